@@ -1,8 +1,8 @@
 """What is measured of a group for `auto`: alpha, beta and gamma, and where algorithms differ from them.
 
 The model is fitted to the rounds of our ring; trials tell by which factor each algorithm is off it (trials.py). Both
-are kept for the group's hosts in LANTERNE_CACHE, a folder, "off" for none; jobs that take them from there try again
-now and then, briefly. With LANTERNE_TRIALS=off on rank 0 there are none, and the model alone decides.
+are kept for the group's hosts in LANTERNE_CACHE, a folder, "off" for none; jobs that take them from there try other
+sizes and try again now and then, briefly. With LANTERNE_TRIALS=off on rank 0 there are none: the model alone decides.
 """
 
 import hashlib
@@ -85,8 +85,8 @@ class Learned(NamedTuple):
 def learn(communicator: TrialGroup) -> Learned:
     """What is measured of `communicator`, or known from the cache. A collective call.
 
-    Cost: 7 to 15 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
-        cache knows it one broadcast, and some 0.5 s if nobody has tried again for AGAIN_AFTER_S.
+    Cost: some 0.7 s on one host, less than half of it trials; seconds on a slow network. Where the cache knows it one
+        broadcast, and some 0.3 s if nobody has tried for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
     # Whether trials are due, and the text.
@@ -102,8 +102,8 @@ def learn(communicator: TrialGroup) -> Learned:
     topology = measured.topology(nodes_of(communicator.hosts))
     links = measured.model if topology is None else topology
     if found[0]:
-        # None are known where nothing was, or the job that measured tried none.
-        factors = try_again(communicator, links, factors) if factors else measure_factors(communicator, links)
+        more = measure_factors(communicator, links, factors)
+        factors = try_again(communicator, links, factors) if more == factors else more
     if communicator.rank == 0 and file is not None and (known is None or found[0]):
         _write(file, measured_s, measured, factors)
     return Learned(measured.model, factors, "measured" if known is None else "cache", topology)

@@ -2,7 +2,8 @@
 
 The model cannot know what else an algorithm costs or saves: folds of several inputs at once, shared caches, cores that
 ranks share. So those that it ranks close together are tried, at a few sizes, when the group is new; and those that came
-near the best again, briefly, by later jobs on the same hosts. What disturbs slows most calls of a round alike, so a
+near the best again, briefly, by later jobs on the same hosts. No job waits for long: the first tries a few sizes, later
+ones those between. What disturbs slows most calls of a round alike, so a
 call is compared with the others of its round: that tells the best apart in half the rounds that medians of times need.
 """
 
@@ -25,24 +26,29 @@ from lanterne.transport.base import Transport
 
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
 TRIED = "all_reduce"
-TRIED_NBYTES = tuple(1 << exponent for exponent in range(10, 27, 2))
+# In this order, so that what lies between is interpolated from the first job on.
+TRIED_NBYTES = tuple(1 << exponent for exponent in (10, 16, 22, 18, 14, 20, 12, 24, 26))
 # Tried are at most MAX_TRIED, none predicted to take over TRIED_WITHIN times the cheapest; again, those within AGAIN.
-TRIED_WITHIN, MAX_TRIED = 4.0, 6
+TRIED_WITHIN, MAX_TRIED = 4.0, 4
 AGAIN_WITHIN = 1.3
 # They are called in turn, TRIALS times at most and for TRIALS_S, pauses included, or FEWEST_TRIALS times in LONGEST_S;
 # CUTS: after so many rounds, who takes so many times what the best takes is out. Rounds of over LONG_S differ less from
 # each other: there it takes fewer. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
-TRIALS, TRIALS_S = 48, 0.6
-FEWEST_TRIALS, LONGEST_S = 8, 2.0
-CUTS, LONG_CUTS, LONG_S = {8: 1.25, 16: 1.25}, {2: 1.35, 4: 1.2, 6: 1.15}, 40e-3
+TRIALS, TRIALS_S = 16, 0.08
+FEWEST_TRIALS, LONGEST_S = 4, 0.15
+CUTS, LONG_CUTS, LONG_S = {4: 1.35, 8: 1.25}, {2: 1.35, 3: 1.2}, 40e-3
 AGAIN, AGAIN_S = 3, 0.1
 # What the few calls of a later job say of an algorithm beside the others counts so much; what was known the rest.
 AGAIN_WEIGHT = 0.25
 LEAST_REPEATS = 2
-# Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
+# No larger message is measured once a call took so long: slow networks are measured in seconds, large messages are
+# linear.
 ENOUGH_S = 0.25
-# Nor once the trials took so long together: on a machine that busy they tell little, and the program waits.
-MOST_S = 10.0
+# A job tries nothing more once its trials took so long together, nor what is predicted to take longer than is left:
+# the program waits.
+MOST_S = 0.3
+# A measurement of links takes so long at most, however quick its calls are.
+MEASURE_S = 0.6
 # Nor what has larger buffers than this on all ranks.
 MAX_TRIED_NBYTES = 256 << 20
 # Of the ranks of a larger group the predictions themselves would take seconds.
@@ -80,26 +86,27 @@ class TrialGroup(Protocol):
     def split(self, color: int, key: int = 0) -> Any: ...
 
 
-def measure_factors(communicator: TrialGroup, model: Links) -> tuple[Factor, ...]:
-    """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
+def measure_factors(communicator: TrialGroup, model: Links, known: Sequence[Factor] = ()) -> tuple[Factor, ...]:
+    """Try the algorithms that `model` ranks close together, at sizes that are not `known`; all Factors, known first.
 
-    Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
+    Equal on all ranks. A collective call. Those left out get the largest factor of those tried, so that what makes
+    everything slower does not favour them.
     """
-    factors: list[Factor] = []
+    factors = list(known)
     spent_s = 0.0
     if communicator.world_size > MAX_TRIED_RANKS:
-        return ()
+        return tuple(factors)
     for nbytes in TRIED_NBYTES:
+        if any(row.nbytes == nbytes for row in known) or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
+            continue
         rows = predictions(TRIED, communicator.world_size, nbytes, model)
         near = [row for row in rows if row.time_s <= TRIED_WITHIN * rows[0].time_s][:MAX_TRIED]
-        if near[-1].time_s > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
-            break
+        if (1 + LEAST_REPEATS) * sum(row.time_s + PAUSE_S for row in near) > MOST_S - spent_s:
+            continue
         took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
         found = {row.algorithm: time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)}
         factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
         spent_s += contest_s
-        if max(took_s) > ENOUGH_S or spent_s > MOST_S:
-            break
     return tuple(factors)
 
 
@@ -175,7 +182,7 @@ def time_calls(communicator: TrialGroup, calls: Sequence[Call], repeats: int) ->
     Calls that take long are made but LEAST_REPEATS times.
     """
     # The first round makes plans and connections.
-    in_time = int(TRIALS_S / (_round(communicator, calls, 0) + PAUSE_S).sum())
+    in_time = int(MEASURE_S / (_round(communicator, calls, 0) + PAUSE_S).sum())
     return np.stack([_round(communicator, calls, i) for i in range(max(LEAST_REPEATS, min(repeats, in_time)))])
 
 

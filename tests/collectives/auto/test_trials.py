@@ -26,7 +26,7 @@ def took(seconds_of):
 def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favoured(monkeypatch):
     monkeypatch.setattr(module, "_round", took(lambda place, number: (place + 1) * 1e-3))
     monkeypatch.setattr(module, "MAX_TRIED", 2)
-    monkeypatch.setattr(module, "ENOUGH_S", 1.0)
+    monkeypatch.setattr(module, "MOST_S", 60.0)
     monkeypatch.setattr(module, "TRIALS", 2)
     results = spawn(3, lambda comm: measure_factors(comm, MODEL))
     assert results[0] == results[1] == results[2]
@@ -38,11 +38,23 @@ def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favour
         assert {factors[name] for name, _, _ in rows[2:]} == {max(factors.values())}
 
 
-def test_trials_that_take_long_together_are_the_last(monkeypatch):
-    monkeypatch.setattr(module, "_round", took(lambda place, number: 0.2))
-    monkeypatch.setattr(module, "MOST_S", 2.0)
-    sizes = {row.nbytes for row in spawn(2, lambda comm: measure_factors(comm, MODEL))[0]}
-    assert sizes == set(TRIED_NBYTES[: len(sizes)]) and 1 <= len(sizes) < 3
+def test_no_job_waits_for_long_and_later_ones_try_what_is_left(monkeypatch):
+    monkeypatch.setattr(module, "_round", took(lambda place, number: 0.02))
+
+    def jobs(comm):
+        known, added = (), []
+        while (found := measure_factors(comm, MODEL, known)) != known:
+            assert found[: len(known)] == known
+            added.append({row.nbytes for row in found} - {row.nbytes for row in known})
+            known = found
+        return added
+
+    added = spawn(2, jobs)[0]
+    assert len(added) > 2 and all(len(sizes) <= 2 for sizes in added)
+    # What is predicted to take longer than a job may try is never tried.
+    tried = [nbytes for sizes in added for nbytes in sizes]
+    assert sorted(tried) == [nbytes for nbytes in sorted(TRIED_NBYTES) if nbytes <= max(tried)]
+    assert max(tried) < max(TRIED_NBYTES)
 
 
 def test_slow_networks_are_not_tried_for_long():
