@@ -19,7 +19,7 @@ import numpy as np
 
 from lanterne import __version__
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
-from lanterne.collectives.auto.predict import Factor
+from lanterne.collectives.auto.predict import Factor, Links, priced_schedule
 from lanterne.collectives.auto.trials import (
     ENOUGH_S,
     Call,
@@ -29,7 +29,7 @@ from lanterne.collectives.auto.trials import (
     trial_array,
     try_again,
 )
-from lanterne.collectives.schedule.cost import CostModel, Piece
+from lanterne.collectives.schedule.cost import CostModel, Piece, price
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
 from lanterne.transport.job.secret import cache_folder
 
@@ -48,6 +48,11 @@ MAX_BUFFER_NBYTES = 16 << 20
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
 SCHEMA_VERSION = 4
+# Of the messages of a call by which a job finds that what is known was measured beside other work: that only adds, so
+# it was if the call takes such a part of what is predicted.
+PROBE_NBYTES, DISTURBED = 32 << 10, 0.6
+# Of more ranks a price takes longer than the call.
+MAX_PROBED_RANKS = 64
 # A measurement that something disturbed shall not stay for good; nor need every one of many short jobs try again.
 MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 
@@ -73,6 +78,11 @@ class Measured(NamedTuple):
         return Topology(nodes, (inside, nics), self.inside.gamma_s_per_byte, "measured")
 
 
+    def links(self, nodes: Nodes) -> Links:
+        """What predictions go by."""
+        return self.topology(nodes) or self.model
+
+
 class Learned(NamedTuple):
     """What `auto` goes by, the same on all ranks: see Tuning.adopt."""
 
@@ -85,28 +95,50 @@ class Learned(NamedTuple):
 def learn(communicator: TrialGroup) -> Learned:
     """What is measured of `communicator`, or known from the cache. A collective call.
 
-    Cost: some 0.7 s on one host, less than half of it trials; seconds on a slow network. Where the cache knows it one
-        broadcast, and some 0.3 s if nobody has tried for AGAIN_AFTER_S.
+    Cost: some 0.7 s on one host, less than half of it trials; seconds on a slow network. Where the cache knows it a
+        broadcast and a few calls, some 30 ms, and 0.3 s if nobody has tried for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
-    # Whether trials are due, and the text.
-    found = np.zeros(1 + MAX_FILE_NBYTES, np.uint8)
+    # Whether there may be trials, whether what is known is old, and its text.
+    found = np.zeros(2 + MAX_FILE_NBYTES, np.uint8)
     if communicator.rank == 0:
-        text, is_old = (b"", False) if file is None else _read(file)
-        found[0] = _tries() and (is_old or not text)
-        found[1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
+        text, is_old = (b"", True) if file is None else _read(file)
+        found[:2] = _tries(), is_old
+        found[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)
     communicator.broadcast(found, root=0, algorithm="binomial")
-    known = _parse(found[1:].tobytes().rstrip(b"\0"))
+    known, nodes = _parse(found[2:].tobytes().rstrip(b"\0")), nodes_of(communicator.hosts)
+    if known is not None and was_disturbed(communicator, known[1].links(nodes)):
+        known = None
+    due = bool(found[0] and (found[1] or known is None))
     factors: tuple[Factor, ...]
     measured_s, measured, factors = known or (time.time(), measure_links(communicator), ())
-    topology = measured.topology(nodes_of(communicator.hosts))
-    links = measured.model if topology is None else topology
-    if found[0]:
+    topology, links = measured.topology(nodes), measured.links(nodes)
+    if due:
         more = measure_factors(communicator, links, factors)
         factors = try_again(communicator, links, factors) if more == factors else more
-    if communicator.rank == 0 and file is not None and (known is None or found[0]):
+    if communicator.rank == 0 and file is not None and (known is None or due):
         _write(file, measured_s, measured, factors)
     return Learned(measured.model, factors, "measured" if known is None else "cache", topology)
+
+
+def was_disturbed(communicator: TrialGroup, links: Links) -> bool:
+    """Whether `links` were measured beside other work, the same on all ranks: a call takes far less now.
+
+    A collective call.
+
+    Cost: some 20 ms on one host, a few times 20 us a rank on a network of 1 Gbit/s.
+    """
+    if communicator.world_size > MAX_PROBED_RANKS:
+        return False
+    part = trial_array(communicator, PROBE_NBYTES // 4)
+    whole = trial_array(communicator, part.size * communicator.world_size)
+    took_s = _time(communicator, partial(communicator.all_gather, part, whole, algorithm="ring"))
+    schedule = priced_schedule("all_gather", "ring", communicator.world_size, None)
+    predicted_s = price(schedule, whole.nbytes, links).makespan_s
+    if took_s < DISTURBED * predicted_s:
+        log.info("the links are measured anew: a call took %.3g s, expected %.3g s by the cache", took_s, predicted_s)
+        return True
+    return False
 
 
 def measure_links(communicator: TrialGroup) -> Measured:
@@ -248,14 +280,14 @@ def _cache_file(communicator: TrialGroup) -> Path | None:
 
 
 def _read(file: Path) -> tuple[bytes, bool]:
-    """(text of a cache file, whether it is long since one was written); no text if it is of no use any more."""
+    """(text of a cache file, whether it was not written lately); no text if it is of no use any more."""
     try:
         text, written_s = file.read_bytes(), file.stat().st_mtime
     except OSError:
-        return b"", False
+        return b"", True
     known = _parse(text) if len(text) <= MAX_FILE_NBYTES else None
     if known is None or abs(time.time() - known[0]) > MAX_AGE_S:
-        return b"", False
+        return b"", True
     return text, abs(time.time() - written_s) > AGAIN_AFTER_S
 
 

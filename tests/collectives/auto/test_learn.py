@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanterne.collectives.auto import learn as learn_module
 from lanterne.collectives.auto import trials
 from lanterne.collectives.auto.learn import MAX_AGE_S, MISFIT, fit, learn
 from lanterne.collectives.communicator import core_of
@@ -36,6 +37,28 @@ def test_whatever_was_measured_the_model_is_near_it_or_near_what_a_larger_messag
 def test_a_bent_line_gets_pieces():
     model = fit(SIZES, [2e-6, 2.1e-6, 20e-6, 60e-6, 300e-6])
     assert [piece.nbytes for piece in model.pieces] == SIZES[:-1]
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch):
+    """What was measured a moment ago is taken, whatever the machine does now."""
+    monkeypatch.setattr(learn_module, "DISTURBED", 0.0)
+
+
+def test_what_was_measured_beside_other_work_is_measured_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
+    monkeypatch.setenv("LANTERNE_TRIALS", "off")
+    monkeypatch.setattr(learn_module, "DISTURBED", 0.01)
+    (model, *_), _ = spawn(2, learn)
+    (file,) = tmp_path.iterdir()
+    document = json.loads(file.read_text())
+    for slower, source in ((1, "cache"), (1e4, "measured"), (1, "cache")):
+        if slower > 1:
+            document["model"] |= {"alpha_s": slower * model.alpha_s, "beta_s_per_byte": 1.0, "pieces": []}
+            file.write_text(json.dumps(document))
+        first, other = spawn(2, learn)
+        assert first == other and first.source == source
+        assert first.model.alpha_s < 100 * model.alpha_s
 
 
 @pytest.fixture
