@@ -3,6 +3,7 @@
   lanterne demo
   lanterne demo -n 6 --slow-link 2=40ms --seconds 90
   lanterne demo --json demo.json --plot none --trace none
+  lanterne demo --blows                      a link, a rank, then another rank, beside the same job that is left alone
 
 Four processes train a small GPT as a pipeline and learn the library's own source text. Each stage computes, then
 waits until --pace is over, as if on a device of its own: so ranks that share few cores do not disturb each other. Then
@@ -16,6 +17,9 @@ the messages of a link are held back; that is the only thing done on purpose. Ev
              unless the one that runs is as good
 
 Before the swap the job is left slow for --hold iterations from the onset on, to measure what it would have been like.
+--blows trains two copies of a pipeline of two stages, twice: left alone (a grey line in demo.png), then watched and
+mitigated: what is slow is named, tested, and worked around by fewer microbatches or other places.
+
 A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named. Beside other
 work iterations take longer: --limit ends the job wherever it is, and that is said.
 """
@@ -43,6 +47,8 @@ LEAST_HEALTHY, LEAST_AFTER, LEAST_SLOW = 40, 20, 25
 MOST_HELD = 100_000
 HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
 NOTHING, LOCAL = "none", "local"
+# What an iteration of --blows takes, in paces, blows included.
+EACH_BLOWN = 38
 TRANSPORTS = ("mpi", "ucx", "tcp")
 
 
@@ -62,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="about how long to train, from 97 iterations up (default 45)",
     )
+    parser.add_argument("--blows", action="store_true", help="three blows to a job of 4 ranks, beside one left alone")
     parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
     parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
     parser.add_argument(
@@ -78,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job, show it, sum it up; the exit code."""
+    if args.blows:
+        return run_three(args)
     from lanterne.bench.demo.job import run_demo
     from lanterne.bench.demo.picture import View
     from lanterne.bench.pipeline.measure import on_ranks
@@ -103,6 +112,35 @@ def run(args: argparse.Namespace) -> int:
     document = summed_up(about, found)
     write(args, document, trace, file)
     print_summary(document, file)
+    return 0 if document["closed"] else 1
+
+
+def run_three(args: argparse.Namespace) -> int:
+    """As `run`, of --blows."""
+    from lanterne.bench.demo import blows
+    from lanterne.bench.pipeline.measure import on_ranks
+
+    about, _ = job_of(args)
+    if args.ranks != blows.RANKS or args.slow_link is not None:
+        raise InputError(f"--blows: got -n {args.ranks} or --slow-link, expected {blows.RANKS} ranks and none")
+    _, iterations = blows.blows(about["pace_s"])
+    expected_s = 2 * iterations * EACH_BLOWN * about["pace_s"]
+    limit_s = about["limit_s"] if args.limit is not None else 2 * expected_s + 30.0
+    file = sys.stderr if args.json == "-" else sys.stdout
+    if launched_rank() == 0:
+        print(f"# {blows.RANKS} ranks, twice {iterations} iterations, about {expected_s:.0f} s", file=file, flush=True)
+    work = blows.work_of(about["pace_s"], args.seed, limit_s / 2)
+    found = on_ranks(blows.run_blows, work, blows.RANKS, args.transport, parse_time_s(args.timeout, "--timeout"))
+    report.progress("")
+    if found is None:
+        return 0
+    document = blows.summed_up(work, found)
+    if args.json:
+        report.write_json(args.json, document)
+    if args.plot != NOTHING:
+        blows.plot_blows(args.plot, document)
+        print(f"# wrote {args.plot}", file=file)
+    blows.print_blows(document, file)
     return 0 if document["closed"] else 1
 
 

@@ -25,6 +25,7 @@ class Mitigated:
         events: about ranks of the job and links between any two.
         pace_s: what an action takes at least.
         state: URL of where rank 0 keeps what it knows; None for the job's store.
+        acts: False: it only trains, and nothing is watched.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class Mitigated:
         events: Iterable[InjectedEvent],
         pace_s: float = 0.0,
         state: str | None = None,
+        *,
+        acts: bool = True,
     ) -> None:
         self.disturbances: Disturbances = Disturbances(comm, events, pace_s)
         options = {**options, "plane": observed, "transport": self.disturbances.transport}
-        del options["layout"]
+        options.pop("layout", None)
 
         def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
             return setup.trainer(comm, plans, layout=layout, **options)
@@ -47,7 +50,7 @@ class Mitigated:
         self.loop: ClosedLoop = ClosedLoop(
             comm, make, plans, setup.layout, settings=ControllerSettings(), transport=self.disturbances.transport,
             wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
-            state=RedisState(state) if state and comm.rank == 0 else None,
+            state=RedisState(state) if state and comm.rank == 0 else None, acts=acts,
         )  # fmt: skip
         self._told = 0
 

@@ -1,0 +1,86 @@
+"""`lanterne demo --blows`: three blows, who was named when, what was done, beside the same job left alone."""
+
+import json
+import sys
+
+import pytest
+
+from lanterne.bench import cli
+from lanterne.bench.demo import blows
+from lanterne.collectives.jobs import spawn
+
+
+def test_the_blows_follow_each_other_and_leave_room():
+    events, iterations = blows.blows(8e-3)
+    assert [blows.what_of(event) for event in events] == ["link 0-1", "rank 2", "rank 1"]
+    link, first, moved = events
+    assert link.last < first.first and first.last == moved.first and moved.last < iterations
+    assert link.first >= 30
+
+
+REBALANCE = {"strategy": "rebalance"}
+
+
+def made_up(**changes):
+    """(work, found) of a run in which all was named and mitigated, but for `changes` of the loop's."""
+    work = blows.work_of(8e-3, 0, 60.0)
+    events = work["events"]
+    names = ("link 0-1", "rank 2", "rank 1")
+    slow = [any(e["first"] <= i < e["last"] for e in events) for i in range(work["iterations"])]
+
+    def run(factor):
+        return [{"iteration": i, "time_s": 0.1 * (factor if s else 1.0), "loss": 1.0} for i, s in enumerate(slow)]
+
+    acted = [
+        {"kind": "mitigate", "iteration": e["first"] + 4, "at": e["first"] + 5, "suspects": [what], **REBALANCE}
+        for e, what in zip(events, names, strict=True)
+    ]
+    incidents = [
+        {"what": what, "suspected": e["first"], "named": e["first"] + 3, "ended": e["last"] + 3, "severity": 2.0}
+        for e, what in zip(events, names, strict=True)
+    ]
+    found = {"without": {"results": run(2.0), "tokens": 512}}
+    loop = {"incidents": incidents, "acted": acted, "decisions": [], "lines": ["# said"]} | changes
+    return work, found | {"with": {"results": run(1.25), "tokens": 512, **loop}}
+
+
+def test_the_summary_and_the_picture(tmp_path, capsys):
+    document = blows.summed_up(*made_up())
+    assert document["closed"] and not document["wrong"] and document["usual_s"] == 0.1
+    for one in document["blows"]:
+        assert (one["named"] - one["first"], one["strategies"]) == (3, ["rebalance"])
+        assert (one["alone_s"], one["mitigated_s"]) == (0.2, 0.125)
+    blows.print_blows(document, sys.stdout)
+    shown = capsys.readouterr().out
+    assert "rank 2" in shown and "three blows in all: 14.4 s left alone, 9 s mitigated" in shown
+    blows.plot_blows(str(tmp_path / "demo.png"), document)
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    json.dumps(document, allow_nan=False)
+
+
+def test_what_was_not_named_and_who_was_wrongly():
+    assert not blows.summed_up(*made_up(incidents=[], acted=[]))["closed"]
+    work, found = made_up()
+    found["with"]["incidents"].append({"what": "rank 0", "suspected": 3, "named": 5, "ended": 9, "severity": 2.0})
+    document = blows.summed_up(work, found)
+    assert document["wrong"] == ["rank 0"] and not document["closed"]
+    work, found = made_up()
+    found["without"]["results"].pop()
+    assert blows.summed_up(work, found)["cut_short"]
+
+
+def test_its_job_on_threads():
+    """Short stretches: that it runs twice, and is slow where it should be; who is named takes its time."""
+    work = blows.work_of(2e-3, 0, 60.0, scale=0.15)
+    found = spawn(blows.RANKS, blows.run_blows, work, timeout_s=60.0)[0]
+    document = blows.summed_up(work, found)
+    assert not document["cut_short"] and document["blows"][1]["alone_s"] > 1.3 * document["usual_s"]
+    losses = [[one["loss"] for one in found[name]["results"]] for name in ("without", "with")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert found["without"]["incidents"] == []
+
+
+@pytest.mark.parametrize("words", ["--blows -n 3", "--blows --slow-link 1=20ms"])
+def test_options_that_do_not_fit(words, capsys):
+    assert cli.main(["demo", *words.split()]) == 2
+    assert "--blows: got" in capsys.readouterr().err
