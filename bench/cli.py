@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "locate": ("failslow.locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
     "validate": ("failslow.validate", "find out in seconds which rank computes slowly and which link is slow"),
     "watch": ("failslow.watch", "run a program and say when it becomes slow, since when, and because of whom"),
+    "serve": ("failslow.serve", "one page on loopback: the jobs watched here, their incidents, hosts' histories"),
+    "history": ("failslow.history", "which hosts were named across jobs: chronic, or a burst"),
     "rebalance": ("failslow.rebalance", "distribute microbatches over groups of different speed"),
     "experiment": ("papers.experiment", "redo a figure of the papers: table, JSON and plot"),
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),

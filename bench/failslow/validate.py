@@ -7,6 +7,12 @@
   lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne validate --transport ucx
   lanterne validate -n 4 --slow-rank 2=1.5x --slow-link 0-1=20ms       a rehearsal
 
+  lanterne validate -n 8 --admit hosts.jsonl           may this node join? 1: it may not
+
+--admit also compares with what a history (`lanterne history`) has: earlier sweeps of the same host, else other hosts',
+and whether the host was named in several jobs. What is 15 % worse, and by more than sweeps differ, speaks against it.
+A sweep is kept there, unless other work used the cores.
+
 First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
 links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
 from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink
@@ -28,7 +34,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import socket
 import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
@@ -45,6 +55,8 @@ if TYPE_CHECKING:
     from lanterne.failslow.validate.validation import Validation
     from lanterne.transport.shaped import Link
 
+# Of a host's name.
+NAME_NBYTES = 64
 # What report.print_table takes: (header, unit) pairs, and rows.
 Table: TypeAlias = tuple[list[tuple[str, str]], list[list[object]]]
 
@@ -63,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slow-rank", action="append", default=[], metavar="R=Fx[@together]", help="rehearse a slow rank"
     )
     parser.add_argument("--slow-link", action="append", default=[], metavar="A-B=T|RATE", help="rehearse a slow link")
+    parser.add_argument(
+        "--admit", metavar="WHERE", help="compare with this history (a file, redis://HOST:PORT/KEY), and keep the sweep"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
@@ -75,6 +90,14 @@ def run(args: argparse.Namespace) -> int:
     if n is not None and not 2 <= n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {n}, expected 2 to {MAX_WORLD_SIZE}")
     options = parse(args)
+    if args.admit is not None:
+        from lanterne.failslow.operate.history import open_history
+
+        if Path(args.admit).is_dir():
+            raise InputError(f"--admit: got {args.admit}, a folder, expected a file, or redis://HOST:PORT/KEY")
+        if args.slow_rank or args.slow_link:
+            raise InputError("--admit: got a rehearsal beside it, expected no --slow-rank and no --slow-link")
+        open_history(args.admit)
     if args.device == "cuda":
         from lanterne.kernels.arrays import require_device
 
@@ -190,15 +213,50 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
         if comm.rank == 0:
             report.progress(text)
 
+    names = host_names(comm) if args.admit is not None else ()
     found = validate(under_test, **options, injected=slow_ranks.get(comm.rank, Injected()), tick=tick)
     report.progress("")
+    against: dict[str, list[str]] = {}
     if comm.rank == 0:
+        if args.admit is not None:
+            against = admit(args.admit, found, names)
         if args.json:
             rehearsed = {"slow_rank": args.slow_rank, "slow_link": args.slow_link}
             content = {"transport": comm.transport.name, "rehearsed": rehearsed, **found.to_json()}
+            if args.admit is not None:
+                content["against"] = against
             report.write_json(args.json, report.envelope(**content))
         print_validation(found, comm, sys.stderr if args.json == "-" else sys.stdout, gemm.left_out(args.device))
-    return int(bool(found.findings))
+        for host, texts in against.items():
+            for text in texts or ["may join: nothing speaks against it"]:
+                said = f"{'AGAINST ' if texts else ''}{host}: {text}"
+                print(said, file=sys.stderr if args.json == "-" else sys.stdout)
+    return int(bool(found.findings) or any(against.values()))
+
+
+def host_names(comm: Communicator) -> tuple[str, ...]:
+    """The host of each rank, on all ranks."""
+    import numpy as np
+
+    name = socket.gethostname().encode()[:NAME_NBYTES]
+    own = np.frombuffer(name.ljust(NAME_NBYTES, b"\0"), np.uint8).copy()
+    names = np.empty(comm.world_size * NAME_NBYTES, np.uint8)
+    comm.all_gather(own, names)
+    return tuple(bytes(row).rstrip(b"\0").decode(errors="replace") for row in names.reshape(-1, NAME_NBYTES))
+
+
+def admit(where: str, found: Validation, names: Sequence[str]) -> dict[str, list[str]]:
+    """{host: what speaks against it} by the history at `where`, which then has this sweep as well."""
+    from lanterne.failslow.operate.admission import judge_sweep, sweep_entry, sweep_values
+    from lanterne.failslow.operate.history import open_history
+
+    history = open_history(where)
+    entries, _ = history.read()
+    values = sweep_values(dict(enumerate(names)), found.compute, found.links)
+    if not found.busy and not found.unsure:
+        job = f"sweep-{os.getpid()}-{int(time.time())}"
+        history.add([sweep_entry(host, some, job, time.time()) for host, some in values.items()])
+    return {host: judge_sweep(entries, host, some) for host, some in values.items()}
 
 
 def print_validation(found: Validation, comm: Communicator, file: TextIO, left_out: str = "") -> None:

@@ -15,8 +15,13 @@ A call that does not end is told after 2 s (or 3 iterations): which ranks have n
 Python code they are at. It is an incident at once where one of them is dead, stopped or in another call, else after
 --patience, or twice the longest such wait so far. Incidents are also files in --incidents, one JSON document each.
 
+  lanterne watch --listen 9470 --history hosts.jsonl -n 4 -- python examples/train.py
   lanterne watch --fail-on incident -n 4 -- python examples/train.py        exit code 1 if there was one
   lanterne watch --attach PID                                      joins a job that is recorded (LANTERNE_WATCH)
+
+--listen serves a page (http://127.0.0.1:9470/) and metrics for Prometheus (/metrics); elsewhere than on loopback it
+asks for a token, LANTERNE_PAGE_TOKEN's or one that is printed. `lanterne serve` does so for whatever job is watched
+here, `lanterne history` shows which hosts were named across jobs.
 
 Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel; the forward
 calls before them are, which tell its iterations and who comes last. The exit code is the program's.
@@ -43,22 +48,26 @@ from lanterne.bench.lab.command import resolve
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_time_s
 from lanterne.errors import InputError
-from lanterne.failslow.record.hangs import PATIENCE_S
+from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.recorder import FOLDER_VARIABLE, start_of
 from lanterne.transport.job.bootstrap import launched_world_size
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
 from lanterne.transport.registry import usual_transport
 
 if TYPE_CHECKING:
+    from lanterne.failslow.operate.history import History
+    from lanterne.failslow.operate.publisher import Publisher
     from lanterne.failslow.record.hangs import Hang
-    from lanterne.failslow.record.incidents import IncidentLog
-    from lanterne.failslow.record.job_log import JobLog, Notice
+    from lanterne.failslow.record.job_ledger import Ledger
+    from lanterne.failslow.record.job_log import Notice
     from lanterne.failslow.record.watch import Reader
 
 # How long the ranks of others may take to end after ours.
 END_S = 3.0
 MAX_FILES = 1 << 16
 PR_SET_PDEATHSIG = 1
+# In the folder of a job's logs: its status, which `lanterne serve` reads.
+STATUS_FILE = "job.status"
 
 SITE = """import sys
 try:
@@ -97,9 +106,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write each incident as JSON into DIR, which the first makes (default lanterne-incidents; 'none')",
     )  # fmt: skip
     parser.add_argument(
-        "--patience", default=f"{PATIENCE_S:g}s", metavar="T",
+        "--patience", default=f"{Thresholds.patience_s:g}s", metavar="T",
         help="how long a rank that lives may not come to a call until that is an incident (default 30s)",
     )  # fmt: skip
+    parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
+    parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
+    parser.add_argument("--history", metavar="WHERE", help="keep incidents by host in a file, or redis://HOST:PORT/KEY")
+    parser.add_argument(
+        "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio; read again whenever it changes"
+    )
     parser.add_argument("--fail-on", choices=("incident",), help="exit code 1 if there was one and the program's is 0")
     parser.add_argument("--attach", type=int, metavar="PID", help="watch the job of a process that is recorded already")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="the program, after --")
@@ -112,14 +127,17 @@ def run(args: argparse.Namespace) -> int:
     command = resolve(args.command) if args.command else [f"pid {args.attach}"]
     if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
-    parse_time_s(args.patience, "--patience")
+    if parse_time_s(args.patience, "--patience") <= 0.0:
+        raise InputError(f"--patience: got {args.patience}, expected more than 0")
+    ours = args.world_size is not None or launched_world_size() == 1
+    if ours or args.attach is not None:
+        _check_operators(args)
     if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
         raise InputError(f"--json: got {args.json}, whose folder does not exist")
     if args.folder is not None and not os.access(args.folder, os.W_OK):
         raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
     if args.attach is not None:
         return attach(args, command)
-    ours = args.world_size is not None or launched_world_size() == 1
     if args.fail_on and not ours:
         raise InputError("--fail-on: got a job that another launcher has started, whose exit code is its own")
     # Absolute: Python makes the entries of its path so, and the program may change its folder.
@@ -130,9 +148,30 @@ def run(args: argparse.Namespace) -> int:
         return lead(args, command, folder, variables)
     # Another launcher's job: this process becomes the program, so that the launcher sees what it would see anyhow.
     if leads:
+        # Of a job on several hosts only this one needs what they name.
+        try:
+            _check_operators(args)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
         _detach(lambda program: follow(args, command, folder, program))
     sys.stdout.flush()
     os.execvpe(command[0], command, variables)
+
+
+def _check_operators(args: argparse.Namespace) -> None:
+    """Raise what is wrong with the options of metrics, history and thresholds, before anything starts."""
+    from lanterne.failslow.operate.publisher import receiver_url
+    from lanterne.failslow.operate.status_server import parse_address
+    from lanterne.failslow.operate.thresholds import ThresholdFile
+
+    if args.thresholds is not None:
+        ThresholdFile(args.thresholds, Thresholds())
+    if args.listen is not None:
+        parse_address(args.listen, "--listen")
+    if args.otlp is not None:
+        receiver_url(args.otlp)
+    _history(args)
 
 
 def _name(ours: bool, shared: str | None) -> str:
@@ -188,25 +227,26 @@ def _detach(task: Callable[[int], None]) -> None:
 
 def follow(args: argparse.Namespace, command: list[str], folder: Path, program: int) -> None:
     """Read the logs of a job that another launcher started until process `program` and the other ranks have ended."""
-    reader, _ = _read(args, command, folder, launched_world_size())
+    watching = Watching(args, command, folder, launched_world_size(), _history(args))
     try:
         while lives(program):
             time.sleep(0.05)
         _wait_for_others(folder)
-        _finish(args, command, reader)
+        _finish(args, command, watching)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: dict[str, str]) -> int:
     """Run the program and read the logs of its ranks; print the report; the program's exit code."""
-    reader, told = _read(args, command, folder, args.world_size)
-    code = None
+    code = watching = None
     try:
+        watching = Watching(args, command, folder, args.world_size, _history(args))
         code = _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
-        return code or int(bool(args.fail_on and reader.finish() and told.incidents.count))
+        return code or int(bool(args.fail_on and watching.reader.finish() and watching.ledger.incidents.count))
     finally:
-        _finish(args, command, reader, code)
+        if watching is not None:
+            _finish(args, command, watching, code)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -223,62 +263,88 @@ def attach(args: argparse.Namespace, command: list[str]) -> int:
             f"--attach: got process {args.attach}, whose calls are not recorded, and this Python cannot enter another: "
             "expected a rank of a job that runs under `lanterne watch`"
         )
-    reader, told = _read(args, command, folder, None)
+    watching = Watching(args, command, folder, None, _history(args))
     try:
         while lives(args.attach):
             time.sleep(0.05)
     except KeyboardInterrupt:
         pass
-    _finish(args, command, reader)
-    return int(bool(args.fail_on and told.incidents.count))
+    _finish(args, command, watching)
+    return int(bool(args.fail_on and watching.ledger.incidents.count))
 
 
 class LiveTeller:
-    """Says what happens on standard error, and writes incidents."""
+    """Says what happens on standard error, and has it kept."""
 
-    def __init__(self, job: JobLog, folder: str | None, about: dict[str, Any]) -> None:
-        from lanterne.failslow.record.incidents import IncidentLog
-
-        self._job = job
-        self.incidents: IncidentLog = IncidentLog(folder, about, job.where)
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
 
     def notice(self, notice: Notice) -> None:
-        """Say it; if it is certain, write what has become of the incidents."""
-        files = []
-        if notice.event.confirmed_at is not None:
-            files = [self.incidents.slow(incident) for incident in self._job.incidents()]
-        self._say(notice.text, files[-1:], notice.cause.evidence if notice.cause else None)
+        """Say it; if it is certain, have it written what has become of the incidents."""
+        self._say(notice.text, self.ledger.notice(notice), notice.cause.evidence if notice.cause else None)
 
     def hang(self, hang: Hang) -> None:
-        """Say it; if it is an incident, write it."""
-        self._say(hang.text, [self.incidents.hang(hang)] if hang.is_incident else [], None)
+        """Say it; if it is an incident, have it written."""
+        self._say(hang.text, self.ledger.hang(hang), None)
 
-    def finish(self, found: dict[str, Any]) -> None:
-        """Write what is known at the end."""
-        for incident in found["incidents"]:
-            self.incidents.slow(incident)
-
-    def _say(self, text: str, files: Sequence[Path | None], because: str | None) -> None:
-        lines = [text, *([because] if because else []), *(f"written to {file}" for file in files if file)]
-        shown = "\nlanterne watch:   ".join(lines)
-        print(f"lanterne watch: {time.strftime('%H:%M:%S')} {shown}", file=sys.stderr, flush=True)
+    def _say(self, text: str, files: Sequence[Path], because: str | None) -> None:
+        lines = [text, *([because] if because else []), *(f"written to {file}" for file in files)]
+        say("\nlanterne watch:   ".join(lines))
 
 
-def _read(
-    args: argparse.Namespace, command: list[str], folder: Path, world_size: int | None
-) -> tuple[Reader, LiveTeller]:
-    from lanterne.failslow.record.job_log import JobLog
-    from lanterne.failslow.record.watch import Reader
-
-    job = JobLog(folder, world_size, parse_time_s(args.patience, "--patience"))
-    about = {"program": command, "host": socket.gethostname()}
-    told = LiveTeller(job, None if args.incidents == "none" else args.incidents, about)
-    return Reader(job, told.notice, told.hang, told.finish), told
+def say(text: str) -> None:
+    """Say `text` on standard error, with the time."""
+    print(f"lanterne watch: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def _finish(args: argparse.Namespace, command: list[str], reader: Reader, code: int | None = None) -> None:
+class Watching:
+    """A job that is watched: `reader` reads it, `ledger` keeps what happens. End it by `_finish`."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        command: list[str],
+        folder: Path,
+        world_size: int | None,
+        history: History | None,
+    ) -> None:
+        from lanterne.failslow.operate.history import told_patterns
+        from lanterne.failslow.operate.publisher import Publisher
+        from lanterne.failslow.operate.thresholds import ThresholdFile
+        from lanterne.failslow.record.job_ledger import Ledger, about_run
+        from lanterne.failslow.record.job_log import JobLog
+        from lanterne.failslow.record.watch import Reader
+
+        usual = Thresholds(patience_s=parse_time_s(args.patience, "--patience"))
+        thresholds = ThresholdFile(args.thresholds, usual) if args.thresholds else None
+        job = JobLog(folder, world_size, usual)
+        self.publisher: Publisher = Publisher(
+            args.listen,
+            args.otlp,
+            folder / STATUS_FILE if args.attach is None else None,
+            history=lambda: told_patterns(history),
+        )
+        self.ledger: Ledger = Ledger(
+            job, about_run(command), None if args.incidents == "none" else args.incidents,
+            history=history, thresholds=thresholds, publisher=self.publisher,
+        )  # fmt: skip
+        if (server := self.publisher.server) is not None:
+            token = f"; token: {server.token}" if server.token else ""
+            say(f"page at {server.url}, metrics at {server.url}metrics{token}")
+        teller = LiveTeller(self.ledger)
+        self.reader: Reader = Reader(job, teller.notice, teller.hang, self.ledger.finish, self.ledger.look)
+
+
+def _history(args: argparse.Namespace) -> History | None:
+    from lanterne.failslow.operate.history import open_history
+
+    return None if args.history is None else open_history(args.history)
+
+
+def _finish(args: argparse.Namespace, command: list[str], watching: Watching, code: int | None = None) -> None:
     """Write and print the report; `code` is the program's exit code, None where only its launcher knows it."""
-    found = reader.finish() | {"exit_code": code}
+    found = watching.reader.finish() | {"exit_code": code}
+    watching.publisher.close()
     # Whoever reads standard error may be gone; the file is written first.
     with suppress(OSError):
         if args.json:

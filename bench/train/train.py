@@ -37,6 +37,7 @@ from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_hel
 from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
 from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
+from lanterne.bench.train.publish import TrainingPublisher, add_publish_arguments, check_publish
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
@@ -84,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", metavar="URL", help="with --mitigate: keep what is known of incidents at redis://HOST:PORT/KEY"
     )
+    add_publish_arguments(parser)
     add_event_arguments(parser)
     group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
     group.add_argument(
@@ -145,6 +147,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.checkpoint_every and not (args.checkpoint or args.resume):
         raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
     _memory(args)
+    check_publish(args)
     if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
         raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
     for name in ("pace", "state"):
@@ -219,10 +222,12 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     cuts = [parse_cut(text, comm.world_size) for text in args.cut]
     cutter = RailCutter(trainer, cuts) if args.spare_rails else None
     results: list[Record] = []
+    publisher = TrainingPublisher(args, comm)
     while trainer.iterations < args.iterations:
         if disturbed:
             disturbed.begin()
         done = trainer.iteration()
+        publisher.ended(done)
         check_finite(done, tells=comm.rank == 0)
         results.append(_record(done, setup.settings))
         if cutter:
@@ -235,6 +240,7 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         last = trainer.iterations == args.iterations
         if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
             _save(trainer, path, about)
+    publisher.close()
     if disturbed:
         disturbed.close()
     moves = cutter.moves(comm) if cutter else []
@@ -261,17 +267,20 @@ def _train_mitigated(
     pace_s = parse_time_s(args.pace, "--pace") if args.pace else 0.0
     mitigated = Mitigated(comm, setup, plans, options, events, pace_s, args.state)
     results: list[Record] = []
+    publisher = TrainingPublisher(args, comm, mitigated.loop.controller)
     file = sys.stderr if args.json == "-" else sys.stdout
     for _ in range(args.iterations):
         done = mitigated.iteration()
         if done is not None:
             check_finite(done)
+            publisher.ended(done)
         if comm.rank == 0:
             if done is not None:
                 results.append(_record(done, setup.settings))
                 _show(results, args)
             for line in mitigated.news():
                 print(line, file=file, flush=True)
+    publisher.close()
     summary = mitigated.summary() if comm.rank == 0 else None
     mitigated.close()
     document = _described(setup, plans, args, options["starts"], events)

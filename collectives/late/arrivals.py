@@ -59,10 +59,10 @@ class Arrivals(NamedTuple):
 
 
 class ArrivalLog:
-    """Collects; bounded."""
+    """Collects; bounded. `begun_early`: as of Arrivals; any thread may read it."""
 
     def __init__(self, world_size: int) -> None:
-        self._begun_early = 0
+        self.begun_early: int = 0
         self._early: deque[bool] = deque(maxlen=MAX_DELAYS)
         self._last = np.zeros(world_size, np.int64)
         self._ranks: deque[int] = deque(maxlen=MAX_DELAYS)
@@ -70,7 +70,7 @@ class ArrivalLog:
 
     def note(self, rank: int, delay_s: float, begun_early: bool) -> None:
         """`rank` came last, `delay_s` after the last but one; whether these began without it."""
-        self._begun_early += begun_early
+        self.begun_early += begun_early
         self._early.append(begun_early)
         self._last[rank] += 1
         self._ranks.append(rank)
@@ -85,7 +85,7 @@ class ArrivalLog:
         count = min(calls - since, len(self._ranks)) if since else len(self._ranks)
         ranks, delays_s = _newest(self._ranks, count, np.int64), _newest(self._delays_s, count, np.float64)
         if not since:
-            return Arrivals(calls, self._begun_early, self._last.copy(), ranks, delays_s)
+            return Arrivals(calls, self.begun_early, self._last.copy(), ranks, delays_s)
         last = np.bincount(ranks, minlength=len(self._last))
         return Arrivals(calls, int(_newest(self._early, count, np.int64).sum()), last, ranks, delays_s)
 

@@ -2,16 +2,13 @@
 
 import logging
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import SplitResult, unquote, urlsplit
 
-from lanterne.errors import InputError, Unavailable
+from lanterne.failslow.operate.redis_client import RedisKey, connect
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
 
 KEY = "lanterne/mitigation"
-# A server that hangs stops a job no longer than this.
-TIMEOUT_S = 2.0
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -38,35 +35,21 @@ class RedisState:
     """
 
     def __init__(self, url: str) -> None:
-        parts = _split(url)
-        try:
-            import redis
-        except ImportError:
-            raise Unavailable("redis: the client is not installed: pip install redis") from None
+        self._at: RedisKey = connect(url, KEY, "state")
         self._failed = False
-        self._errors: type[Exception] = redis.RedisError
-        self.key: str = unquote(parts.path[1:]) or KEY
-        self._where = f"{parts.hostname}:{parts.port or 6379}"
-        self._client = redis.Redis.from_url(
-            f"{parts.scheme}://{parts.netloc}", protocol=2, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
-        )
-        try:
-            self._client.ping()
-        except redis.RedisError as error:
-            raise Unavailable(f"redis: no answer from {self._where}: {error}") from None
 
     def set(self, value: bytes) -> None:
         """Keep the bytes `value`. A server that is gone by now is logged, once: the job goes on."""
         try:
-            self._client.set(self.key, value)
-        except self._errors as error:
+            self._at.client.set(self._at.key, value)
+        except self._at.errors as error:
             if not self._failed:
-                logger.warning("redis: %s does not take the state any more: %s", self._where, error)
+                logger.warning("redis: %s does not take the state any more: %s", self._at.where, error)
             self._failed = True
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._at.client.close()
 
 
 class StoreState:
@@ -82,13 +65,3 @@ class StoreState:
 
     def close(self) -> None:
         """The store is its job's."""
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0:
-            return parts
-    except ValueError:
-        pass
-    raise InputError(f"state: got {url!r}, expected redis://HOST:PORT/KEY")

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall
 from lanterne.failslow.record.whereabouts import DECISIVE, Whereabouts
 
-# A status line after so long, and so many iterations; an incident after so long, where no rank is dead, stopped or in
-# another call, and so many times the longest that this call has lasted: a checkpoint of rank 0 is no hang.
-STATUS_S, STATUS_ITERATIONS = 2.0, 3
-PATIENCE_S, PATIENCE_TIMES = 30.0, 2
+# A status line after so many iterations; an incident, where no rank is dead, stopped or in another call, after so many
+# times the longest that this call has lasted: a checkpoint of rank 0 is no hang. Neither before its threshold.
+STATUS_ITERATIONS, PATIENCE_TIMES = 3, 2
 # Shorter calls are no measure of patience; a reader that itself did not run for longer knows nothing of the time.
 LONG_S, LONGEST_STEP_S = 0.5, 1.0
 MAX_NAMES, MAX_HANGS, MAX_SHOWN = 4096, 256, 16
@@ -102,15 +102,18 @@ class HangFinder:
     Args:
         folder: of the logs, where communicators have their ranks written.
         where: tells where a rank is.
-        patience_s: how long a rank may not come, though it lives and no such wait has been seen before.
+        thresholds: from when on a wait is told, and how long a rank may not come, though it lives and no such wait has
+            been seen before.
 
-    Attributes: `hangs`: of those that were incidents, the latest.
+    Attributes: `thresholds`, which may be changed; `hangs`: of those that were incidents, the latest.
 
     Cost: 0.15 us a call; memory is bounded.
     """
 
-    def __init__(self, folder: Path, where: Callable[[int], Whereabouts], patience_s: float = PATIENCE_S) -> None:
-        self.patience_s = patience_s
+    def __init__(
+        self, folder: Path, where: Callable[[int], Whereabouts], thresholds: Thresholds = USUAL_THRESHOLDS
+    ) -> None:
+        self.thresholds = thresholds
         self.hangs: list[Hang] = []
         self._folder = folder
         self._where = where
@@ -162,7 +165,7 @@ class HangFinder:
             self._clock_s += min(max(now_s - self._looked_s, 0.0), LONGEST_STEP_S)
         self._looked_s = now_s
         blocked = self._blocked(opened)
-        status_s = max(STATUS_S, STATUS_ITERATIONS * iteration_s)
+        status_s = max(self.thresholds.status_s, STATUS_ITERATIONS * iteration_s)
         longest = max((one.age_s for one in blocked.values()), default=0.0)
         if longest < status_s:
             return self._over()
@@ -274,7 +277,7 @@ class HangFinder:
         where = tuple(self._where(rank) for rank in sorted(culprits))
         inside = tuple(sorted(r for r in together if r not in culprits))
         longest_s = self._longest_s.get((communicator, call.name), 0.0)
-        limit_s = max(self.patience_s, PATIENCE_TIMES * longest_s, status_s)
+        limit_s = max(self.thresholds.patience_s, PATIENCE_TIMES * longest_s, status_s)
         lost = [one.state in DECISIVE for one in where]
         hopeless = kind == "order" or (any(lost) if number else bool(lost) and all(lost))
         return Hang(

@@ -1,9 +1,10 @@
 """Incidents as files: one versioned JSON document each, rewritten when more is known of it.
 
 Schema 1: `schema_version`, `kind` ("hang" or "slow"), `id`, `time` (UTC, ISO 8601), `lasts`, `text`, `job` (`program`,
-`host`), `call` (of a hang: `name`, `number`, `communicator`, `nbytes`, `came`, `unknown`, `wait_s`), `iterations` (of
-a slow spell: `onset`, `relief`, `ratio`), `ranks` (of those that are to be looked at: `rank`, `host`, `pid`, `state`,
-`frames`: file, line and function, the innermost first), `evidence` (texts), `remedy`. More keys may be added.
+`host`, `run`, `began`), `call` (of a hang: `name`, `number`, `communicator`, `nbytes`, `came`, `unknown`, `wait_s`),
+`iterations` (of a slow spell: `onset`, `relief`, `ratio`), `ranks` (of those that are to be looked at: `rank`, `host`,
+`pid`, `gpu`, `nic`, `state`, `frames`: file, line and function, the innermost first), `evidence` and `telemetry`
+(texts: what calls show, and what the hosts tell of themselves), `remedy`. More keys may be added.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.whereabouts import Whereabouts
 
 SCHEMA_VERSION = 1
+# Those that are remembered.
+MAX_DOCUMENTS = 256
 # By the state of the rank that has not come; and by the kind of what happened, where that says nothing.
 REMEDIES = {
     "silent": "see whether the rank was started, and what its own output says: it made no call that is recorded",
@@ -39,20 +43,39 @@ class IncidentLog:
     """Writes incidents into `folder`, which is made with the first; None: they are only counted.
 
     Args:
+        job: what names the job, of ledger.about_run.
+        where: tells where a rank is.
+        troubles: tells what telemetry of `hosts` (none: all) speaks for trouble, beside that of so many seconds ago.
+
+    Args:
         job: what the documents say of the job: plain values.
         where: tells where a rank is.
 
-    Attributes: `count`, of incidents; `failures`, why files could not be written.
+    Attributes: `counts`, of incidents by kind; `documents`, the latest by id; `failures`, why files could not be
+    written.
     """
 
-    def __init__(self, folder: str | Path | None, job: Mapping[str, Any], where: Callable[[int], Whereabouts]) -> None:
-        self.count: int = 0
+    def __init__(
+        self,
+        folder: str | Path | None,
+        job: Mapping[str, Any],
+        where: Callable[[int], Whereabouts],
+        troubles: Callable[[Sequence[str], float], list[str]] = lambda hosts, ago_s: [],
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.documents: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
+        self._troubles = troubles
         self._folder = None if folder is None else Path(folder)
         self._job = dict(job)
         self._where = where
         # (kind, what it is of) -> (id, time) of those that may be said more of.
         self._ids: dict[tuple[str, Any], tuple[str, str]] = {}
+
+    @property
+    def count(self) -> int:
+        """Incidents of all kinds."""
+        return self.counts.total()
 
     def hang(self, hang: Hang) -> Path | None:
         """Write a Hang that is an incident; its file."""
@@ -65,10 +88,10 @@ class IncidentLog:
             "evidence": [f"rank {one.rank}: {one}" for one in hang.culprits] or [hang.text],
             "remedy": REMEDIES[hang.kind if hang.kind in REMEDIES else state],
         }
-        return self._write("hang", (hang.communicator, hang.number), hang.story, about)
+        return self._write("hang", (hang.communicator, hang.number), hang.story, about, hang.wait_s)
 
-    def slow(self, incident: Mapping[str, Any]) -> Path | None:
-        """Write a slow spell, one of JobLog.incidents(), or what has become of it; its file."""
+    def slow(self, incident: Mapping[str, Any], ago_s: float = 0.0) -> Path | None:
+        """Write a slow spell of JobLog.incidents() that began `ago_s` ago, or what has become of it; its file."""
         causes = incident["causes"]
         named = dict.fromkeys(rank for cause in causes for rank in cause["ranks"])
         lasts = "lasts" if incident["lasts"] else f"ended at {incident['relief']}"
@@ -80,23 +103,33 @@ class IncidentLog:
             "evidence": [cause["evidence"] for cause in causes],
             "remedy": REMEDIES.get(causes[-1]["kind"], REMEDIES["unknown"]),
         }
-        return self._write("slow", incident["onset"], text, about)
+        return self._write("slow", incident["onset"], text, about, ago_s)
 
-    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any]) -> Path | None:
+    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
         if (kind, key) not in self._ids:
-            self.count += 1
+            self.counts[kind] += 1
             now = time.gmtime()
             name = f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}-{kind}-{self.count}"
             self._ids[kind, key] = name, time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
         name, began = self._ids[kind, key]
+        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": kind, "id": name, "time": began}
+        document |= {"text": text, "job": self._job, **about}
+        # What the hosts told while it lasted: at its end all may be well.
+        told = self.documents.get(name, {}).get("telemetry", [])
+        if document["lasts"]:
+            hosts = [one["host"] for one in document["ranks"] if one["host"]]
+            told = self._troubles(list(dict.fromkeys(hosts)), ago_s) or told
+        document["telemetry"] = told
+        self.documents[name] = document
+        if len(self.documents) > MAX_DOCUMENTS:
+            del self.documents[next(iter(self.documents))]
         if self._folder is None:
             return None
-        document = {"schema_version": SCHEMA_VERSION, "kind": kind, "id": name, "time": began, "text": text}
         path = self._folder / f"{name}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".new")
-            partial.write_text(json.dumps(document | {"job": self._job} | dict(about), indent=1) + "\n")
+            partial.write_text(json.dumps(document, indent=1) + "\n")
             partial.replace(path)
         except OSError as error:
             self.failures.append(f"{path}: {error.strerror}")

@@ -4,7 +4,8 @@
 begins. It does nothing until a library is imported whose calls are known, and never more than write: whatever goes
 wrong in here, the program goes on without being recorded. Standard library only.
 
-A thread of its own says every second that the program's Python runs, and where it is while no call begins.
+A thread of its own says every second that the program's Python runs, and where it is while no call begins; in one
+process of each host also, now and then, what the host tells of itself (telemetry.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
 from lanterne.failslow.record.call_ring import CAPACITY, Channel, RingWriter
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ MAX_CHANNELS = 4096
 RANK_VARIABLES = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
-BEAT_S = 1.0
+BEAT_S, TELEMETRY_S = 1.0, 10.0
 MAX_FRAMES = 24
 MAX_GROUPS = 1024
 
@@ -127,6 +129,8 @@ class Recorder:
             "program": " ".join(sys.argv)[:512],
             "notes": sorted(self.notes),
             "queued": sorted(self.queued),
+            "gpu": rank_gpu(os.environ),
+            "nic": rank_nic(os.environ),
         }
         path = os.path.join(self._folder, f"rank-{rank}-{os.getpid()}.calls")
         ring = self._rings[rank] = RingWriter(path, header, self._capacity)
@@ -140,8 +144,15 @@ class Recorder:
     def _beat(self) -> None:
         """Every second until the end: that Python runs, and where each rank is that has begun no call meanwhile."""
         begun: dict[int, int] = {}
+        telemetry = HostTelemetry() if self._speaks_for_host() else None
+        due_s = 0.0
         while not self._ended.wait(BEAT_S) and self._rings:
             now_s = time.monotonic()
+            if telemetry is not None and now_s >= due_s:
+                due_s = now_s + TELEMETRY_S
+                with suppress(Exception):
+                    host = socket.gethostname()
+                    _write(os.path.join(self._folder, f"host-{host}.telemetry"), {"host": host, **telemetry.read()})
             for rank, ring in list(self._rings.items()):
                 ring.beat(now_s)
                 if begun.get(rank) == ring.begun:
@@ -149,6 +160,15 @@ class Recorder:
                         record = {"time_s": now_s, "frames": stack_of(self._threads[rank])}
                         _write(os.path.join(self._folder, f"rank-{rank}-{os.getpid()}.stack"), record)
                 begun[rank] = ring.begun
+
+    def _speaks_for_host(self) -> bool:
+        """Whether this process is the first of its host."""
+        try:
+            path = os.path.join(self._folder, f"host-{socket.gethostname()}.owner")
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError:
+            return False
+        return True
 
     def end(self) -> None:
         """The program, or the watched block, has ended in order: nothing is recorded any more."""

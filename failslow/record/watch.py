@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -12,14 +13,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
+from lanterne.failslow.operate.history import open_history, told_patterns
+from lanterne.failslow.operate.publisher import STATUS_S, Publisher, receiver_url
+from lanterne.failslow.operate.status_server import parse_address
+from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
-from lanterne.failslow.record.hangs import PATIENCE_S, Hang
+from lanterne.failslow.record.hangs import Hang
+from lanterne.failslow.record.job_ledger import Ledger, about_run
 from lanterne.failslow.record.job_log import JobLog, Notice
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
@@ -28,6 +34,7 @@ from lanterne.failslow.validate.validation import Validation
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
+    from lanterne.failslow.operate.status_server import StatusServer
 
 # Between looks at the call logs: as often as they fill to a part, and no more often or seldom than this. A thread that
 # wakes up finds its caches cold: few looks cost less.
@@ -45,9 +52,12 @@ def watch(
     *,
     on_notice: Callable[[Notice], object] | None = None,
     on_hang: Callable[[Hang], object] | None = None,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = USUAL_THRESHOLDS.patience_s,
     folder: str | Path | None = None,
     validates: bool | ValidateOptions = False,
+    listen: str | None = None,
+    otlp: str | None = None,
+    history: str | None = None,
 ) -> CallWatch:
     """A CallWatch of the collectives that `comm`'s ranks call inside its block. All of them enter and leave it.
 
@@ -61,8 +71,28 @@ def watch(
         validates: True, or options of `lanterne.validate` by name: whenever the job has become slow for certain, all
             ranks are held before a collective, validated for some 5 s, and let go (trap.py); a fiftieth of the time at
             most. The ranks must be of one machine. Collectives that are only started do not hold them.
+        listen: "PORT" or "HOST:PORT" (loopback without a host) where rank 0 serves a page and, for Prometheus,
+            /metrics; elsewhere than on loopback a token is asked for (`watch.server`). None: nowhere.
+        otlp: URL of an OpenTelemetry receiver (OTLP over HTTP, JSON), such as http://127.0.0.1:4318. None: none.
+        history: a file, or redis://HOST:PORT/KEY, where incidents are kept by host across jobs. None: nowhere.
+
+    Raises:
+        InputError: `listen`, `otlp` or `history` is none; nothing is watched then.
     """
-    return CallWatch(comm, on_notice or _log, on_hang or log_hang, patience_s, folder, validates)
+    if listen is not None:
+        parse_address(listen, "listen")
+    if otlp is not None:
+        receiver_url(otlp)
+    outlets = Outlets(listen, otlp, history)
+    return CallWatch(comm, on_notice or _log, on_hang or log_hang, patience_s, folder, validates, outlets)
+
+
+class Outlets(NamedTuple):
+    """Where the status of a job goes: as `watch` has it."""
+
+    listen: str | None = None
+    otlp: str | None = None
+    history: str | None = None
 
 
 def _log(notice: Notice) -> None:
@@ -89,10 +119,14 @@ class CallWatch:
         patience_s: float,
         folder: str | Path | None,
         validates: bool | ValidateOptions,
+        outlets: Outlets,
     ) -> None:
         self._comm = comm
+        self._outlets = outlets
+        self._publisher: Publisher | None = None
         self._on_notice = on_notice
-        self._on_hang, self._patience_s = on_hang, patience_s
+        self._on_hang = on_hang
+        self._thresholds = Thresholds(patience_s=patience_s)
         # None: the job is not held.
         self._options: ValidateOptions | None = {} if validates is True else None if validates is False else validates
         self._trap: Trap | None = None
@@ -104,6 +138,11 @@ class CallWatch:
         self._reader: Reader | None = None
         self._final: dict[str, Any] | None = None
         self._reader_s = 0.0
+
+    @property
+    def server(self) -> StatusServer | None:
+        """What serves the page, on rank 0 inside the block: its `url`, and the `token` that it asks for, if any."""
+        return self._publisher.server if self._publisher is not None else None
 
     @property
     def reader_s(self) -> float:
@@ -141,9 +180,35 @@ class CallWatch:
                 recorded = trapped(plain, recorded, self._trap, self._validate)
             setattr(comm, name, recorded)
         if comm.rank == 0:
-            job = JobLog(folder, comm.world_size, self._patience_s)
-            self._reader = Reader(job, self._notice if holds else self._on_notice, self._on_hang)
+            self._reader = self._read(JobLog(folder, comm.world_size, self._thresholds))
         return self
+
+    def _read(self, job: JobLog) -> Reader:
+        """On rank 0."""
+        listen, otlp, where = self._outlets
+        history = None
+        try:
+            history = None if where is None else open_history(where)
+            if listen or otlp:
+                self._publisher = Publisher(listen, otlp, history=lambda: told_patterns(history))
+        except LanterneError as error:
+            # A port that is taken, a server that does not answer: the job matters more.
+            log.warning("watch: %s", error)
+        arrivals = core_of(self._comm).late.arrivals
+        ledger = Ledger(
+            job, about_run(sys.argv), None, history=history, publisher=self._publisher,
+            begun_early=lambda: arrivals.begun_early,
+        )  # fmt: skip
+
+        def notice(notice: Notice) -> None:
+            ledger.notice(notice)
+            self._notice(notice)
+
+        def hang(hang: Hang) -> None:
+            ledger.hang(hang)
+            self._on_hang(hang)
+
+        return Reader(job, notice, hang, ledger.finish, ledger.look)
 
     # -- holding the job
 
@@ -153,6 +218,7 @@ class CallWatch:
 
     def _notice(self, notice: Notice) -> None:
         """On rank 0, in the reader's thread."""
+        # Without validation there is no trap.
         is_certain = notice.event.kind == "onset" and notice.event.confirmed_at is not None
         if is_certain and self._trap is not None and time.monotonic() >= self._next_s:
             self._trap.ask()
@@ -189,6 +255,9 @@ class CallWatch:
                 self._final = self._final or self._reader.finish()
                 self._reader_s = self._reader.used_s
                 self._reader = None
+            if self._publisher is not None:
+                self._publisher.close()
+                self._publisher = None
             if self._trap is not None:
                 self._trap.close()
                 self._trap = None
@@ -222,7 +291,7 @@ def _check_machine(comm: Communicator) -> None:
 class Reader:
     """Polls a JobLog in a thread of its own, passes Notices to `on_notice` and Hangs to `on_hang`; `finish()` ends it.
 
-    `on_end` gets the last report while the logs are still open.
+    `on_end` gets the last report while the logs are still open; `on_second` is called every second or so.
 
     Whatever fails in here is logged, and reading then ends; the watched program does not notice.
 
@@ -235,11 +304,13 @@ class Reader:
         on_notice: Callable[[Notice], object],
         on_hang: Callable[[Hang], object] = log_hang,
         on_end: Callable[[dict[str, Any]], object] = lambda found: None,
+        on_second: Callable[[], object] = lambda: None,
     ) -> None:
         self._job = job
         self._on_notice = on_notice
         self._on_hang = on_hang
-        self._on_end = on_end
+        self._on_end, self._on_second = on_end, on_second
+        self._second_s = 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
@@ -287,6 +358,9 @@ class Reader:
             return
         told: list[tuple[Callable[[], object], str]] = [(partial(self._on_notice, one), "on_notice") for one in notices]
         told += [(partial(self._on_hang, one), "on_hang") for one in hangs]
+        if time.monotonic() >= self._second_s:
+            self._second_s = time.monotonic() + STATUS_S
+            told.append((self._on_second, "on_second"))
         for tell, name in told:
             try:
                 tell()

@@ -26,7 +26,11 @@ LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen")
 
 
 class Whereabouts(NamedTuple):
-    """Where a rank is. `state`: a word of WORDS; `frames`: of its Python code, innermost first, as of `age_s` ago."""
+    """Where a rank is.
+
+    Attributes: `state`: a word of WORDS; `frames`: of its Python code, innermost first, as of `age_s` ago; `gpu`,
+    `nic`: what it computes on and sends by, as far as its environment tells.
+    """
 
     rank: int
     host: str | None
@@ -34,6 +38,8 @@ class Whereabouts(NamedTuple):
     state: str
     frames: tuple[Frame, ...]
     age_s: float | None
+    gpu: str | None = None
+    nic: str | None = None
 
     def record(self) -> dict[str, Any]:
         """As plain lists, dicts, numbers and texts."""
@@ -78,7 +84,8 @@ def whereabouts(folder: Path, rank: int, reader: RingReader | None, beat_age_s: 
         state = "unresponsive"
     frames, seen_s = _frames(folder / f"rank-{rank}-{pid}.stack")
     seen_age_s = now_s - seen_s if is_here and seen_s is not None else None
-    return Whereabouts(rank, header.get("host"), pid, state, frames, seen_age_s)
+    gpu, nic = header.get("gpu"), header.get("nic")
+    return Whereabouts(rank, header.get("host"), pid, state, frames, seen_age_s, gpu, nic)
 
 
 def _state_of(pid: int, started: Any) -> str:

@@ -70,3 +70,28 @@ def test_a_rehearsal_from_the_shell(tmp_path):
     assert own_s[0] > 2 * own_s[1] and own_s[0] > 2 * own_s[2]
     # Where others leave it no core to itself, nobody is blamed.
     assert {tuple(f["ranks"]) for f in document["findings"] if f["kind"] == "compute"} <= {(0,)}
+
+
+def test_a_sweep_is_kept_and_judged_by_those_before(tmp_path):
+    from types import SimpleNamespace
+
+    from lanterne.bench.failslow.validate import admit
+
+    def swept(wall_s, busy=()):
+        compute = [{"rank": rank, "load": "a", "when": "alone", "wall_s": [wall_s], "cpu_s": []} for rank in (0, 1)]
+        return SimpleNamespace(compute=compute, links=[], busy=busy, unsure=())
+
+    where = str(tmp_path / "hosts.jsonl")
+    assert admit(where, swept(1.0), ("h", "h")) == {"h": []}
+    assert admit(where, swept(9.0, busy=("others",)), ("h", "h"))["h"]  # not kept
+    assert admit(where, swept(1.0), ("h", "i")) == {"h": [], "i": []}
+    assert admit(where, swept(2.0), ("h", "h")) == {"h": ["a, alone: 2.00 times its own usual (2 sweeps)"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--admit", "."], "a folder, expected a file"), (["--admit", "x", "--slow-rank", "0=2x"], "got a rehearsal")],
+)
+def test_admit_that_cannot_be(words, said, capsys):
+    assert cli.main(["validate", "-n", "2", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import free_port
 
 from lanterne.bench import cli
 
@@ -37,10 +39,32 @@ def watch(tmp_path, program, *options, before=(), **kwargs):
     return result, json.loads(report.read_text()) if report.exists() else None
 
 
-def test_a_job_that_it_starts_itself(tmp_path):
-    result, report = watch(tmp_path, LOOP.replace("range(80)", "range(5)"), "-n", "3")
+LOOKS = """
+import time, urllib.request
+from urllib.error import URLError
+deadline_s = time.monotonic() + 20
+while comm.rank == 0 and time.monotonic() < deadline_s:
+    try:
+        found = urllib.request.urlopen("http://127.0.0.1:PORT/metrics").read().decode()
+    except URLError:
+        found = ""
+    if "lanterne_reported{" in found and "} 3" in found.partition("lanterne_reported{")[2].partition("\\n")[0]:
+        print(found)
+        break
+    time.sleep(0.1)
+comm.Barrier()
+"""
+
+
+def test_a_job_that_it_starts_itself_and_its_metrics_while_it_runs(tmp_path):
+    port, kept = free_port(), tmp_path / "hosts.jsonl"
+    program = LOOP.replace("range(80)", "range(5)") + LOOKS.replace("PORT", str(port))
+    result, report = watch(tmp_path, program, "-n", "3", "--listen", str(port), "--history", str(kept))
     assert result.returncode == 0, result.stderr
     assert report["reported"] == [0, 1, 2] and report["incidents"] == []
+    assert "lanterne_slow{" in result.stdout and f"page at http://127.0.0.1:{port}/" in result.stderr
+    (entry,) = map(json.loads, kept.read_text().splitlines())
+    assert entry["what"] == "job" and entry["hosts"] == [socket.gethostname()]
 
 
 def test_the_slow_rank_of_a_job_is_named(tmp_path):

@@ -111,6 +111,16 @@ def test_a_slow_rank_gets_fewer_microbatches_and_a_link_is_moved_out_of_the_way(
     assert seats[0][0] != seats[2][0] and seats[0][1] != seats[2][1]
 
 
+def test_what_is_saved_is_what_iterations_would_have_taken_at_home():
+    job, saved_s = Job([(30, 70, "rank 3", 2.0)]), 0.0
+    while job.number < 100:
+        if job.now != HOME and job.slow():
+            saved_s += job.truth.iteration_s(HOME, job.slow()) - job.seen().iteration_s
+        job.run(1)
+    assert saved_s > 0 and job.controller.saved_s == pytest.approx(saved_s, rel=0.15)
+    assert Job([]).run(60).saved_s == 0.0
+
+
 def test_a_restart_is_last_and_leaves_the_slow_rank_out():
     settings = ControllerSettings(rebalance_s=0.01, topology_s=0.3, restart_s=1.0)
     controller = Job([(30, 400, "rank 3", 30.0)], settings=settings).run(200)

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall, RingReader, RingWriter
-from lanterne.failslow.record.hangs import PATIENCE_S, STATUS_S, HangFinder
+from lanterne.failslow.record.hangs import HangFinder
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder, boot_id, pid_namespace, start_of
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 
 RANKS = 4
+PATIENCE_S, STATUS_S = Thresholds.patience_s, Thresholds.status_s
 STEP_S = 0.25
 
 
@@ -25,7 +27,7 @@ class Job:
 
     def __init__(self, folder, states=None, patience_s=PATIENCE_S, world_size=RANKS):
         self.states, self.world_size = states or {}, world_size
-        self.finder = HangFinder(folder, self.where, patience_s)
+        self.finder = HangFinder(folder, self.where, Thresholds(patience_s))
         self.now_s, self.told, self.opened = 100.0, [], {rank: {} for rank in range(RANKS)}
         self.index = 0
 

@@ -1,0 +1,63 @@
+"""The page and the metrics of `lanterne pipeline train --listen ADDR --otlp URL`, which rank 0 publishes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.failslow.mitigate.training_status import TrainingStatus
+from lanterne.failslow.operate.publisher import STATUS_S, Publisher, receiver_url
+from lanterne.failslow.operate.status_server import parse_address
+
+if TYPE_CHECKING:
+    from lanterne.failslow.mitigate.controller import Controller
+    from lanterne.pipeline.train.trainer import Iteration
+
+
+def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
+    parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
+
+
+def check_publish(args: argparse.Namespace) -> None:
+    """Raise InputError if they are no address and no URL."""
+    if args.listen is not None:
+        parse_address(args.listen, "--listen")
+    if args.otlp is not None:
+        receiver_url(args.otlp)
+
+
+class TrainingPublisher:
+    """Publishes on rank 0; on others, and without the options, it does nothing."""
+
+    def __init__(self, args: argparse.Namespace, comm: Communicator, controller: Controller | None = None) -> None:
+        self._publisher: Publisher | None = None
+        if comm.rank or not (args.listen or args.otlp):
+            return
+        self._publisher = Publisher(args.listen, args.otlp)
+        arrivals = core_of(comm).late.arrivals
+        program = ["lanterne", *sys.argv[1:]]
+        self._status = TrainingStatus(comm.world_size, program, controller, lambda: arrivals.begun_early)
+        self._next_s = 0.0
+        if (server := self._publisher.server) is not None:
+            token = f", token {server.token}" if server.token else ""
+            print(f"# page at {server.url}, metrics at {server.url}metrics{token}", file=sys.stderr, flush=True)
+
+    def ended(self, done: Iteration) -> None:
+        """An iteration has ended on this rank."""
+        if self._publisher is None:
+            return
+        self._status.add(done.number, done.seconds)
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + STATUS_S
+            self._publisher.publish(self._status.document())
+
+    def close(self) -> None:
+        """Publish how it has ended, and stop."""
+        if self._publisher is not None:
+            self._publisher.publish(self._status.document(ended=True))
+            self._publisher.close()

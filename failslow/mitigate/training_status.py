@@ -1,0 +1,144 @@
+"""The status of training (a document, job_ledger.py of `record`) from iterations' times, and from a Controller's work.
+
+    status = TrainingStatus(comm.world_size, ["train.py"], loop.controller)
+    publisher = Publisher(listen="9470")
+    while loop.iterations < 1000:
+        done = loop.iteration()
+        status.add(done.number, done.seconds)
+        publisher.publish(status.document())
+
+Rank 0 tells. Without a Controller incidents are those that a Tracker finds in the times, and nobody is named.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from lanterne.failslow.detect.events import Incident
+from lanterne.failslow.detect.tracker import Tracker
+from lanterne.failslow.mitigate.controller import Controller
+from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
+from lanterne.failslow.record.job_ledger import about_run, utc
+from lanterne.failslow.record.job_log import LATEST_TIMES, RECENT
+
+MAX_INCIDENTS = 256
+
+
+class TrainingStatus:
+    """Collects.
+
+    Args:
+        ranks: of the job.
+        program: its command line.
+        controller: of a ClosedLoop, on rank 0; None: nothing is mitigated.
+        begun_early: tells how many calls began without the late rank; None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        program: Sequence[str],
+        controller: Controller | None = None,
+        begun_early: Callable[[], int] | None = None,
+    ) -> None:
+        self._ranks, self._controller, self._begun_early = ranks, controller, begun_early
+        self._about = about_run(program)
+        self._tracker = Tracker()
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._first = self._count = 0
+        self._total_s = 0.0
+        # id -> when it was first told of.
+        self._since: dict[str, str] = {}
+
+    def add(self, iteration: int, time_s: float) -> None:
+        """An iteration has ended, that took `time_s`."""
+        if not self._count:
+            self._first = iteration
+        self._count = iteration + 1
+        self._total_s += time_s
+        self._recent.append((iteration, time_s))
+        if time_s > 0.0:
+            self._tracker.update(time_s)
+
+    def document(self, *, ended: bool = False) -> dict[str, Any]:
+        """The status."""
+        controller = self._controller
+        found = list(self._found() if controller is None else self._blamed(controller))[-MAX_INCIDENTS:]
+        lasting = [one for one in found if one["lasts"]]
+        latest = [time_s for _, time_s in list(self._recent)[-LATEST_TIMES:]]
+        usual_s = self._tracker.level_s if controller is None else controller.usual_s
+        known: dict[str, float] = {} if controller is None else {"saved_s": controller.saved_s}
+        if self._begun_early is not None:
+            known["begun_early"] = self._begun_early()
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **self._about,
+            "program": " ".join(self._about["program"]),
+            "time": utc(),
+            "ended": ended,
+            "ranks": self._ranks,
+            "reported": self._ranks,
+            "iterations": {
+                "count": self._count,
+                "total_s": self._total_s,
+                "last_s": latest[-1] if latest else None,
+                "median_s": median(latest) if latest else None,
+                "usual_s": usual_s,
+                "ratio": max([one["iterations"]["ratio"] for one in lasting], default=1.0),
+                "slow": bool(lasting),
+                "recent": [list(one) for one in self._recent],
+            },
+            "late": [],
+            "thresholds": {},
+            "notes": [],
+            "counts": {"slow": len(found)},
+            "incidents": found,
+            "telemetry": {},
+            **known,
+        }
+
+    def _found(self) -> Iterator[dict[str, Any]]:
+        for one in self._tracker.incidents:
+            yield self._incident(one, "iterations take longer", (), REMEDIES["unknown"])
+
+    def _blamed(self, controller: Controller) -> Iterator[dict[str, Any]]:
+        usual_s = controller.usual_s or 1.0
+        for one in controller.incidents:
+            named = [decision for decision in controller.decisions if one["what"] in decision.suspects]
+            before_s = next((each.before_s for each in named if each.before_s), usual_s)
+            done = [f"{each.strategy} at iteration {each.iteration}" for each in named if each.kind == "mitigate"]
+            remedy = f"done: {', '.join(done)}" if done else "nothing was worth its cost yet"
+            kind, which = one["what"].split()
+            by = one["severity"]
+            size = f"computes {by:.2f} times as long" if kind == "rank" else f"messages take {by * 1e3:.3g} ms more"
+            evidence = [f"{one['what']}: {size}", *(each.evidence for each in named if each.evidence)]
+            ended = None if one["ended"] is None else one["ended"] - self._first
+            ratio = max(before_s / usual_s, 1.0)
+            spell = Incident(one["suspected"] - self._first, ended, ratio, one["named"])
+            ranks = [int(which)] if kind == "rank" else []
+            yield self._incident(spell, f"{one['what']} is slow", evidence, remedy, ranks)
+
+    def _incident(
+        self, one: Incident, what: str, evidence: Sequence[str], remedy: str, ranks: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        onset, relief = self._first + one.onset, None if one.relief is None else self._first + one.relief
+        name = f"{self._about['run']}-{what.replace(' ', '-')}-{onset}"
+        lasts = "lasts" if relief is None else f"ended at {relief}"
+        text = f"{what} since iteration {onset}, {lasts}: {one.ratio:.2f} times the usual time"
+        known: dict[str, Any] = {"host": None, "pid": None, "state": "runs", "frames": []}
+        known["text"] = "named by the controller"
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "slow",
+            "id": name,
+            "time": self._since.setdefault(name, utc()),
+            "text": text,
+            "job": self._about,
+            "lasts": relief is None,
+            "iterations": {"onset": onset, "relief": relief, "ratio": one.ratio},
+            "ranks": [{"rank": rank, **known} for rank in ranks],
+            "evidence": list(evidence),
+            "telemetry": [],
+            "remedy": remedy,
+        }

@@ -1,0 +1,148 @@
+"""Which host was named across jobs: patterns, what a file or Redis keeps, and entries that are none."""
+
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis_stand_in import redis_server
+from statuses import ledger_of
+
+from lanterne.errors import InputError, Unavailable
+from lanterne.failslow.operate.history import (
+    FileHistory,
+    IncidentFolder,
+    RedisHistory,
+    incident_entries,
+    job_entry,
+    open_history,
+    parse_entries,
+    patterns,
+    told_patterns,
+)
+
+HOUR_S = 3600.0
+
+
+def named(host, job, time_s, ident=None, **more):
+    about = {"what": "incident", "id": ident or f"{job}-{time_s}", "host": host, "job": job, "time_s": time_s}
+    return about | {"gpus": [], "nics": [], "text": "slow"} | more
+
+
+@pytest.mark.parametrize(
+    ("entries", "pattern"),
+    [
+        ([named("h", "a", 0)], "once"),
+        ([named("h", "a", 0), named("h", "b", 2 * HOUR_S)], "some"),
+        ([named("h", "a", t) for t in (0, 60, 120)], "burst"),
+        ([named("h", "a", t) for t in (0, 60, 2 * HOUR_S)], "some"),
+        # Three jobs in an hour are one bad hour.
+        ([named("h", job, t) for job, t in (("a", 0), ("b", 60), ("c", 120))], "burst"),
+        ([named("h", job, t * HOUR_S) for job, t in (("a", 0), ("b", 9), ("c", 20))], "chronic"),
+        # Of very many jobs three are few.
+        (
+            [named("h", job, t * HOUR_S) for job, t in (("a", 0), ("b", 9), ("c", 20))]
+            + [job_entry(f"job {i}", ["h"], i) for i in range(10)],
+            "some",
+        ),
+        # The same incident told of twice is one.
+        ([named("h", "a", 0, "x"), named("h", "a", 5, "x")], "once"),
+    ],
+)
+def test_patterns(entries, pattern):
+    (found,) = patterns(entries)
+    assert found.pattern == pattern
+
+
+def test_the_worst_host_comes_first_and_jobs_without_incidents_count():
+    entries = [job_entry(job, ["good", "bad", "other"], 0.0) for job in "abcd"]
+    entries += [named("bad", job, i * HOUR_S, gpus=[str(i)], nics=["eth0"]) for i, job in enumerate("abc")]
+    entries += [named("other", "a", 1.0)]
+    bad, other = patterns(entries)
+    assert (bad.host, bad.pattern, bad.named_in, bad.jobs, bad.incidents) == ("bad", "chronic", 3, 4, 3)
+    assert (bad.gpus, bad.nics, bad.first_s, bad.last_s) == (("0", "1", "2"), ("eth0",), 0.0, 2 * HOUR_S)
+    assert (other.host, other.pattern, other.jobs) == ("other", "once", 4)
+
+
+def test_an_incident_has_an_entry_for_each_host_and_one_when_it_ends(tmp_path):
+    history = FileHistory(tmp_path / "h.jsonl")
+    ledger = ledger_of(tmp_path / "job", history=history)
+    entries, unused = history.read()
+    assert unused == 0 and [(one["host"], one["ranks"], one["kind"]) for one in entries] == [("h", [3], "slow")]
+    ledger.finish(ledger._job.report())
+    entries, _ = history.read()
+    assert entries[-1]["what"] == "job" and entries[-1]["hosts"] == ["h"]
+    assert told_patterns(history)[0]["incidents"] == 1
+    # What was written as a file tells the same.
+    ((incident,), unused) = IncidentFolder(tmp_path / "job" / "incidents").read()
+    assert unused == 0 and {k: v for k, v in incident.items() if k != "time_s"} == {
+        k: v for k, v in entries[0].items() if k != "time_s"
+    }
+
+
+def test_several_jobs_append_whole_lines(tmp_path):
+    path = tmp_path / "h.jsonl"
+
+    def job(name):
+        for i in range(50):
+            FileHistory(path).add([named("h" * 3000, name, float(i))] * 2)
+
+    threads = [threading.Thread(target=job, args=(f"{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries, unused = FileHistory(path).read()
+    assert (len(entries), unused) == (400, 0)
+
+
+JUNK = (
+    *(b"\xff\xfe", b"{", b"[]", b"{}", b"null", b'{"what": "job"}', b'{"what": "incident", "time_s": "x"}'),
+    *(b"[" * 5000, b"1" * 70_000),
+)
+
+
+@given(st.lists(st.sampled_from(JUNK) | st.binary(max_size=60).map(lambda data: data.replace(b"\n", b"") or b"x")))
+def test_lines_that_are_no_entries_are_counted(junk):
+    good = json.dumps(named("h", "a", 1.0)).encode()
+    entries, unused = parse_entries([*junk, good, b"", b"\n"])
+    assert entries == [named("h", "a", 1.0)] and unused == sum(bool(line.strip()) for line in junk)
+
+
+def test_a_file_that_cannot_be_written_ends_no_job(tmp_path, caplog):
+    with pytest.raises(InputError, match="whose folder does not exist"):
+        open_history(str(tmp_path / "none" / "h"))
+    history = FileHistory(tmp_path / "h")
+    assert history.read() == ([], 0)
+    (tmp_path / "h").mkdir()
+    for _ in range(2):
+        history.add([named("h", "a", 0.0)])
+    assert caplog.text.count("cannot write") == 1 and told_patterns(history) == []
+    (tmp_path / "h" / "x.json").write_text("{}")
+    assert open_history(str(tmp_path / "h")).read() == ([], 1)
+
+
+def test_redis_keeps_it(caplog):
+    pytest.importorskip("redis")
+    with redis_server() as (port, kept, end):
+        history = open_history(f"redis://127.0.0.1:{port}/jobs")
+        assert isinstance(history, RedisHistory)
+        history.add([named("h", "a", 1.0), named("i", "a", 0.0)])
+        history.add([])
+        assert set(kept) == {"jobs"} and [one["host"] for one in history.read()[0]] == ["i", "h"]
+        end()
+        for _ in range(2):
+            history.add([named("h", "a", 2.0)])
+        assert caplog.text.count("does not take entries any more") == 1
+        with pytest.raises(InputError, match="cannot be read"):
+            history.read()
+    with pytest.raises(Unavailable):
+        open_history(f"redis://127.0.0.1:{port}")
+    with pytest.raises(InputError, match="history: got"):
+        open_history("redis://:0")
+
+
+def test_an_incident_of_nobody_has_no_entry():
+    incident = {"ranks": [{"rank": 1, "host": None}], "id": "1", "kind": "hang", "text": "", "call": {"wait_s": 3.0}}
+    assert incident_entries(incident | {"job": {}}, 0.0) == []
