@@ -77,7 +77,8 @@ def watch(
         history: a file, or redis://HOST:PORT/KEY, where incidents are kept by host across jobs. None: nowhere.
 
     Raises:
-        InputError: `listen`, `otlp` or `history` is none; nothing is watched then.
+        InputError: `listen` is no address, or `otlp` no URL. A port that is taken, or a history that cannot be opened,
+            is logged instead: the job matters more.
     """
     if listen is not None:
         parse_address(listen, "listen")
