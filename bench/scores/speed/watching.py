@@ -6,8 +6,9 @@
 rebalance   the exact distribution over 512 and 4,096 groups (bars 0.3 and 1 ms; optimal: no move of one share helps)
 period      iteration times from a call log: right from 4 iterations (bar 0.1 %), with 1 % foreign calls; cost of a call
 recorded    one call through the recorder, against the bare call
-watch       a loop on several ranks, blocks with and without `lanterne.watch` in turn: the median of the ratios of their
-            times, and the core time of recorder and reader over the loop's time (bar 0.5 %, of both)
+watch       a loop on several ranks, blocks with and without `lanterne.watch` in turn, its page and metrics served: the
+            median of the ratios of their times, and the core time of recorder and reader over the loop's time (bar
+            0.5 %, of both)
 """
 
 import argparse
@@ -256,7 +257,7 @@ def measure_watch(comm: "Communicator", args: argparse.Namespace, iterations: in
 
     bare = comm.all_reduce, comm.barrier
     ratios, watched_s, blocks = [], 0.0, LEARNING_BLOCKS + args.blocks
-    with watch(comm) as seen:
+    with watch(comm, listen="127.0.0.1:0") as seen:
         recorded = comm.all_reduce, comm.barrier
         for _ in range(LEARNING_BLOCKS):
             block(*recorded)
