@@ -16,19 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inputs", default=INPUTS, metavar="K,K", help=f"of --kernels: to fold (default {INPUTS})")
     parser.add_argument("--dtypes", metavar="NAME,NAME", help="of --kernels (default: all)")
-    parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="of --kernels (default sum,max)")
+    parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="of --kernels, or all (default sum,max)")
     parser.add_argument("--archs", metavar="ARCH,ARCH", help="of --kernels (default sm_80,sm_90,sm_100)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile the kernels, print and write what they take; exit code 1 if one spills."""
-    from lanterne.kernels.cuda.occupancy import ARCHS, kernel_resources
-    from lanterne.kernels.dtypes import DTYPES
+    from lanterne.kernels.cuda.occupancy import ARCHS, OPS, kernel_resources
+    from lanterne.kernels.dtypes import COMPLEX, DTYPES
 
     inputs = [whole(1)(text.strip()) for text in args.inputs.split(",")]
-    dtypes, archs = args.dtypes or ",".join(DTYPES), args.archs or ",".join(ARCHS)
+    dtypes, archs = args.dtypes or ",".join((*DTYPES, *COMPLEX)), args.archs or ",".join(ARCHS)
+    ops = OPS if args.ops == "all" else args.ops.split(",")
     kernels = []
-    for kernel in kernel_resources(inputs, dtypes.split(","), archs.split(","), args.ops.split(",")):
+    for kernel in kernel_resources(inputs, dtypes.split(","), archs.split(","), ops):
         kernels.append(kernel)
         report.progress(f"{len(kernels)} kernels compiled")
     report.progress("")

@@ -144,6 +144,11 @@ def check_op(op: str, dtype: Dtype) -> None:
         raise InputError(f"op: got {op} of {dtype.name}, expected one of {names}")
 
 
+def has_op(op: str, dtype: Dtype) -> bool:
+    """Whether reductions by `op`, of OPS, BITWISE_OPS or LOGICAL_OPS, are defined for the Dtype `dtype`."""
+    return dtype.kind in _KINDS[op]
+
+
 def kernel_op(op: str, dtype: Dtype) -> str:
     """The op of the kernels that does the partial reductions of `op`, of elements of the Dtype `dtype`.
 

@@ -84,26 +84,40 @@ def multiply(out: Array, array: Array, factor: float, dtype: object = None) -> N
     """out = array * factor, rounded once; the factor of integers is one.
 
     Args:
-        out, array: host arrays as for `fold`; one array, or two that do not overlap.
+        out, array: as for `fold`; one array, or two that do not overlap.
 
     Raises:
         InputError: as `fold`; bools; complex factors.
     """
+    if is_device_array(out):
+        _cuda().multiply(out, array, factor_of(factor, dtype_of(out, dtype, "out")), dtype=dtype)
+        return
     target, element = _check_out(out, dtype)
     source = host_array(array, "array")
-    if element.kind == "bool":
-        raise InputError("multiply: got bool, expected numbers")
+    number = factor_of(factor, element)
     if source.shape != target.shape or dtype_of(source, element, "array") is not element:
         raise InputError(f"multiply: got {source.dtype}{source.shape}, expected {target.dtype}{target.shape}")
-    given: Any = factor
-    try:
-        number = float(given) if element.kind in ("float", "complex") else target.dtype.type(operator.index(given))
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"multiply: got a factor {factor!r}, expected a number of {element.name}") from None
     if element.kind in ("float", "complex"):
         multiply_function(element)(target.size, _address(target), _address(source), number)
     else:
-        np.multiply(source, number, out=target)
+        np.multiply(source, np.int64(number).astype(target.dtype), out=target)
+
+
+def factor_of(factor: object, dtype: Dtype) -> float:
+    """What `factor` of elements of `dtype` is to kernels: a float; of integers the one of 64 bits with a sign.
+
+    Raises:
+        InputError: elements of bools; no number, or none that the dtype has.
+    """
+    if dtype.kind == "bool":
+        raise InputError("multiply: got bool, expected numbers")
+    given: Any = factor
+    try:
+        if dtype.kind in ("float", "complex"):
+            return float(given)
+        return int(np.dtype(dtype.name).type(operator.index(given)).astype(np.int64))
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"multiply: got a factor {factor!r}, expected a number of {dtype.name}") from None
 
 
 def divide(out: Array, divisor: float, dtype: object = None) -> None:

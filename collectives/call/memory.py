@@ -102,11 +102,9 @@ def _in_place(in_array: CallArray, start: int, other: int, sizes: Sizes) -> bool
 
 
 def scaled(memory: CallMemory, factor: float, dtype: Dtype) -> CallMemory:
-    """`memory` with a copy of its source, times `factor`."""
+    """`memory` of host arrays with a copy of its source, times `factor`."""
     source = memory.source
-    if isinstance(source, DeviceView):
-        raise InputError("op: got PremulSum of device arrays, expected host arrays; scale them, and sum")
-    assert source is not None, "whoever reduces gives an array"
+    assert isinstance(source, np.ndarray), "whoever reduces gives an array"
     copy = np.empty(source.shape, source.dtype)
     multiply(copy, source, factor, dtype)
     return memory._replace(source=copy, in_place=False, copies=True)

@@ -195,9 +195,14 @@ def _resolve(
         sizes = uneven_sizes(collective, rank, size, root, counts, out_counts)
     separate = algorithm == NATIVE and collective == "reduce_scatter" and not on_device
     memory = call_memory(collective, source, target, sizes, separate=separate)
-    if factor is not None:
+    entry = None
+    if side is not None and isinstance(basis, DeviceView):
+        if factor is not None:
+            memory = side.scaled(stream, memory, factor, element)
+        # After that: what the call reads is there once the stream has come here.
+        entry = side.entry(stream, basis)
+    elif factor is not None:
         memory = scaled(memory, factor, element)
-    entry = side.entry(stream, basis) if side is not None and isinstance(basis, DeviceView) else None
     if algorithm == "auto" and sizes.own:
         # Of the registry the first sends every part straight to its owner.
         algorithm = algorithms_for(collective)[0].name

@@ -7,12 +7,16 @@ runs them, and folds read what has arrived where it is: in pinned memory.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from lanterne.collectives.call.memory import CallMemory
 from lanterne.errors import InputError, LanterneError
 from lanterne.kernels.arrays import Event, Stream
 from lanterne.kernels.cuda.device_view import DeviceView, view_device
 from lanterne.kernels.cuda.runtime import CudaRuntime, runtime_of
+from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.reduce import factor_of
 from lanterne.kernels.staging import pinned_empty, wait_for
 from lanterne.transport.base import Recv, Region, Request, Send, Transport, make_tag
 from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
@@ -79,6 +83,21 @@ class DeviceSide:
         """The Entry of a call on `stream` (None: the one that made `view`, else the current one)."""
         found = self.runtime.as_stream(view.stream if stream is None else stream)
         return Entry(found, self.runtime.record(found))
+
+    def scaled(self, stream: Stream, memory: CallMemory, factor: float, dtype: Dtype) -> CallMemory:
+        """`memory` with a copy of its source, times `factor`, which is made on the call's stream (as of `entry`).
+
+        Raises:
+            InputError: bools; no number.
+            Unavailable: no room for the copy on the device.
+        """
+        source = memory.source
+        assert isinstance(source, DeviceView), "whoever reduces gives an array"
+        number, multiply = factor_of(factor, dtype), self.runtime.prepare_multiply(dtype)
+        copy = replace(self.runtime.empty(source.nbytes, "a PremulSum's copy"), size=source.size, dtype=source.dtype)
+        user = self.runtime.as_stream(source.stream if stream is None else stream)
+        multiply(source.size, copy.address, source.address, number, stream=user)
+        return memory._replace(source=replace(copy, element=source.element), in_place=False, copies=True)
 
     def has_reached(self, entry: Entry) -> bool:
         """True once the user's stream has reached the call."""

@@ -19,8 +19,9 @@ from lanterne.kernels.cuda.source import (
     divide_source,
     fold_source,
     inputs_together,
+    multiply_source,
 )
-from lanterne.kernels.dtypes import DTYPES
+from lanterne.kernels.dtypes import BITWISE_OPS, COMPLEX, DTYPES, LOGICAL_OPS, Dtype, component_of, has_op, kernel_op
 
 # By architecture, the bytes of shared memory of a multiprocessor; all else is the same on these three.
 ARCHS = {"sm_80": 164 << 10, "sm_90": 228 << 10, "sm_100": 228 << 10}
@@ -28,7 +29,8 @@ REGISTERS, WARPS, BLOCKS, WARP = 65536, 64, 32, 32
 # Registers come to a warp in units of 256, to one of four parts of the multiprocessor; 1 KiB of shared memory of each
 # block is the system's.
 REGISTER_UNIT, PARTS, SYSTEM_NBYTES = 256, 4, 1 << 10
-OPS = ("sum", "prod", "min", "max")
+OPS = ("sum", "prod", "min", "max", *BITWISE_OPS, *LOGICAL_OPS)
+KINDS_OF_NUMBERS = ("float", "complex", "int", "uint")
 # CuPy adds this to the options of every RawKernel.
 CUPY_OPTIONS = ("-ftz=true",)
 # Records of .nv.info that are of a kernel: a symbol and a number.
@@ -157,7 +159,8 @@ def kernel_resources(
 
     Args:
         inputs: numbers of arrays that a reduction folds.
-        dtypes, archs, ops: of DTYPES, ARCHS, OPS; of bool there is neither "sum" nor "prod".
+        dtypes, archs, ops: of DTYPES and COMPLEX, ARCHS, OPS; of what a dtype has no op, there is no kernel, and of
+            bools sum and max are bor, as are their kernels.
 
     Raises:
         InputError: one that there is not.
@@ -165,7 +168,7 @@ def kernel_resources(
 
     Cost: some 0.07 s each.
     """
-    for name, given, known in (("dtype", dtypes, DTYPES), ("arch", archs, ARCHS), ("op", ops, OPS)):
+    for name, given, known in (("dtype", dtypes, DTYPES | COMPLEX), ("arch", archs, ARCHS), ("op", ops, OPS)):
         for one in given:
             if one not in known:
                 raise InputError(f"{name}: {one_of(one, known)}")
@@ -174,18 +177,25 @@ def kernel_resources(
     flags = (*OPTIONS, *CUPY_OPTIONS)
     for arch in archs:
         for name in dtypes:
-            dtype = DTYPES[name]
-            for op in ops:
-                for count in inputs if dtype.kind != "bool" or op in ("min", "max") else ():
-                    code = compile_for(fold_source(op, dtype, count), arch, flags).code
-                    flight = inputs_together(op, dtype, count) * VECTOR_NBYTES
+            dtype = (DTYPES | COMPLEX)[name]
+            for op in dict.fromkeys(kernel_op(op, dtype) for op in ops if has_op(op, dtype)):
+                element = _folded(op, dtype)
+                for count in inputs:
+                    code = compile_for(fold_source(op, element, count), arch, flags).code
+                    flight = inputs_together(op, element, count) * VECTOR_NBYTES
                     yield _resources(f"fold {op}", name, count, arch, taken_by(code)["fold"], flight)
-            if dtype.kind == "float":
-                code = compile_for(divide_source(dtype), arch, flags).code
-                yield _resources("divide", name, 1, arch, taken_by(code)["divide"], VECTOR_NBYTES)
+            for kernel, source in (("divide", divide_source), ("multiply", multiply_source)):
+                if dtype.kind in KINDS_OF_NUMBERS[: 2 if kernel == "divide" else None]:
+                    code = compile_for(source(component_of(dtype)), arch, flags).code
+                    yield _resources(kernel, name, 1, arch, taken_by(code)[kernel], VECTOR_NBYTES)
         code = compile_for(spin.SOURCE, arch, (*spin.OPTIONS, *CUPY_OPTIONS)).code
         for kernel, taken in sorted(taken_by(code).items()):
             yield _resources(kernel, None, None, arch, taken, None, threads=1)
+
+
+def _folded(op: str, dtype: Dtype) -> Dtype:
+    """The Dtype whose kernel folds elements of `dtype`: complex numbers are added as floats."""
+    return component_of(dtype) if op == "sum" else dtype
 
 
 def _resources(

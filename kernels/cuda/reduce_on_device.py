@@ -14,7 +14,14 @@ import numpy as np
 from lanterne.errors import InputError, one_of
 from lanterne.kernels.arrays import Array, Stream, device_array, import_cupy, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
-from lanterne.kernels.cuda.source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_source, fold_source
+from lanterne.kernels.cuda.source import (
+    OPTIONS,
+    THREADS_PER_BLOCK,
+    VECTOR_NBYTES,
+    divide_source,
+    fold_source,
+    multiply_source,
+)
 from lanterne.kernels.dtypes import LONG, Dtype, check_op, component_of, dtype_of, find_dtype, kernel_op
 
 IMPLEMENTATIONS = ("cuda-c", "numba")
@@ -78,9 +85,22 @@ def divide(out: Array, divisor: float, dtype: object = None, stream: Stream = No
         kernel(array.size, array.data.ptr, array.data.ptr, float(divisor), stream=stream)
 
 
+def multiply(out: Array, array: Array, factor: float, dtype: object = None, stream: Stream = None) -> None:
+    """out = array * factor, rounded once, on the device of `out`; `factor` of `reduce.factor_of`."""
+    (target, source), element = adopt_all(out, (array,), dtype)
+    with target.device:
+        kernel = prepare_multiply(element)
+        kernel(target.size, target.data.ptr, source.data.ptr, factor, stream=stream)
+
+
 def prepare_divide(dtype: object) -> "Kernel":
     """The kernel of `divide`, compiled for the device: `(count, out_address, in_address, divisor, stream=None)`."""
-    return _divide_kernel(find_dtype(dtype), import_cupy().cuda.Device().id)
+    return _kernel_with_number("divide", find_dtype(dtype), import_cupy().cuda.Device().id)
+
+
+def prepare_multiply(dtype: object) -> "Kernel":
+    """As prepare_divide, of `multiply`; the factor is a float, or of integers one of 64 bits with a sign."""
+    return _kernel_with_number("multiply", find_dtype(dtype), import_cupy().cuda.Device().id)
 
 
 def prepare(op: str, dtype: object, num_inputs: int, implementation: str | None = None) -> "Kernel":
@@ -149,7 +169,8 @@ def check_arrays(arrays: Sequence[Any], element: Dtype, dtype: object) -> None:
 def head_count(addresses: Sequence[int], element_nbytes: int, count: int) -> int:
     """Elements before the first 16-byte boundary that all `addresses` share; `count` where they share none."""
     offset = addresses[0] % VECTOR_NBYTES
-    if any(address % VECTOR_NBYTES != offset for address in addresses):
+    # Complex numbers need but the alignment of their parts.
+    if offset % element_nbytes or any(address % VECTOR_NBYTES != offset for address in addresses):
         return count
     return min(count, -offset % VECTOR_NBYTES // element_nbytes)
 
@@ -204,9 +225,10 @@ def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, 
     if num_inputs < 1:
         raise InputError(f"prepare: got {num_inputs} inputs, expected at least 1")
     if element.kind == "complex":
-        if op != "sum":
-            raise InputError(f"op: got {op} of {element.name} on a device, expected sum or mean")
-        return _fold_kernel(op, component_of(element), num_inputs, implementation, device_id).of_pairs()
+        if op == "sum":
+            return _fold_kernel(op, component_of(element), num_inputs, implementation, device_id).of_pairs()
+        # Numba's kernels have no pairs.
+        implementation = "cuda-c"
     if implementation == "numba":
         from lanterne.kernels.cuda.numba_kernels import fold_launcher
 
@@ -218,11 +240,12 @@ def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, 
 
 
 @functools.cache
-def _divide_kernel(element: Dtype, device_id: int) -> Kernel:
+def _kernel_with_number(name: str, element: Dtype, device_id: int) -> Kernel:
     if element.kind == "complex":
-        return _divide_kernel(component_of(element), device_id).of_pairs()
-    launch = _raw_launcher(divide_source(element), "divide")
-    _load(launch, 0, 0, 1.0)
+        return _kernel_with_number(name, component_of(element), device_id).of_pairs()
+    source = {"divide": divide_source, "multiply": multiply_source}[name]
+    launch = _raw_launcher(source(element), name)
+    _load(launch, 0, 0, 1.0 if element.kind == "float" else 1)
     return Kernel(element.nbytes, 2, _num_multiprocessors(device_id), launch)
 
 

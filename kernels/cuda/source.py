@@ -11,7 +11,7 @@ are added, multiplied and divided in PTX, and compared by their bits.
 from typing import NamedTuple
 
 from lanterne.kernels.cpu.fold_ir import NAN_BITS
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.dtypes import BITWISE_OPS, Dtype, component_of
 
 OPTIONS = ("-std=c++17", "--fmad=false")
 THREADS_PER_BLOCK = 256
@@ -91,7 +91,7 @@ def fold_source(op: str, dtype: Dtype, num_inputs: int) -> str:
 
     Args:
         op: "sum", "prod", "min", "max", or of integers "band", "bor", "bxor", "land", "lor", "lxor".
-        dtype: a Dtype.
+        dtype: a Dtype; of complex numbers there is "prod" only, since their sum is that of twice as many floats.
         num_inputs: int, at least 1.
     """
     group, room = inputs_together(op, dtype, num_inputs), _room(op, dtype)
@@ -130,7 +130,9 @@ def fold_source(op: str, dtype: Dtype, num_inputs: int) -> str:
 
 
 def _room(op: str, dtype: Dtype) -> _Room:
-    if op in ("sum", "prod"):
+    if dtype.kind == "complex":
+        return COMPARING
+    if op in ("sum", "prod", *BITWISE_OPS):
         return ADDING
     return COMPARING_BYTES if dtype.nbytes == 1 else COMPARING
 
@@ -147,21 +149,31 @@ def inputs_together(op: str, dtype: Dtype, num_inputs: int) -> int:
 
 
 def divide_source(dtype: Dtype) -> str:
-    """Source of the kernel `divide(count, head, out, in0, divisor)`: out = in0 / divisor, rounded once."""
+    """Source of the kernel `divide(count, head, out, in0, number)`: out = in0 / number, rounded once, of floats."""
+    return _with_number("divide", dtype, _rounded("div", dtype))
+
+
+def multiply_source(dtype: Dtype) -> str:
+    """As divide_source, of the kernel `multiply`: out = in0 * number, which is an integer of 64 bits to integers."""
+    return _with_number("multiply", dtype, _arithmetic("prod", dtype))
+
+
+def _with_number(name: str, dtype: Dtype, body: str) -> str:
+    number = "double" if dtype.kind == "float" else "long long"
     return "\n".join(
         [
             _element(dtype),
-            _function("Value quotient(Value a, Value b)", _rounded("div", dtype)),
+            _function("Value result_of(Value a, Value b)", body),
             _kernel(
-                "divide",
+                name,
                 # A quotient of doubles takes more registers than the most blocks leave.
                 COMPARING.few if dtype.nbytes == 8 else ADDING.few,
-                "const Bits* in0, double divisor",
+                f"const Bits* in0, {number} number",
                 [
                     "Vector vector; vector.words = *(const uint4*)(in0 + at);",
-                    *_each_lane("value[lane] = quotient(widen(vector.lane[lane]), (Value)divisor);"),
+                    *_each_lane("value[lane] = result_of(widen(vector.lane[lane]), (Value)number);"),
                 ],
-                ["Value value = quotient(widen(in0[at]), (Value)divisor);"],
+                ["Value value = result_of(widen(in0[at]), (Value)number);"],
             ),
         ]
     )
@@ -169,14 +181,11 @@ def divide_source(dtype: Dtype) -> str:
 
 def _element(dtype: Dtype) -> str:
     """The types and conversions of one element; NaNs become canonical in `narrow`."""
+    if dtype.kind == "complex":
+        return _pair(component_of(dtype))
     bits = (_SIGNED if dtype.kind == "int" else _UNSIGNED)[dtype.nbytes]
     value = _FLOAT_VALUE.get(dtype.name, bits)
-    lines = [
-        f"typedef {bits} Bits;",
-        f"typedef {value} Value;",
-        f"constexpr int LANES = {VECTOR_NBYTES // dtype.nbytes};",
-        "union Vector { uint4 words; Bits lane[LANES]; };",
-    ]
+    lines = [f"typedef {bits} Bits;", f"typedef {value} Value;"]
     if dtype.kind == "float":
         lines += [
             _function("Value widen(Bits bits)", _WIDEN[dtype.name]),
@@ -191,19 +200,39 @@ def _element(dtype: Dtype) -> str:
             _function("Value widen(Bits bits)", "return bits;"),
             _function("Bits narrow(Value value)", "return value;"),
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, _vector(dtype.nbytes)])
+
+
+def _pair(part: Dtype) -> str:
+    """As _element, of complex numbers: two floats `part` each, with their product and its three roundings."""
+    return "\n".join(
+        [
+            "namespace part {",
+            _element(part),
+            _function("Value times(Value a, Value b)", _rounded("mul", part)),
+            _function("Value plus(Value a, Value b)", _rounded("add", part)),
+            "}",
+            "struct Bits { part::Bits re, im; };",
+            "struct Value { part::Value re, im; };",
+            _function("Value widen(Bits bits)", "return Value{part::widen(bits.re), part::widen(bits.im)};"),
+            _function("Bits narrow(Value value)", "return Bits{part::narrow(value.re), part::narrow(value.im)};"),
+            _vector(2 * part.nbytes),
+        ]
+    )
+
+
+def _vector(nbytes: int) -> str:
+    return (
+        f"constexpr int LANES = {VECTOR_NBYTES // nbytes};\n"
+        "union Vector { uint4 words; Bits lane[LANES]; };"
+    )
 
 
 def _combine(op: str, dtype: Dtype) -> str:
     if op in _BITWISE:
         return _function("Value combine(Value a, Value b)", f"return (Value)({_BITWISE[op]});")
     if op in ("sum", "prod"):
-        if dtype.kind == "float":
-            return _function("Value combine(Value a, Value b)", _rounded({"sum": "add", "prod": "mul"}[op], dtype))
-        symbol = {"sum": "+", "prod": "*"}[op]
-        # Unsigned, since signed overflow is undefined; the bits are the same.
-        wide = "unsigned long long" if dtype.nbytes == 8 else "unsigned int"
-        return _function("Value combine(Value a, Value b)", f"return (Value)(({wide})a {symbol} ({wide})b);")
+        return _function("Value combine(Value a, Value b)", _arithmetic(op, dtype))
     symbol = {"min": "<", "max": ">"}[op]
     if dtype.kind != "float":
         return _function("Value combine(Value a, Value b)", f"return a {symbol} b ? a : b;")
@@ -212,6 +241,19 @@ def _combine(op: str, dtype: Dtype) -> str:
     order = f"{whole} bits = {bits}; return bits < 0 ? bits ^ {all_but_sign} : bits;"
     body = f"if (a != a) return a; if (b != b) return b; return order(a) {symbol} order(b) ? a : b;"
     return _function(f"{whole} order(Value value)", order) + "\n" + _function("Value combine(Value a, Value b)", body)
+
+
+def _arithmetic(op: str, dtype: Dtype) -> str:
+    """The body of a function of two values: their "sum" or "prod", of complex numbers (ac - bd, ad + bc)."""
+    if dtype.kind == "complex":
+        assert op == "prod", "sums are of the parts"
+        real = "part::plus(part::times(a.re, b.re), -part::times(a.im, b.im))"
+        return f"return Value{{{real}, part::plus(part::times(a.re, b.im), part::times(a.im, b.re))}};"
+    if dtype.kind == "float":
+        return _rounded({"sum": "add", "prod": "mul"}[op], dtype)
+    # Unsigned, since signed overflow is undefined; the bits are the same.
+    wide = "unsigned long long" if dtype.nbytes == 8 else "unsigned int"
+    return f"return (Value)(({wide})a {_SYMBOLS[{'sum': 'add', 'prod': 'mul'}[op]]} ({wide})b);"
 
 
 def _rounded(instruction: str, dtype: Dtype) -> str:

@@ -16,6 +16,7 @@ from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto import trials
 from lanterne.collectives.late import calls as late
 from lanterne.errors import InputError, TransportError, TransportTimeout
+from lanterne.kernels.dtypes import PremulSum
 
 LATE_S = 0.3
 # What a job of ranks may take.
@@ -69,6 +70,19 @@ def check_ops_and_dtypes(comm):
         for op in ("sum", "prod", "min", "max"):
             same(comm, "all_reduce", 40_003, dtype, op=op, algorithm="ring")
     same(comm, "all_reduce", 40_003, "float32", op="mean", algorithm="ring")
+
+
+def check_ops_of_bits_truth_and_complex_numbers(comm):
+    import cupy
+
+    for op in ("band", "bxor", "land", "lxor"):
+        same(comm, "all_reduce", 40_003, "uint8", op=op, algorithm="ring")
+    for op in ("sum", "avg", PremulSum(comm.rank + 0.5)):
+        same(comm, "all_reduce", 40_003, "complex64", op=op, algorithm="ring")
+    x, out = cupy.full(40_003, comm.rank + 2 + 1j, np.complex64), cupy.zeros(40_003, np.complex64)
+    comm.all_reduce(x, out, op="prod", algorithm="ring")
+    assert set(out.get().tolist()) == {complex(np.prod([rank + 2 + 1j for rank in range(comm.world_size)]))}
+    same(comm, "all_reduce", 40_003, "int16", op=PremulSum(comm.rank - 2), algorithm="ring")
 
 
 def check_segments(comm):
@@ -311,6 +325,14 @@ def check_captured_late_rank(comm):
     captured.close()
 
 
+def check_captured_late_rank_for_which_the_device_waits(comm):
+    os.environ["LANTERNE_JOIN"] = "device"
+    try:
+        check_captured_late_rank(comm)
+    finally:
+        os.environ.pop("LANTERNE_JOIN", None)
+
+
 def check_native(comm):
     import cupy
 
@@ -407,6 +429,7 @@ COMMON = [
     check_every_all_reduce,
     check_other_collectives,
     check_ops_and_dtypes,
+    check_ops_of_bits_truth_and_complex_numbers,
     check_segments,
     check_large,
     check_order_on_the_users_stream,
@@ -423,6 +446,7 @@ NCCL = [
     check_a_capture_that_is_left_open,
     check_a_capture_beside_a_call,
     check_captured_late_rank,
+    check_captured_late_rank_for_which_the_device_waits,
     check_native,
     check_what_auto_goes_by_can_be_measured,
     check_emulated_links_on_streams,

@@ -10,6 +10,7 @@ from lanterne.kernels.cuda.reduce_on_device import IMPLEMENTATIONS, divide, fold
 from lanterne.kernels.cuda.spin import delay
 from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import divide as any_divide
+from lanterne.kernels.reduce import multiply
 from lanterne.kernels.reduce import prepare as prepare_host
 from lanterne.kernels.reduce import reduce as any_reduce
 
@@ -91,6 +92,17 @@ def test_divide(cupy, name):
     divide(device, 7, dtype=name)
     expected = host.copy()
     any_divide(typed(expected, dtype), 7, dtype=name)
+    assert same_bits(device, expected)
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "int8", "uint64"])
+def test_multiply(cupy, name):
+    dtype, factor = DTYPES[name], 0.3 if name in FLOATS else 3
+    host = random_bits(dtype, 10_007, 4)
+    source, device = typed(cupy.asarray(host), dtype), typed(cupy.asarray(np.zeros_like(host)), dtype)
+    multiply(device, source, factor, dtype=name)
+    expected = host.copy()
+    multiply(typed(expected, dtype), typed(host, dtype), factor, dtype=name)
     assert same_bits(device, expected)
 
 

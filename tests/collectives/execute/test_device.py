@@ -14,6 +14,7 @@ from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Message
 from lanterne.collectives.late import calls as late
 from lanterne.errors import InputError, TransportTimeout
+from lanterne.kernels.dtypes import PremulSum
 
 LINES = [line for line in ALGORITHMS if line[0] != "barrier"]
 
@@ -52,6 +53,85 @@ def test_ops_and_dtypes(path, op, dtype):
         same(comm, "all_reduce", 4099, op=op, dtype=dtype, algorithm="ring")
 
     assert PATHS[path](3, program) == [None] * 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_ops_of_bits_truth_and_complex_numbers(path):
+    cases = [(op, dtype) for op in ("band", "bxor", "land", "lxor") for dtype in ("int8", "uint64")]
+    cases += [("sum", "complex64"), ("avg", "complex128")]
+
+    def program(comm):
+        for op, dtype in cases:
+            same(comm, "all_reduce", 1031, op=op, dtype=dtype, algorithm="ring")
+        x, out = HostArray(np.full(1031, comm.rank + 2 + 1j)), HostArray(np.zeros(1031, complex))
+        comm.all_reduce(x, out, "prod", algorithm="ring")
+        synchronize(comm)
+        assert (out.values == (2 + 1j) * (3 + 1j) * (4 + 1j)).all()
+
+    assert PATHS[path](3, program) == [None] * 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_premul_sum_leaves_the_input_as_it_is(path, dtype):
+    """The copy is made on the call's stream, after what that was given before."""
+
+    def program(comm):
+        stored = "uint16" if dtype == "bfloat16" else dtype
+        x, out = HostArray(np.zeros(1000, stored)), HostArray(np.zeros(1000, stored))
+        one = np.array(1.0, np.float32).view(np.uint32) >> 16 if dtype == "bfloat16" else 1
+        comm.transport.runtime.default.put(lambda: (time.sleep(0.05), x.values.fill(one)))
+        comm.all_reduce(x, out, PremulSum(comm.rank + 2), dtype=dtype, algorithm="ring")
+        synchronize(comm)
+        found = (out.values.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else out.values
+        assert (found == 2 + 3 + 4).all() and (x.values == one).all()
+        bools = HostArray(np.ones(4, bool))
+        with pytest.raises(InputError, match="multiply: got bool"):
+            comm.all_reduce(bools, bools, PremulSum(2))
+
+    assert PATHS[path](3, program) == [None] * 3
+
+
+class Foreign:
+    """An array as another library has it: `dtype` in its own words, bfloat16 as it stands in the interface."""
+
+    def __init__(self, values, dtype, typestr):
+        self.values, self.dtype, self._typestr = values, dtype, typestr
+
+    @property
+    def __cuda_array_interface__(self):
+        address = self.values.__array_interface__["data"]
+        return {"data": address, "shape": self.values.shape, "typestr": self._typestr, "strides": None, "version": 3}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "typestr", "stored", "one", "three"),
+    [
+        ("torch.float32", "<f4", "float32", 1.0, 3.0),
+        # 3 is 0x4040, and 1 is 0x3f80.
+        ("torch.bfloat16", "<V2", "uint16", 0x3F80, 0x4040),
+        ("bfloat16", "<V2", "uint16", 0x3F80, 0x4040),
+        ("float16", "<f2", "float16", 1.0, 3.0),
+    ],
+)
+def test_arrays_of_other_libraries_are_read_and_written_where_they_lie(dtype, typestr, stored, one, three):
+    def program(comm):
+        runtime, taken = comm.transport.runtime, []
+        x = Foreign(np.full(10_000, one, stored), dtype, typestr)
+        out = Foreign(np.zeros(10_000, stored), dtype, typestr)
+        comm.all_reduce(x, out, algorithm="allpairs")
+        synchronize(comm)
+        # Scratch is there from now on: nothing is made for an array any more, and none is copied.
+        empty, copy = runtime.empty, runtime.copy
+        runtime.empty = lambda *arguments: taken.append(arguments) or empty(*arguments)
+        runtime.copy = lambda *arguments: taken.append(arguments) or copy(*arguments)
+        out.values.fill(0)
+        comm.all_reduce(x, out, algorithm="allpairs")
+        synchronize(comm)
+        assert (out.values == three).all() and (x.values == one).all()
+        return taken
+
+    assert over_nccl(3, program) == [[]] * 3
 
 
 def test_a_queued_call_asks_the_device_nothing():

@@ -8,19 +8,20 @@ import subprocess
 import numpy as np
 import pytest
 
+from lanterne.kernels.cuda.occupancy import OPS
 from lanterne.kernels.cuda.reduce_on_device import head_count
-from lanterne.kernels.cuda.source import divide_source, fold_source
-from lanterne.kernels.dtypes import DTYPES
-from lanterne.kernels.reduce import divide, prepare
+from lanterne.kernels.cuda.source import divide_source, fold_source, multiply_source
+from lanterne.kernels.dtypes import COMPLEX, DTYPES, find_dtype, has_op, kernel_op
+from lanterne.kernels.reduce import divide, factor_of, multiply, prepare
 
+# Of bools only what they are reduced by.
 CASES = [
-    (name, op)
-    for name, dtype in DTYPES.items()
-    for op in ("sum", "prod", "min", "max")
-    if dtype.kind != "bool" or op in ("min", "max")
+    *((name, op) for name, dtype in DTYPES.items() for op in OPS if has_op(op, dtype) and kernel_op(op, dtype) == op),
+    *((name, "prod") for name in COMPLEX),
 ]
 SUMMED = [name for name, op in CASES if op == "sum"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
+NUMBERS = [name for name, dtype in DTYPES.items() if dtype.kind != "bool"]
 NUM_INPUTS = 3
 # One group, one with a rest, and groups in a loop without one and with one.
 MANY_INPUTS = (1, 8, 9, 13, 16, 20, 31, 32)
@@ -59,7 +60,7 @@ def as_cpp(name, source, call):
     assert "asm(" not in source
     source = source.replace('extern "C" __global__', "static")
     function = (
-        f'extern "C" void {name}(long long count, long long head, void** p, double divisor) {{ {LAUNCH} {call}; }}'
+        f'extern "C" void {name}(long long count, long long head, void** p, double number) {{ {LAUNCH} {call}; }}'
     )
     return f"namespace {name}_space {{ {source} {function} }}\n"
 
@@ -75,13 +76,11 @@ def library(tmp_path_factory):
     for function, name, op, num_inputs in folds:
         pointers = ", ".join(f"(const Bits*)p[{i + 1}]" for i in range(num_inputs))
         call = f"fold(count, head, (Bits*)p[0], Inputs{{{{{pointers}}}}})"
-        text += "#undef COMBINED\n" + as_cpp(function, fold_source(op, DTYPES[name], num_inputs), call)
-    for name in FLOATS:
-        text += as_cpp(
-            f"divide_{name}",
-            divide_source(DTYPES[name]),
-            "divide(count, head, (Bits*)p[0], (const Bits*)p[1], divisor)",
-        )
+        text += "#undef COMBINED\n" + as_cpp(function, fold_source(op, find_dtype(name), num_inputs), call)
+    for kernel, source, names in (("divide", divide_source, FLOATS), ("multiply", multiply_source, NUMBERS)):
+        for name in names:
+            call = f"{kernel}(count, head, (Bits*)p[0], (const Bits*)p[1], number)"
+            text += as_cpp(f"{kernel}_{name}", source(DTYPES[name]), call)
     folder = tmp_path_factory.mktemp("cuda_c")
     (folder / "kernels.cpp").write_text(text)
     command = [compiler, "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-std=c++17"]
@@ -94,29 +93,32 @@ def random_bits(dtype, count, seed):
     rng = np.random.default_rng(seed)
     memory = np.zeros(count * dtype.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    bits = memory[start : start + count * dtype.nbytes].view(f"u{dtype.nbytes}")
+    bits = memory[start : start + count * dtype.nbytes].view(f"u{min(dtype.nbytes, 8)}")
     bits.view(np.uint8)[:] = rng.integers(0, 256, count * dtype.nbytes, np.uint8)
-    special = np.array([0, 1, 1 << (8 * dtype.nbytes - 1), (1 << 8 * dtype.nbytes) - 1], bits.dtype)
-    chosen = rng.random(count) < 0.5
-    bits[chosen] = special[rng.integers(0, 4, count)][chosen]
+    width = 8 * bits.itemsize
+    special = np.array([0, 1, 1 << (width - 1), (1 << width) - 1], bits.dtype)
+    chosen = rng.random(bits.size) < 0.5
+    bits[chosen] = special[rng.integers(0, 4, bits.size)][chosen]
     if dtype.kind == "bool":
         bits &= 1
     return bits
 
 
-def launch(library, name, count, head, arrays, divisor=1.0):
+def launch(library, name, count, head, arrays, number=1.0):
     pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-    getattr(library, name)(ctypes.c_longlong(count), ctypes.c_longlong(head), pointers, ctypes.c_double(divisor))
+    getattr(library, name)(ctypes.c_longlong(count), ctypes.c_longlong(head), pointers, ctypes.c_double(number))
 
 
 @pytest.mark.parametrize("shifts", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 3)])
 @pytest.mark.parametrize(("name", "op"), CASES)
 def test_fold_gives_the_bits_of_the_cpu(library, name, op, shifts):
-    dtype = DTYPES[name]
+    dtype = find_dtype(name)
     for count in (0, 1, 5, 203):
+        # A complex number may lie where a float may.
         arrays = [random_bits(dtype, count + shift, i)[shift:] for i, shift in enumerate(shifts)]
+        arrays = [array[: count * dtype.nbytes // array.itemsize] for array in arrays]
         head = head_count([array.ctypes.data for array in arrays], dtype.nbytes, count)
-        expected = np.zeros(count, arrays[0].dtype)
+        expected = np.zeros_like(arrays[0])
         prepare(op, dtype, NUM_INPUTS)(count, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
         launch(library, f"{op}_{name}", count, head, arrays)
         np.testing.assert_array_equal(arrays[0], expected)
@@ -143,3 +145,18 @@ def test_divide_gives_the_bits_of_the_cpu(library, name):
     divide(expected if name == "bfloat16" else expected.view(name), 3, dtype=name)
     launch(library, f"divide_{name}", bits.size, 0, [bits, bits], 3.0)
     np.testing.assert_array_equal(bits, expected)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_multiply_gives_the_bits_of_the_cpu(library, name):
+    dtype, factor = DTYPES[name], 0.3 if name in FLOATS else 3
+    bits = random_bits(dtype, 203, 8)
+    expected = bits.copy() if name == "bfloat16" else bits.copy().view(name)
+    multiply(expected, expected, factor, dtype=name)
+    launch(library, f"multiply_{name}", bits.size, 0, [bits, bits], factor_of(factor, dtype))
+    np.testing.assert_array_equal(bits, expected.view(bits.dtype))
+
+
+def test_factors_of_integers_wrap_as_their_products_do():
+    assert factor_of(2**64 - 1, DTYPES["uint64"]) == -1
+    assert factor_of(-3, DTYPES["int8"]) == -3

@@ -15,9 +15,9 @@ HERE = Path(__file__).parents[1]
 require_compilers()
 
 from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature
-from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, compile_for, taken_by
-from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together
-from lanterne.kernels.dtypes import DTYPES
+from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by
+from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together, multiply_source
+from lanterne.kernels.dtypes import COMPLEX, DTYPES
 
 FLAGS = (*OPTIONS, *CUPY_OPTIONS)
 # What may have it all the same: whether a value is NaN, and the divisor, which is no subnormal.
@@ -72,28 +72,28 @@ def test_all_inputs_are_in_flight_together(dtype, arch):
     assert taken_by(code)["fold"].registers <= 65536 // 2048
 
 
-def spills(arch, ops, counts, dtypes=tuple(DTYPES)):
-    """[(dtype, op, inputs, bytes of a thread's stack)] of the reductions that have one."""
-    found = []
-    for name, op in CASES:
-        for count in counts if op in ops and name in dtypes else ():
-            taken = taken_by(compile_for(fold_source(op, DTYPES[name], count), arch, FLAGS).code)["fold"]
-            if taken.stack_nbytes:
-                found.append((name, op, count, taken.stack_nbytes))
-    return found
+def spilling(inputs, dtypes, archs, ops):
+    """The kernels of kernel_resources that have a stack, of which there is at least one without."""
+    found = list(kernel_resources(inputs, dtypes, archs, ops))
+    assert len({kernel["name"] for kernel in found if kernel["dtype"]} - {"divide", "multiply"}) >= len(dtypes) > 0
+    return [kernel for kernel in found if kernel["spill_bytes"]]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_used_to_spill_does_not(arch):
     """Where groups change, and where spills have been; the slow test has all dtypes and numbers of inputs."""
-    assert spills(arch, ("sum", "max"), (2, 8, 13, 31), ("float32", "float64", "int8", "bool", "int32")) == []
+    for op, dtype in (("sum", "float32"), ("max", "float64"), ("max", "int8"), ("lxor", "bool"), ("sum", "int32")):
+        assert spilling((2, 8, 13, 31), (dtype,), (arch,), (op,)) == []
+    assert spilling((2, 31), ("complex64",), (arch,), ("prod",)) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_no_reduction_of_up_to_32_inputs_spills(arch, op):
-    assert spills(arch, (op,), range(1, 33)) == []
+    dtypes = [name for name in (*DTYPES, *COMPLEX) if name != "complex64" or op == "prod"]
+    kernels = kernel_resources(range(1, 33), dtypes, (arch,), (op,))
+    assert [kernel for kernel in kernels if kernel["spill_bytes"]] == []
 
 
 def test_what_is_read_of_machine_code_is_what_the_assembler_says(tmp_path):
@@ -117,6 +117,12 @@ def test_divide_compiles(dtype, arch):
     # Division is that of IEEE 754, not the approximate one.
     assert re.search(r"div\.rn\.f(32|64)", ptx)
     assert "approx" not in ptx
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "int64"])
+def test_multiply_compiles(dtype):
+    ptx, _ = compile_for(multiply_source(DTYPES[dtype]), "sm_90", FLAGS)
+    check_accesses(ptx, 1)
 
 
 @pytest.mark.parametrize(("dtype", "op"), NUMBA_CASES)
