@@ -4,6 +4,7 @@ A graph is static: addresses, sizes, late rank and cut. NCCL wants an operation 
 so capturing is a collective call of its own, not a cache behind the others.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +21,13 @@ from lanterne.collectives.late.calls import LateRequest, key_of
 from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.cuda.device_view import DeviceView
-from lanterne.kernels.dtypes import Op
+from lanterne.kernels.dtypes import Op, PremulSum
+from lanterne.kernels.staging import HostFlag
 from lanterne.transport.board.late_policy import from_text, to_text
+
+# "device": where a late rank joins, the streams of the others wait for a flag that the CPU sets, instead of the CPU
+# launching what follows. Nothing is launched then once it has come; but a call that is given up ends the communicator.
+JOIN_VARIABLE = "LANTERNE_JOIN"
 
 
 class Captured:
@@ -42,6 +48,8 @@ class Captured:
         options: CallOptions,
     ) -> None:
         op = DEFAULT_OPS.get(collective) if op is None else op
+        if isinstance(op, PremulSum):
+            raise InputError("capture: got PremulSum, whose copy no graph makes; expected an op by name")
         self._call = resolve(communicator, collective, in_array, out_array, op, root, stream, options)
         side = communicator.device_side(in_array) if self._call.entry is not None else None
         if side is None or side.channel is None or self._call.algorithm == "native":
@@ -79,6 +87,10 @@ class Captured:
             for execution in executions:
                 execution.drop_graphs()
             raise
+        if self._policy is not None and os.environ.get(JOIN_VARIABLE) == "device":
+            flag = HostFlag(side.runtime)
+            for execution in executions:
+                execution.flag = flag
         self._plans: dict[tuple[str, int], _CapturedPlan] | None = {
             choice: _CapturedPlan(plan.signature, execution)
             for choice, plan, execution in zip(choices, plans, executions, strict=True)

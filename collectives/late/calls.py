@@ -24,6 +24,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
@@ -34,7 +35,7 @@ from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
-from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
+from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
@@ -44,6 +45,7 @@ from lanterne.transport.base import Request
 from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, likely, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
+    ABORT,
     DIED,
     JOIN,
     MAX_SIGNATURES,
@@ -204,13 +206,15 @@ class LateRanks:
                 for rank, delay_ns in zip(numbers[::2], numbers[1::2], strict=True):
                     self.arrivals.note(rank, delay_ns / 1e9, False)
                 continue
-            if record.verdict in (NORMAL, JOIN):
-                self.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
             turn = self._turns.get(record.number)
             if turn is not None:
                 turn.take(record)
+                if turn.at_once is not None and record.verdict != ABORT:
+                    turn.at_once()
                 if record.free:
                     self._set_free(turn.signature, turn.number, record.free)
+            if record.verdict in (NORMAL, JOIN):
+                self.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
 
     def look(self, since: int = 0) -> Arrivals:
         """The Arrivals after `since` calls, after a look at what the board has sent, if no call is under way."""
@@ -334,16 +338,25 @@ def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:
     return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
 
 
+class GraphPlan(Protocol):
+    """What a request needs of a captured plan."""
+
+    execution: StreamExecution
+
+    def give_back(self, execution: Any, form: Any, /) -> None: ...
+
+
 class LateRequest(CollectiveRequest):
     """A call that asks the board.
 
     Args:
         policy: what the board goes by.
-        captured: gives the plan of a choice and a late rank, where graphs were made of them.
+        captured: gives the plan of a choice and a late rank, where graphs were made of them: these are launched as soon
+            as the board has spoken, before anything else is done.
     """
 
     __slots__ = (
-        *("_call", "_captured", "_complete", "_completion", "_entry", "_error", "_execution", "_gave_up_s"),
+        *("_call", "_captured", "_complete", "_completion", "_entered", "_entry", "_error", "_execution", "_gave_up_s"),
         *("_goes_ahead", "_late", "_moved", "_plan", "_policy", "_signature", "_turn"),
     )
 
@@ -353,7 +366,7 @@ class LateRequest(CollectiveRequest):
         late: LateRanks,
         call: CheckedCall,
         policy: str,
-        captured: Callable[[str, int], AnyPlan] | None = None,
+        captured: Callable[[str, int], GraphPlan] | None = None,
     ) -> None:
         super().__init__(communicator)
         self._late = late
@@ -368,9 +381,13 @@ class LateRequest(CollectiveRequest):
         self._signature = str(call.key._replace(algorithm="auto"))
         late.number += 1
         self._turn = Turn(late.number, self._signature)
+        # Whether the streams wait for the call's entry.
+        self._entered = False
+        if captured is not None:
+            self._turn.at_once = self._take_step
         self._execution: Execution | StreamExecution | None = None
         self._complete = False
-        self._plan: AnyPlan | None = None
+        self._plan: AnyPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
 
@@ -415,7 +432,8 @@ class LateRequest(CollectiveRequest):
             self._moved = True
             self._do(step)
         execution = self._execution
-        if execution is not None and not self._complete:
+        # One whose join waits on the device is all queued, but not known to come to an end.
+        if execution is not None and not self._complete and not (self._captured is not None and turn.held):
             before = execution.remaining
             self._complete = execution.advance()
             self._moved = self._moved or execution.remaining != before
@@ -427,6 +445,8 @@ class LateRequest(CollectiveRequest):
                 late.arrive(turn, self._policy, turn.ready)
                 assert self._call is not None, "it has just begun"
                 late.prepare(self._call, self._policy)
+                if self._captured is not None:
+                    self._enter()
             else:
                 late.be_ready(turn)
         elif step.what == END:
@@ -434,8 +454,35 @@ class LateRequest(CollectiveRequest):
         elif step.what == RELEASE:
             assert self._execution is not None, "it was begun"
             self._execution.release()
+        elif self._captured is not None:
+            self._launch(self._captured, record, BEFORE if step.what == BEGIN else WHOLE)
         else:
             self._run(record.choice, record.rank if record.choice else -1, held=step.what == BEGIN)
+
+    def _take_step(self) -> None:
+        """Do what the board's word is, at once: there is nothing before a captured call that it would wait for."""
+        step = self._turn.next(COMPLETE)
+        if step is not None:
+            self._do(step)
+
+    def _enter(self) -> None:
+        """Let the streams wait for the call's entry, which has been reached: one thing less to do after the record."""
+        assert self._entry is not None, "of device arrays"
+        self._communicator.device_side().enter(self._entry)
+        self._entered = True
+
+    def _launch(self, captured: Callable[[str, int], GraphPlan], record: Record, part: int) -> None:
+        """As `_run`, of graphs: first the launch, then what is to be remembered of it."""
+        if not self._entered:
+            self._enter()
+        plan = captured(record.choice, record.rank if record.choice else -1)
+        plan.execution.launch(part)
+        self._late.ran[record.choice.partition("@")[0]] += 1
+        call = self._call
+        assert call is not None, "it is not over"
+        self._plan, self._execution = plan, plan.execution
+        plan.execution.bind(call.in_array, call.out_array, self._entry)
+        plan.execution.launched(part)
 
     def _run(self, choice: str, late_rank: int, held: bool) -> None:
         self._late.ran[choice.partition("@")[0]] += 1
@@ -450,8 +497,6 @@ class LateRequest(CollectiveRequest):
         execution.start(held=held)
 
     def _find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
-        if self._captured is not None:
-            return self._captured(choice, late_rank)
         key, plans = call.key, self._late.plans
         if choice:
             key = key_of(key, choice, late_rank)
@@ -484,6 +529,9 @@ class LateRequest(CollectiveRequest):
         if ranks[me] in absent:
             text = "this rank came after the others had given it up"
         self._error = TransportTimeout(f"{name}: call {self._turn.number}: {text}", absent)
+        if isinstance(self._execution, StreamExecution) and self._execution.is_committed:
+            # What waits on the device for the late rank ends with the communicator only.
+            raise self._error
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this call waits for now; before the board has spoken, all."""

@@ -8,6 +8,7 @@ beginnings of others.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, TIMEOUT, WITHOUT, Record
@@ -33,15 +34,19 @@ class TurnStep(NamedTuple):
 
 
 class Turn:
-    """Call `number` with `signature`; `ready`: whether this rank has said that it is."""
+    """Call `number` with `signature`; `ready`: whether this rank has said that it is.
 
-    __slots__ = ("_records", "_state", "number", "ready", "signature")
+    Attributes: `at_once`, of a call that has nothing to wait for once the board has spoken: called then; else None.
+    """
+
+    __slots__ = ("_records", "_state", "at_once", "number", "ready", "signature")
 
     def __init__(self, number: int, signature: str) -> None:
         self.number: int = number
         self.signature: str = signature
         self._state = _NEW
         self.ready: bool = False
+        self.at_once: Callable[[], object] | None = None
         self._records: deque[Record] = deque()
 
     def take(self, record: Record) -> None:

@@ -26,6 +26,7 @@ _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 _WRITE_AFTER_EARLIER_WRITES = 0  # CU_STREAM_WRITE_VALUE_DEFAULT
+_WAIT_FOR_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 def own_device(place: int) -> "CudaRuntime":
@@ -221,6 +222,13 @@ class CudaRuntime:
         with self._here:
             return self._launched_here(prepare_divide(dtype))
 
+    def prepare_multiply(self, dtype: object) -> Callable[..., None]:
+        """As prepare_divide, with a factor; see reduce.factor_of."""
+        from lanterne.kernels.cuda.reduce_on_device import prepare_multiply
+
+        with self._here:
+            return self._launched_here(prepare_multiply(dtype))
+
     def _launched_here(self, kernel: Callable[..., None]) -> Callable[..., None]:
         """`kernel`, launched on this device whichever is the current one; CuPy launches on that."""
 
@@ -300,6 +308,12 @@ class CudaRuntime:
         with self._here:
             flag = self.device_address(address)
             self._check(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
+
+    def wait_flag(self, address: int, value: int, stream: Stream) -> None:
+        """Hold `stream` back until the uint32 in pinned host memory is at least `value`: no multiprocessor waits."""
+        with self._here:
+            flag = self.device_address(address)
+            self._check(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_FOR_AT_LEAST))
 
     def pin(self, address: int, nbytes: int) -> None:
         """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed.

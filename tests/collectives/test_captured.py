@@ -1,5 +1,7 @@
 """Captured calls on stand-ins: graphs give what the calls give, for every late rank, and go before NCCL does."""
 
+import sys
+import threading
 import time
 
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 from device_ranks import over_nccl, same, staged, synchronize, values_of
 from nccl_ranks import HostArray, Job
 
+from lanterne.collectives.communicator import core_of
 from lanterne.collectives.late import calls as late
-from lanterne.errors import InputError, TransportError, Unavailable
+from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
+from lanterne.kernels.dtypes import PremulSum
 from lanterne.transport.board import sequencer
 
 
@@ -106,6 +110,85 @@ def test_the_record_of_the_call_picks_the_graph(monkeypatch):
     assert sum(number for _, number in results) == 4 * 4 + 3 * early, results
 
 
+def test_few_steps_from_the_record_to_the_launch(monkeypatch):
+    """Calls of Python between what the board says and the graph that follows: 30 to 46 before graphs came first."""
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
+
+    def program(comm):
+        x, out = HostArray(np.full(100_000, comm.rank + 1, np.float32)), HostArray(np.zeros(100_000, np.float32))
+        captured = comm.capture("all_reduce", x, out)
+        runtime, seat = core_of(comm).device_side().runtime, core_of(comm).late.seat
+        take, launch = seat.take, runtime.launch
+        steps, counting = [], []
+
+        def counted_take():
+            record = take()
+            if record is not None and record.verdict != sequencer.SEEN and not counting:
+                counting.append(0)
+                sys.setprofile(count)
+            return record
+
+        def count(frame, event, argument):
+            counting[0] += event in ("call", "c_call")
+
+        def counted_launch(graph, stream):
+            sys.setprofile(None)
+            if counting:
+                # But for the call of setprofile itself.
+                steps.append(counting.pop() - 1)
+            launch(graph, stream)
+
+        monkeypatch.setattr(seat, "take", counted_take)
+        monkeypatch.setattr(runtime, "launch", counted_launch)
+        for late_rank in (1, None, 2):
+            if comm.rank == late_rank:
+                runtime.default.put(lambda: time.sleep(0.2))
+            captured.launch()
+            synchronize(comm)
+        assert (out.values == 6).all()
+        return steps
+
+    for steps in over_nccl(3, program):
+        assert len(steps) >= 3 and max(steps) <= 15, steps
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_join_may_wait_on_the_device(monkeypatch, ends):
+    """All is queued before the late rank comes: then nothing is launched any more. One that never comes ends it all."""
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
+    monkeypatch.setenv("LANTERNE_JOIN", "device")
+
+    def program(comm):
+        runtime, goes_on = comm.transport.runtime, threading.Event()
+        x, out = HostArray(np.full(100_000, comm.rank + 1, np.float32)), HostArray(np.zeros(100_000, np.float32))
+        captured = comm.capture("all_reduce", x, out)
+        for late_rank in (2, 0, None, 2):
+            out.values.fill(0)
+            if comm.rank == late_rank:
+                runtime.default.put(lambda: time.sleep(0.2))
+            captured.launch()
+            synchronize(comm)
+            assert (out.values == 6).all(), late_rank
+        joins = [plan.execution.is_committed for plan in captured._plans.values()]
+        assert not any(joins) and comm.arrivals().begun_early >= 3
+        if not ends:
+            return None
+        comm.barrier()
+        if comm.rank == 2:
+            goes_on.wait(3.0)
+            return None
+        with pytest.raises((TransportTimeout, TransportError)):
+            captured.launch().wait(0.5)
+        synchronize(comm)
+        with pytest.raises(TransportError):
+            captured.launch()
+        return None
+
+    assert over_nccl(3, program) == [None] * 3
+
+
 def test_graphs_go_before_their_communicator():
     job = Job(2)
 
@@ -184,6 +267,8 @@ def test_bad_captures():
         x = HostArray(np.zeros(4, np.float32))
         with pytest.raises(InputError, match="collective: got 'allreduce' .*, expected one of all_reduce"):
             comm.capture("allreduce", x, x)
+        with pytest.raises(InputError, match="capture: got PremulSum"):
+            comm.capture("all_reduce", x, x, op=PremulSum(2))
         with pytest.raises(InputError, match="capture: got the library's own algorithm"):
             comm.capture("all_reduce", x, x, algorithm="native")
         x = HostArray(np.zeros(4 + comm.rank, np.float32))

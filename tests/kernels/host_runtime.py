@@ -12,7 +12,7 @@ import numpy as np
 from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels.cpu.jit import divide_function
 from lanterne.kernels.cuda.device_view import DeviceView
-from lanterne.kernels.reduce import prepare
+from lanterne.kernels.reduce import multiply, prepare
 
 
 class HostArray:
@@ -125,6 +125,19 @@ class HostRuntime:
         kernel = divide_function(dtype)
         return lambda count, *arguments, stream: stream.put(lambda: kernel(count, *arguments))
 
+    def prepare_multiply(self, dtype):
+        views = {"bfloat16": np.uint16}
+
+        def kernel(count, out, source, factor):
+            bytes_type = ctypes.c_uint8 * (count * dtype.nbytes)
+            to, of = (
+                np.ctypeslib.as_array(bytes_type.from_address(address)).view(views.get(dtype.name, dtype.name))
+                for address in (out, source)
+            )
+            multiply(to, of, factor, dtype)
+
+        return lambda count, *arguments, stream: stream.put(lambda: kernel(count, *arguments))
+
     def begin_capture(self, stream):
         assert stream is not self.default and stream.captured is None
         stream.captured = HostGraph(stream)
@@ -183,6 +196,10 @@ class HostRuntime:
     def write_flag(self, address, value, stream):
         self._check_pinned(address)
         stream.put(lambda: setattr(ctypes.c_uint32.from_address(address), "value", value))
+
+    def wait_flag(self, address, value, stream):
+        self._check_pinned(address)
+        stream.put(lambda: self._until(lambda: ctypes.c_uint32.from_address(address).value >= value))
 
     def pin(self, address, nbytes):
         assert address not in self.pinned

@@ -105,6 +105,10 @@ CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, cuuint32_
     return driver_stream(handle, [&](Stream& stream) { return write_flag(address, value, flags, stream); });
 }
 
+CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    return driver_stream(handle, [&](Stream& stream) { return wait_flag(address, value, flags, stream); });
+}
+
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     return driver_plain([&] { return exchange_capture_mode(reinterpret_cast<cudaStreamCaptureMode*>(mode)); });
 }

@@ -30,4 +30,7 @@ Status call_host(Stream& stream, cudaHostFn_t function, void* argument);
 // The stream writes the word in memory that the device knows.
 Status write_flag(CUdeviceptr address, cuuint32_t value, unsigned flags, Stream& stream);
 
+// Holds the stream back until the 32 bits at `address` are at least `value`.
+Status wait_flag(CUdeviceptr address, cuuint32_t value, unsigned flags, Stream& stream);
+
 }  // namespace hostcuda
