@@ -4,8 +4,9 @@ Nothing is imported here. `install` puts a finder on sys.meta_path which, when o
 it load and then wraps its calls. The program's own code stays as it is. Standard library only.
 
 What an adapter records of a call: its name; how many ranks take part in it; a number for its communicator which is the
-same on all of them; and its bytes. Calls that do not pass Python cannot be seen: those that torch's
-DistributedDataParallel issues from C++, whose iterations are known by its `forward`.
+same on all of them; and its bytes. Those that are queued on a GPU's stream are timed there (device_times.py). Calls
+that do not pass Python cannot be seen: those that torch's DistributedDataParallel issues from C++, whose iterations are
+known by its `forward`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lanterne.failslow.record.recorder import FOLDER_VARIABLE, Describe, Described, Recorder, environment_rank, timed
+from lanterne.failslow.record.device_times import CupyEvents, QueuedCalls, TorchEvents
+from lanterne.failslow.record.recorder import (
+    FOLDER_VARIABLE,
+    Describe,
+    Described,
+    OnDevice,
+    Recorder,
+    environment_rank,
+    timed,
+)
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -39,7 +49,8 @@ TORCH = (
     *("all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor").split(),
     *("all_to_all all_to_all_single barrier gather scatter all_gather_object broadcast_object_list").split(),
 )
-TORCH_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+TORCH_STARTED = ("isend", "irecv", "batch_isend_irecv")
+TORCH_MESSAGES = ("send", "recv", *TORCH_STARTED)
 NCCL = ("allReduce", "reduce", "broadcast", "bcast", "reduceScatter", "allGather")
 # Bytes of an element, by NCCL's number of its type.
 NCCL_NBYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 1, 11: 1}
@@ -160,7 +171,27 @@ def watch_communicator(
         recorder.group(number, comm.ranks)
         return comm.transport.rank, comm.world_size, number
 
-    return timed(getattr(target, name), describe, recorder)
+    def on_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QueuedCalls | None, Any] | None:
+        arrays = args[first : first + 1]
+        # Of NumPy's no more is asked: this is every call of a job on CPUs.
+        if not arrays or type(arrays[0]).__module__ == "numpy":
+            return None
+        comm: Any = communicator if first == 0 else args[0]
+        runtime = comm.transport.runtime
+        if runtime is None or comm.transport.name != "nccl" or not _is_device_array(arrays[0]):
+            return None
+        device = recorder.device(
+            ("lanterne", id(runtime)), lambda: QueuedCalls(runtime, adopt=runtime.adopt_thread)
+        )
+        return device, runtime.as_stream(kwargs.get("stream"))
+
+    queues = not name.startswith("start_") and name != "barrier"
+    return timed(getattr(target, name), describe, recorder, on_device=on_device if queues else None)
+
+
+def _is_device_array(array: object) -> bool:
+    # A program that has a runtime has loaded it.
+    return bool(sys.modules["lanterne.kernels.arrays"].is_device_array(array))
 
 
 def adapt_lanterne(module: Any, recorder: Recorder) -> None:
@@ -245,10 +276,31 @@ def adapt_torch(module: Any, recorder: Recorder) -> None:
 
         return describe
 
+    def on_device(name: str) -> OnDevice:
+        position = _position(getattr(module, name), "async_op")
+
+        def queued(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QueuedCalls | None, Any] | None:
+            # The current stream waits for what is not asynchronous, so events on it stand around the call.
+            started = kwargs.get("async_op", position is not None and len(args) > position and args[position])
+            if started or "nccl" not in str(module.get_backend()):
+                return None
+            torch: Any = sys.modules["torch"]
+            number = torch.cuda.current_device()
+            events = TorchEvents(torch, number)
+            device = recorder.device(
+                ("torch", number), lambda: QueuedCalls(events, None, events.is_captured, events.adopt)
+            )
+            return device, torch.cuda.current_stream()
+
+        return queued
+
     for name in (*TORCH, *TORCH_MESSAGES):
         if hasattr(module, name):
             describe = describing(name, name in TORCH)
-            setattr(module, name, timed(getattr(module, name), describe, recorder, inside=module.__name__))
+            # Of messages that are only begun nothing is queued on the current stream.
+            queues = None if name in TORCH_STARTED else on_device(name)
+            call = getattr(module, name)
+            setattr(module, name, timed(call, describe, recorder, inside=module.__name__, on_device=queues))
 
 
 def adapt_ddp(module: Any, recorder: Recorder) -> None:
@@ -298,9 +350,11 @@ def adapt_nccl(module: Any, recorder: Recorder) -> None:
         """As its base, and recorded."""
 
         lanterne_identity: tuple[int, int, int] | None = None
+        lanterne_device = 0
 
         def __init__(self, ndev: int, commId: Any, rank: int, *config: Any, **named: Any) -> None:
             super().__init__(ndev, commId, rank, *config, **named)
+            self.lanterne_device = _current_device()
             self.lanterne_identity = ndev, number_of(tuple(commId)), environment_rank()
 
     def describing(name: str, collective: bool) -> Describe:
@@ -312,11 +366,46 @@ def adapt_nccl(module: Any, recorder: Recorder) -> None:
 
         return describe
 
+    def on_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QueuedCalls | None, Any]:
+        number = args[0].lanterne_device
+        device = recorder.device(("cupy", number), lambda: _cupy_calls(recorder, number))
+        return device, int(kwargs.get("stream", args[-1]))
+
     recorder.queued.update(NCCL)
     for name in (*NCCL, "send", "recv"):
         if hasattr(base, name):
-            setattr(NcclCommunicator, name, timed(getattr(base, name), describing(name, name in NCCL), recorder))
+            describe = describing(name, name in NCCL)
+            setattr(NcclCommunicator, name, timed(getattr(base, name), describe, recorder, on_device=on_device))
     module.NcclCommunicator = NcclCommunicator
+    if hasattr(module, "groupStart") and hasattr(module, "groupEnd"):
+        _adapt_groups(module, recorder)
+
+
+def _adapt_groups(module: Any, recorder: Recorder) -> None:
+    """What is between the two is begun by the second."""
+    start, end = module.groupStart, module.groupEnd
+
+    def groupStart() -> Any:
+        found = start()
+        recorder.groups.open()
+        return found
+
+    def groupEnd() -> Any:
+        return recorder.groups.close(end)
+
+    module.groupStart, module.groupEnd = groupStart, groupEnd
+
+
+def _cupy_calls(recorder: Recorder, device: int) -> QueuedCalls:
+    events = CupyEvents(sys.modules["cupy"], device)
+    return QueuedCalls(events, recorder.groups, events.is_captured, events.adopt)
+
+
+def _current_device() -> int:
+    try:
+        return int(sys.modules["cupy"].cuda.runtime.getDevice())
+    except Exception:  # no CuPy beside its binding
+        return 0
 
 
 ADAPTERS: dict[str, Adapt] = {

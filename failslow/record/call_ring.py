@@ -24,6 +24,7 @@ RECORD = struct.Struct("<QHHIqdd")
 # Its parts: the number is written last, so that what it stands for is there; the end, when there is one.
 NUMBER, BODY, END = struct.Struct("<Q"), struct.Struct("<HHIqdd"), struct.Struct("<d")
 BODY_OFFSET, END_OFFSET = NUMBER.size, RECORD.size - END.size
+START_OFFSET = END_OFFSET - END.size
 # The end of a call that has not ended.
 OPEN_S = -1.0
 MAX_NAMES, NAME_NBYTES = 64, 48
@@ -32,9 +33,11 @@ ENDED_OFFSET = 4095
 FAULTS = struct.Struct("<Q")
 FAULTS_OFFSET = ENDED_OFFSET - FAULTS.size
 BEAT_OFFSET = FAULTS_OFFSET - END.size
+TIMED_OFFSET = BEAT_OFFSET - FAULTS.size
 CAPACITY = 16_384
 
-# Writes the beginning of a call, (nbytes, start_s), and returns its index in the log; its end: (index, end_s).
+# Writes the beginning of a call, (nbytes, start_s), and returns its index in the log; its end: (index, end_s), or when
+# it really began, which is known later of what was queued.
 Begin: TypeAlias = Callable[[int, float], int]
 End: TypeAlias = Callable[[int, float], None]
 
@@ -60,6 +63,7 @@ class Channel(NamedTuple):
 
     begin: Begin
     end: End
+    begun: End
 
     def __call__(self, nbytes: int, start_s: float, end_s: float) -> None:
         """Write a whole call."""
@@ -80,8 +84,8 @@ class RingWriter:
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], capacity: int = CAPACITY) -> None:
         text = json.dumps({**header, "capacity": capacity}).encode()
-        if len(text) >= BEAT_OFFSET:
-            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {BEAT_OFFSET}")
+        if len(text) >= TIMED_OFFSET:
+            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {TIMED_OFFSET}")
         size = HEADER_NBYTES + capacity * RECORD.size
         # The reader finds the file complete, or not at all.
         partial = f"{path}.new"
@@ -114,7 +118,13 @@ class RingWriter:
             if number_at(memory, offset)[0] == index + 1:
                 pack_end(memory, offset + END_OFFSET, end_s)
 
-        return Channel(begin, end)
+        def begun(index: int, start_s: float) -> None:
+            offset = HEADER_NBYTES + index % capacity * size
+            if number_at(memory, offset)[0] == index + 1:
+                pack_end(memory, offset + START_OFFSET, start_s)
+                FAULTS.pack_into(memory, TIMED_OFFSET, FAULTS.unpack_from(memory, TIMED_OFFSET)[0] + 1)
+
+        return Channel(begin, end, begun)
 
     def beat(self, now_s: float) -> None:
         """Say that the program's Python still runs."""
@@ -153,7 +163,7 @@ class RingReader:
     def __init__(self, path: str | Path) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.header: dict[str, Any] = json.loads(self._map[:BEAT_OFFSET].rstrip(b"\0"))
+        self.header: dict[str, Any] = json.loads(self._map[:TIMED_OFFSET].rstrip(b"\0"))
         self._capacity: int = self.header["capacity"]
         self._next = 1
         self._names: dict[int, str] = {}
@@ -176,6 +186,12 @@ class RingReader:
         (faults,) = FAULTS.unpack_from(self._map, FAULTS_OFFSET)
         return int(faults)
 
+    @property
+    def timed(self) -> int:
+        """Calls whose times are those of a device."""
+        (timed,) = FAULTS.unpack_from(self._map, TIMED_OFFSET)
+        return int(timed)
+
     def take(self) -> list[RecordedCall]:
         """The RecordedCalls that have ended since the last take, in the order of their beginnings but for late ones."""
         found = self._take_open() if self.open else []
@@ -190,12 +206,13 @@ class RingReader:
         """Those of `open` that have ended, or are gone: overwritten."""
         found: list[RecordedCall] = []
         for index, call in list(self.open.items()):
-            number, *_, end_s = RECORD.unpack_from(self._map, HEADER_NBYTES + index % self._capacity * RECORD.size)
+            at = HEADER_NBYTES + index % self._capacity * RECORD.size
+            number, *_, start_s, end_s = RECORD.unpack_from(self._map, at)
             if number != index + 1:
                 self.lost += 1
                 del self.open[index]
             elif end_s != OPEN_S:
-                found.append(call._replace(end_s=end_s))
+                found.append(call._replace(start_s=start_s, end_s=end_s))
                 del self.open[index]
         return found
 

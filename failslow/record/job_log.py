@@ -384,6 +384,7 @@ class JobLog:
                     "rank": rank,
                     "host": self._readers[rank].header.get("host"),
                     "calls": self._per_rank.get(rank, 0),
+                    "timed_on_device": self._readers[rank].timed,
                     "last": matcher.last.get(rank, 0),
                     "late_median_s": own[len(own) // 2] if own else None,
                     "late_max_s": own[-1] if own else None,
@@ -403,6 +404,10 @@ class JobLog:
                 notes.append(f"rank {rank}: {reader.lost} calls came faster than they were read and are not counted")
             if reader.faults:
                 notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
+        if untimed := [rank for rank, one in self._readers.items() if one.header.get("queued") and not one.timed]:
+            notes.append(f"{join_ranks(sorted(untimed))}: calls on GPUs show when they were queued, not what they took")
+        elif any(reader.timed for reader in self._readers.values()):
+            notes.append("calls on GPUs are timed by the device, by events around them")
         if broken := [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]:
             notes.append(f"{join_ranks(broken)} did not end in order")
         if self._period.dropped:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
 from lanterne.failslow.record.call_ring import CAPACITY, Channel, RingWriter
+from lanterne.failslow.record.device_times import CallGroups, Mark, QueuedCalls, end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,8 @@ MAX_GROUPS = 1024
 # (rank, name, ranks that take part, communicator, bytes) of a call from its (args, kwargs), before it begins.
 Described: TypeAlias = tuple[int, str, int, int, int]
 Describe: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Described]
+# Where a call of (args, kwargs) is queued: what times it there, and its stream; None where it is not.
+OnDevice: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[QueuedCalls | None, Any] | None"]
 # Of a program's stack, the innermost first: (file, line, function).
 Frame: TypeAlias = tuple[str, int, str]
 
@@ -72,6 +75,9 @@ class Recorder:
         self.notes: set[str] = set()
         # Names of calls that return before all ranks have come to them.
         self.queued: set[str] = set()
+        self.groups = CallGroups()
+        # By library and device; None where events cannot be had.
+        self._devices: dict[object, QueuedCalls | None] = {}
         # A forked child shares the pages: its calls would mix with ours.
         itself = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _stop(itself()))
@@ -91,6 +97,15 @@ class Recorder:
         self._groups.add(communicator)
         with suppress(OSError):
             _write(os.path.join(self._folder, f"group-{communicator & 0xFFFFFFFF}.json"), [int(r) for r in ranks])
+
+    def device(self, key: object, make: Callable[[], QueuedCalls]) -> QueuedCalls | None:
+        """What times calls on the device `key` of a library, made by `make`; None where that fails."""
+        if key not in self._devices:
+            found: QueuedCalls | None = None
+            with suppress(Exception):
+                found = make()
+            self._devices[key] = found
+        return self._devices[key]
 
     def fault(self) -> None:
         """A call could not be recorded: the reader is told how many."""
@@ -173,6 +188,9 @@ class Recorder:
     def end(self) -> None:
         """The program, or the watched block, has ended in order: nothing is recorded any more."""
         atexit.unregister(self.end)
+        for device in self._devices.values():
+            if device is not None:
+                device.stop()
         for ring in self._rings.values():
             ring.end()
         self.stop()
@@ -190,7 +208,7 @@ def _stop(recorder: Recorder | None) -> None:
 
 
 # Of a Recorder that records no more.
-IGNORE = Channel(lambda nbytes, start_s: 0, lambda index, end_s: None)
+IGNORE = Channel(lambda nbytes, start_s: 0, lambda index, end_s: None, lambda index, start_s: None)
 
 
 def stack_of(thread: int) -> list[Frame]:
@@ -253,14 +271,19 @@ def boot_id() -> str:
 
 
 def timed(
-    call: Callable[..., Any], describe: Describe, recorder: Recorder, inside: str = "lanterne.transport."
+    call: Callable[..., Any],
+    describe: Describe,
+    recorder: Recorder,
+    inside: str = "lanterne.transport.",
+    on_device: OnDevice | None = None,
 ) -> Callable[..., Any]:
     """`call`, wrapped: what `describe` says of it is recorded when it begins, and its end, also when it raises.
 
+    Of what is queued on a stream, which `on_device` says, both are the device's, written once it has come there.
     Calls that lanterne itself makes, or a module whose name begins with `inside`, to carry out one that has been
     recorded, pass through. What `describe` raises is not the program's fault and not its concern: `recorder` counts it.
 
-    Cost: 2 us a call with what is recorded of it.
+    Cost: 2 us a call with what is recorded of it, and two events of one that is queued.
     """
     internal = (*INTERNAL, inside)
     # Module -> whether its calls pass through.
@@ -273,17 +296,23 @@ def timed(
             passes[module] = str(module).startswith(internal)
         if passes[module]:
             return call(*args, **kwargs)
+        mark: Mark | None = None
         try:
             rank, name, ranks, communicator, nbytes = describe(args, kwargs)
-            begin, end = recorder.channel(rank, name, ranks, communicator)
-            index = begin(nbytes, now())
+            channel = recorder.channel(rank, name, ranks, communicator)
+            index = channel.begin(nbytes, now())
+            if on_device is not None:
+                mark = _mark(on_device(args, kwargs))
         except Exception:
             recorder.fault()
-            (_, end), index = IGNORE, 0
+            channel, index = IGNORE, 0
         try:
             return call(*args, **kwargs)
         finally:
-            end(index, now())
+            if mark is None:
+                channel.end(index, now())
+            else:
+                end(mark, channel, index)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         try:
@@ -293,3 +322,7 @@ def timed(
     # What inspect.signature shows.
     watched.__dict__["__wrapped__"] = call
     return watched
+
+
+def _mark(queued: tuple[QueuedCalls | None, Any] | None) -> Mark | None:
+    return None if queued is None or queued[0] is None else queued[0].begin(queued[1])
