@@ -40,6 +40,7 @@ from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
 from lanterne.bench.output.load import LoadMeter, busy_note
+from lanterne.bench.output.spread import COVERAGE, MedianInterval, median_interval
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.trials import usual_s
@@ -157,6 +158,7 @@ def measured(
                 "chosen": choice if algorithm == "auto" else None,
                 "transport": comm.transport.name,
                 "device": settings.device,
+                "clock": case.clock,
                 "graph": settings.graph,
                 "ranks": n,
                 "nbytes": buffer_nbytes,
@@ -167,6 +169,7 @@ def measured(
                 "delay_s": delay_s,
                 "time_s": times_s,
                 "late_s": lates_s,
+                "time_median_interval": median_interval(times_s),
                 "algbw_gbytes_per_s": algbw,
                 "busbw_gbytes_per_s": None if algbw is None else algbw * BUS_FACTOR[collective](n),
                 "wrong": wrong,
@@ -301,6 +304,12 @@ COLUMNS = [
 ]
 
 
+START_TIMES = {
+    "host": "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
+    "device": "times of the devices, by events: from the last rank in time, or the late one, to the last completion",
+}
+
+
 def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a part of a bench document (parts_of)."""
     results = document["results"]
@@ -312,7 +321,7 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
         f"lanterne {environment.get('lanterne', '')} {first['collective']}: "
         f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {over}, {of}, "
         f"{environment['cpus']} cores of {environment['host']}",
-        "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
+        START_TIMES[first["clock"]],
         "over best: times over those of the fastest fixed algorithm of ours in the same rounds, the median",
     ]
     if links_of(document):
@@ -322,6 +331,11 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
     if not rate:
         del columns[-2]
         rows = [[*row[:-2], row[-1]] for row in rows]
+    if first["device"] == "cuda":
+        columns.insert(5, ("median's", "interval"))
+        for row, record in zip(rows, results, strict=True):
+            row.insert(5, _interval(record["time_median_interval"]))
+        notes.append(f"median's interval: of {COVERAGE:.0%} confidence, or what so few iterations give")
     report.print_table(columns, rows, notes=notes, file=file)
 
 
@@ -363,6 +377,10 @@ def over_best(results: Sequence[dict[str, Any]], record: dict[str, Any]) -> floa
         return None
     best_s = same[usual_s(list(zip(*same, strict=True))).argmin()]
     return statistics.median(time_s / least_s for time_s, least_s in zip(record["time_s"], best_s, strict=True))
+
+
+def _interval(interval: MedianInterval) -> str:
+    return f"{format_time(interval['low'])}..{format_time(interval['high'])}"
 
 
 def _row(record: dict[str, Any], rate_bytes_per_s: float | None, ratio: float | None) -> list[object]:

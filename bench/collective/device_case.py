@@ -1,25 +1,38 @@
-"""The buffers and calls of a benchmarked collective on a GPU: device arrays, eager calls or captured ones."""
+"""The buffers and calls of a benchmarked collective on a GPU: device arrays, eager calls or captured ones.
+
+Calls are timed by the device: by events before and after each, told by this machine's clock (kernels/cuda/clock.py).
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from lanterne.bench.collective.measure import ROOT, CollectiveCase, DtypeName
+from lanterne.errors import Unavailable
+from lanterne.kernels.cuda.clock import DeviceClock
 
 if TYPE_CHECKING:
     from lanterne.collectives.captured import Captured
     from lanterne.collectives.communicator import Communicator
+    from lanterne.kernels.cuda.runtime import CudaRuntime
+
+# How long a device on which nothing runs may take to tell a time.
+ANCHOR_LIMIT_S = 10.0
 
 
 class DeviceCase(CollectiveCase):
-    """A CollectiveCase with arrays on this rank's device. A call ends when its stream has, so that it can be timed.
+    """A CollectiveCase with arrays on this rank's device. A call ends when its stream has.
 
     Args:
         graph: capture each algorithm's call at its first use, and launch the graph from then on.
         memory: a CudaMemory, or a stand-in.
     """
+
+    clock = "device"
 
     def __init__(
         self,
@@ -45,11 +58,17 @@ class DeviceCase(CollectiveCase):
             self._memory.fill(self.out, 0xA5)
 
     def call(self, algorithm: str, **options: Any) -> None:
+        self._queue(algorithm, options)
+        self._memory.synchronize()
+
+    def timed(self, algorithm: str, **options: Any) -> tuple[float, float]:
+        return self._memory.timed(lambda: self._queue(algorithm, options))
+
+    def _queue(self, algorithm: str, options: dict[str, Any]) -> None:
         if self._graph and algorithm != "native":
             self._launch(algorithm, options)
         else:
             super().call(algorithm, **options)
-        self._memory.synchronize()
 
     def result(self) -> NDArray[Any]:
         return self._memory.get(self.out)
@@ -81,8 +100,8 @@ class CudaMemory:
         from lanterne.kernels.cuda.runtime import own_device
 
         self._cupy: Any = cupy
-        if comm.transport.runtime is None:
-            own_device(comm.rank)
+        self._runtime = comm.transport.runtime or own_device(comm.rank)
+        self._clock = DeviceClock(self._runtime)
 
     def put(self, array: NDArray[Any]) -> Any:
         return self._cupy.asarray(array)
@@ -96,5 +115,28 @@ class CudaMemory:
     def get(self, array: Any) -> NDArray[Any]:
         return array.get()
 
+    def timed(self, queue: Callable[[], object]) -> tuple[float, float]:
+        """When the stream came to what `queue()` queues, and when that was done."""
+        return timed_on_device(self._runtime, self._clock, queue, self.synchronize)
+
     def synchronize(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
+
+
+def timed_on_device(
+    runtime: CudaRuntime, clock: DeviceClock, queue: Callable[[], object], synchronize: Callable[[], object]
+) -> tuple[float, float]:
+    """When the current stream came to what `queue()` queues, and when that was done, of time.monotonic().
+
+    Raises:
+        Unavailable: the device does not tell its times.
+    """
+    # Work of before is over: an anchor is quick then.
+    if not clock.anchor(ANCHOR_LIMIT_S):
+        raise Unavailable(f"device {runtime.device_id}: no time of an event within {ANCHOR_LIMIT_S:g} s")
+    stream, queued_s = runtime.current_stream(), time.monotonic()
+    start = runtime.record(stream, timed=True)
+    queue()
+    stop = runtime.record(stream, timed=True)
+    synchronize()
+    return clock.time_s(start, queued_s), clock.time_s(stop, queued_s)

@@ -49,8 +49,11 @@ class CollectiveCase:
             gathered or exchanged in all (a multiple of the world size then).
         op: the reduction.
 
-    Attributes: `source` and `out`, the buffers; `expected`, what must come out, None where that is nothing.
+    Attributes: `source` and `out`, the buffers; `expected`, what must come out, None where that is nothing; `clock`,
+    what `timed` goes by.
     """
+
+    clock = "host"
 
     def __init__(self, comm: Communicator, collective: str, count: int, dtype: DtypeName, op: str) -> None:
         self.comm = comm
@@ -100,6 +103,12 @@ class CollectiveCase:
             method(self.source, self.out, root=ROOT, op=self.op, algorithm=algorithm, **options)
         else:
             method(self.source, self.out, op=self.op, algorithm=algorithm, **options)
+
+    def timed(self, algorithm: str, **options: Any) -> tuple[float, float]:
+        """`call`; when this rank came to it, and when it was complete here, of this machine's monotonic clock."""
+        called_s = time.monotonic()
+        self.call(algorithm, **options)
+        return called_s, time.monotonic()
 
     def result(self) -> NDArray[Any]:
         """The output, on the host."""
@@ -181,6 +190,8 @@ def timed_call(
 
     Returns:
         (time_s, late_s): from t0, and from the late rank's call (None without one), to the last completion on any rank.
+        On a device, instead of from t0, from when the streams of all ranks that are in time had come to the call: what
+        the CPU takes to queue it does not count.
     """
     comm = case.comm
     comm.barrier()
@@ -188,12 +199,11 @@ def timed_call(
     if late_rank is None:
         delay_s = 0.0
     wait_until(start_s + (delay_s if comm.rank == late_rank else 0.0))
-    called_s = time.monotonic()
-    case.call(algorithm, **options)
-    ended_s = time.monotonic()
     times = np.empty((comm.world_size, 2))
-    comm.all_gather(np.array([called_s, ended_s]), times.reshape(-1))
+    comm.all_gather(np.array(case.timed(algorithm, **options)), times.reshape(-1))
     last_s = times[:, 1].max()
+    if case.clock == "device":
+        start_s = max(times[rank, 0] for rank in range(comm.world_size) if rank != late_rank)
     return last_s - start_s, None if late_rank is None else last_s - times[late_rank, 0]
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
+from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
@@ -97,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Ours:
-    """A lanterne transport behind the three verbs of the benchmark."""
+    """A lanterne transport behind the three verbs of the benchmark; `clock` is what `timed` goes by."""
+
+    clock = "host"
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -143,6 +146,8 @@ def host_s(work: Callable[[], object]) -> float:
 class OnDevice(Ours):
     """Messages of device memory, queued on the current stream; its device tells how long they take."""
 
+    clock = "device"
+
     def prepare(self, out: NDArray[Any], into: NDArray[Any]) -> None:
         from lanterne.kernels.arrays import import_cupy
 
@@ -177,6 +182,8 @@ class OnDevice(Ours):
 
 class Bare:
     """mpi4py itself."""
+
+    clock = "host"
 
     def __init__(self) -> None:
         from lanterne.transport.mpi.over_mpi import load_mpi
@@ -246,7 +253,9 @@ def compare(
             "transport": name,
             "nbytes": nbytes,
             "repeats": repeats,
+            "clock": contender.clock,
             "time_s": samples[name],
+            "time_median_interval": median_interval(samples[name]),
             "gbytes_per_s": factor * nbytes / statistics.median(samples[name]) / 1e9,
             "over_mpi4py": _ratio(samples, name),
             "wrong": total,
@@ -280,7 +289,8 @@ def _ratio(samples: Mapping[str, Sequence[float]], name: str) -> float | None:
 
 def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a p2p document."""
-    columns = [("mode", ""), ("transport", ""), ("size", "B"), ("time", "median"), ("min", ""), ("max", "")]
+    columns = [("mode", ""), ("transport", ""), ("size", "B"), ("time", "median")]
+    columns += [(f"{COVERAGE:.0%}", "from"), ("", "to"), ("min", ""), ("max", "")]
     columns += [("bandwidth", "GB/s"), ("time over", "mpi4py"), ("#wrong", "")]
     rows = [
         (
@@ -288,6 +298,7 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
             record["transport"],
             record["nbytes"],
             format_time(statistics.median(record["time_s"])),
+            *(format_time(record["time_median_interval"][end]) for end in ("low", "high")),
             format_time(min(record["time_s"])),
             format_time(max(record["time_s"])),
             f"{record['gbytes_per_s']:.3g}",

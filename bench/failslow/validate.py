@@ -24,7 +24,8 @@ rank's than of its peers'.
 
 Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
 A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the
-GPU; transfers are of host memory.
+GPU. Over nccl transfers are of the GPUs' memory, timed by the GPUs, each direction by itself; else, and with
+--link-memory host, of the host's. The report says which it was.
 
 Exit codes: 0 nothing slow, 1 something is slow.
 """
@@ -42,6 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
+from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
@@ -64,8 +66,10 @@ Table: TypeAlias = tuple[list[tuple[str, str]], list[list[object]]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default=usual_transport(), help="mpi, ucx, tcp or local (default: %(default)s)")
+    transports = "mpi, ucx, tcp, nccl or local (default: %(default)s)"
+    parser.add_argument("--transport", default=usual_transport(), help=transports)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what computes (default cpu)")
+    parser.add_argument("--link-memory", choices=("host", "device"), help="of transfers (default: device over nccl)")
     parser.add_argument("--ranks", metavar="R,R,...", help="test only these, in ring order")
     parser.add_argument("--links", metavar="A-B,...", help="test only these links")
     parser.add_argument("--bytes", metavar="SIZE,...", default="16M,32M,64M", help="default 16M,32M,64M")
@@ -133,6 +137,7 @@ def parse(args: argparse.Namespace) -> dict[str, Any]:
         "ranks": None if args.ranks is None else tuple(_number(text, "--ranks") for text in args.ranks.split(",")),
         "links": None if args.links is None else tuple(_ends(text, "--links")[:2] for text in args.links.split(",")),
         "device": args.device,
+        "link_memory": args.link_memory,
         "limit_s": limit_s,
         "sizes": sizes,
         "repetitions": args.repetitions,
@@ -266,6 +271,7 @@ def print_validation(found: Validation, comm: Communicator, file: TextIO, left_o
     notes = [
         f"lanterne validate: {len(found.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''} over "
         f"{comm.transport.name}, {len(found.passes)} passes of {sizes}, both directions, in {found.took_s:.1f} s",
+        f"links: {found.path}; median's interval: of {COVERAGE:.0%} confidence, or what so few transfers give",
         "median time; core: of the thread itself, which sharing the core does not lengthen",
         *filter(None, [left_out]),
     ]
@@ -317,6 +323,7 @@ def _link_table(found: Validation) -> Table:
         ("tested", "directions"),
         ("slowest", "GB/s"),
         ("median", "GB/s"),
+        ("its", "interval"),
         ("fastest", "GB/s"),
         ("latency", "median"),
         ("worst", ""),
@@ -330,5 +337,7 @@ def _link_row(records: list[dict[str, Any]]) -> list[object]:
     rates = sorted(largest / min(record["time_s"]) / 1e9 for record in records if record["nbytes"] == largest)
     latencies_s = [record["latency_s"] for record in records]
     directions = len({(record["src"], record["dst"]) for record in records})
-    shown = [f"{rate:.3g}" for rate in (rates[0], median(rates), rates[-1])]
+    slowest, usual, fastest = (f"{rate:.3g}" for rate in (rates[0], median(rates), rates[-1]))
+    sure = median_interval(rates)
+    shown = [slowest, usual, f"{sure['low']:.3g}..{sure['high']:.3g}", fastest]
     return [directions, *shown, format_time(median(latencies_s)), format_time(max(latencies_s))]

@@ -4,6 +4,7 @@ A transfer is timed from the sender's start, which a small head tells, to the la
 fastest small message by the same two clocks: so their difference, and what the other direction does, does not count.
 The latency is that of small messages: one way where both ends share a clock, else half of the way there and back.
 What its ends wait for their cores meanwhile, on a machine that has other work, is taken down beside it.
+Links between GPUs are timed by those (device_links.py), in the same passes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from lanterne.failslow.validate.cores import waited_s
+from lanterne.failslow.validate.device_links import Received
 from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe import DATA, HEAD, READY, Probe
 
@@ -33,9 +35,6 @@ NAP_S, NAP_SHARE = 20e-6, 0.02
 
 # What computes beside transfers: makes a context that gives the native ids of its threads.
 Beside: TypeAlias = Callable[[], AbstractContextManager[Sequence[int]]]
-# Of what came from a peer: (least difference of the clocks at the ends of a message, [by repetition] [by size]
-# (that of a transfer, what this end waited for a core)).
-Received: TypeAlias = tuple[float, list[list[tuple[float, float]]]]
 
 
 class LinkSamples(NamedTuple):
@@ -105,6 +104,9 @@ def measure_links(
 def _measure(
     probe: Probe, peer: int, sizes: Sequence[int], repetitions: int, patience_s: float, threads: Iterable[int]
 ) -> Received:
+    """What came from `peer`: the latency is the least difference of the clocks at the ends of a message."""
+    if probe.device_wire is not None:
+        return probe.device_wire.measure(peer, sizes, repetitions, patience_s)
     least_s, quickest_s = _ping(probe.wire, peer, min(PINGS_S, 2 * patience_s))
     if quickest_s > patience_s:
         repetitions = 1

@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import core_of
+from lanterne.failslow.validate.device_links import DeviceWire
 from lanterne.transport.rank_group import host_identity
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.collectives.execute.requests import MessageRequest
+    from lanterne.transport.base import Transport
 
 # User tags of the probe's own communicator.
 HEAD, DATA, READY, BARRIER = range(4)
@@ -39,15 +41,24 @@ class Probe:
         comm: a Communicator that nobody else uses; all its members make a Probe.
         device_name: only ranks of one name are compared.
         wire: a Communicator of the same ranks, which the links are tested over; None for `comm`.
+        on_device: whether its messages are of device memory, over nccl.
 
-    Attributes: `comm`, `wire`; by rank, equal where these are the same: `hosts`, `machines` (of one clock; a machine
-    may play several hosts), `places` (of a machine and its cores), `devices`; `crowded`: whether a machine has more
-    ranks than cores; `starved`: or fewer than two for each rank.
+    Attributes: `comm`, `wire`; `device_wire`, None without; `path`, what links are tested over, for people; by rank,
+    equal where these are the same: `hosts`, `machines` (of one clock; a machine may play several hosts), `places` (of a
+    machine and its cores), `devices`; `crowded`: whether a machine has more ranks than cores; `starved`: or fewer than
+    two for each rank.
     """
 
-    def __init__(self, comm: Communicator, device_name: str, wire: Communicator | None = None) -> None:
+    def __init__(
+        self, comm: Communicator, device_name: str, wire: Communicator | None = None, *, on_device: bool = False
+    ) -> None:
         self.comm = comm
         self.wire: Communicator = wire or comm
+        self.device_wire: DeviceWire | None = DeviceWire(self.wire) if on_device else None
+        transport = self.wire.transport
+        # What nccl has beside it.
+        host: Transport = getattr(transport, "host", transport)
+        self.path: str = f"host memory over {host.name}" if self.device_wire is None else self.device_wire.path
         mask, count = _cores()
         mine = [_number(host_identity()), _number(_boot()), _number(device_name), mask, count]
         table = np.empty((comm.world_size, len(mine)), np.int64)

@@ -47,6 +47,7 @@ from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.settle import settle
 from lanterne.failslow.validate.validation import Validation
 from lanterne.kernels.cpu.delay import wait_until
+from lanterne.transport.nccl.over_nccl import NcclTransport
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -103,6 +104,7 @@ class ValidateOptions(TypedDict, total=False):
     ranks: Sequence[int] | None
     links: Sequence[Link] | None
     device: str
+    link_memory: str | None
     limit_s: float
     sizes: Sequence[int]
     repetitions: int
@@ -116,6 +118,7 @@ def validate(
     links: Sequence[Link] | None = None,
     *,
     device: str = "cpu",
+    link_memory: str | None = None,
     limit_s: float = 20.0,
     sizes: Sequence[int] = SIZES,
     repetitions: int = REPETITIONS,
@@ -131,7 +134,8 @@ def validate(
         ranks: whose computing to test, in ring order; None for all, or for the ends of `links`; () for nobody's.
             Suspects need healthy peers among them.
         links: (a, b) to test; None for the ring and both trees over `ranks`; () for none.
-        device: what computes: "cpu" or "cuda". Transfers are of host memory.
+        device: what computes: "cpu" or "cuda".
+        link_memory: what transfers are of: "host", or over nccl "device", timed there; None for the latter where it is.
         limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
         repetitions: transfers of each size over each link.
@@ -142,20 +146,21 @@ def validate(
         tick: called on every tested rank with what is being done.
 
     Raises:
-        InputError: ranks or links that are none of this communicator.
+        InputError: ranks or links that are none of this communicator; device memory over another transport than nccl.
         TransportTimeout, PeerFailed: a rank did not come, or died; names it.
     """
     start_s = time.monotonic()
     computing, members = _tested(comm, ranks, links)
     passes = link_passes(computing) if links is None else colour_edges(_distinct(links))
     sizes = tuple(sorted(sizes))
+    on_device = _on_device(comm.transport if transport is None else transport, link_memory)
     color, key = (0, members.index(comm.rank)) if comm.rank in members else (-1, 0)
     probe_comm = comm.split(color, key)
     wire = probe_comm if transport is None else comm.split(color, key, transport)
     outcome = None
     if probe_comm is not None and wire is not None:
         with probe_comm, wire:
-            probe = Probe(probe_comm, gemm.name_of_device(device), wire)
+            probe = Probe(probe_comm, gemm.name_of_device(device), wire, on_device=on_device)
             run = _ValidationRun(probe, members, computing, device, limit_s, thorough, injected, tick)
             outcome = run.validate(passes, sizes, repetitions, start_s)
     if outcome is not None and len(members) == comm.world_size:
@@ -196,6 +201,16 @@ def _tested(
     if len(members) < 2 or alone or len(set(computing)) < len(computing) or not all_there:
         raise InputError(f"validate: got ranks {computing}, expected at least 2 of the {comm.world_size}, each once")
     return computing, members
+
+
+def _on_device(transport: Transport, link_memory: str | None) -> bool:
+    """Whether transfers are of device memory; links that are emulated carry the host's only."""
+    over_nccl = isinstance(transport, NcclTransport)
+    if link_memory not in (None, "host", "device"):
+        raise InputError(f"validate: got link_memory {link_memory!r}, expected host or device")
+    if link_memory == "device" and not over_nccl:
+        raise InputError(f"validate: got link_memory device over {transport.name}, expected nccl itself")
+    return over_nccl and link_memory != "host"
 
 
 def _distinct(links: Iterable[Link]) -> list[Link]:
@@ -286,6 +301,7 @@ class _ValidationRun:
             tuple(self.compute),
             tuple(self.links),
             self._agreed_s(time.monotonic() - start_s),
+            self.probe.path,
         )
 
     def _agreed_s(self, took_s: float) -> float:

@@ -146,7 +146,9 @@ def info():
     print("lanterne info:")
     main(["info"])
 def nccl():
-    from lanterne.transport.nccl.binding import load_nccl, version_text
+    from lanterne.transport.nccl.binding import load_nccl
+    from lanterne.transport.nccl.versions import version_text
+
     print("NCCL", version_text(load_nccl().get_version()))
     print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line})
 def device():

@@ -2,17 +2,21 @@
 
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from device_ranks import has_gpu, over_nccl, synchronize
 from nccl_ranks import HostArray
 
-from lanterne.bench.collective.device_case import DeviceCase
+from lanterne.bench.collective.device_case import DeviceCase, timed_on_device
 from lanterne.bench.collective.measure import measure
 from lanterne.collectives.late import calls as late
+from lanterne.errors import Unavailable
+from lanterne.kernels.cuda.clock import DeviceClock
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,6 +26,7 @@ class HostMemory:
 
     def __init__(self, comm):
         self.comm = comm
+        self.clock = DeviceClock(comm.transport.runtime)
 
     def put(self, array):
         return HostArray(array.copy())
@@ -34,6 +39,9 @@ class HostMemory:
 
     def get(self, array):
         return array.values
+
+    def timed(self, queue):
+        return timed_on_device(self.comm.transport.runtime, self.clock, queue, self.synchronize)
 
     def synchronize(self):
         synchronize(self.comm)
@@ -64,6 +72,36 @@ def test_wrong_results_are_counted_too():
         return case.wrong()
 
     assert over_nccl(3, program) == [1] * 3
+
+
+def test_times_are_of_the_device_and_not_of_the_queueing():
+    """A call that takes the CPU long to queue takes the device no longer; one that waits there does."""
+
+    def program(comm):
+        case = DeviceCase(comm, "all_reduce", 100, np.dtype("float32"), "sum", False, HostMemory(comm))
+        case.call("ring")
+        runtime, memory = comm.transport.runtime, case._memory
+        spans_s = []
+        for hold_s in (0.0, 0.2):
+            # What is before the call on the stream is no part of it.
+            runtime.default.put(partial(time.sleep, 0.2))
+
+            def queue(hold_s=hold_s):
+                runtime.default.put(partial(time.sleep, hold_s))
+                time.sleep(0.1)
+
+            start_s, end_s = memory.timed(queue)
+            spans_s.append(end_s - start_s)
+        return spans_s
+
+    for quick_s, slow_s in over_nccl(2, program):
+        assert quick_s < slow_s and slow_s > 0.19
+
+
+def test_a_device_that_tells_no_times_is_an_error():
+    clock = SimpleNamespace(anchor=lambda limit_s: False)
+    with pytest.raises(Unavailable, match="device 3: no time of an event"):
+        timed_on_device(SimpleNamespace(device_id=3), clock, lambda: None, lambda: None)
 
 
 def lanterne(*arguments):
