@@ -10,10 +10,12 @@ from collections.abc import Iterable
 class LanterneError(Exception):
     """Base of every error that lanterne raises on purpose.
 
-    Attributes: `told`: another rank has raised it first, and told this one.
+    Attributes: `told`: another rank has raised it first, and told this one; `arrays`: which device arrays of this
+    rank's calls are whole, where one ended while calls were queued.
     """
 
     told: bool = False
+    arrays: str = ""
 
 
 class InputError(LanterneError, ValueError):

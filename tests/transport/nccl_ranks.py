@@ -4,9 +4,11 @@ import threading
 from types import SimpleNamespace
 
 from host_nccl import HostNccl
+from host_nccl4py import HostBindings, HostCore
 from host_runtime import HostArray, HostRuntime
 
 from lanterne.transport.local import LocalWorld
+from lanterne.transport.nccl.nccl4py import Nccl4py
 from lanterne.transport.nccl.over_nccl import NcclTransport
 
 __all__ = ["HostArray", "HostNccl", "HostRuntime", "Job"]
@@ -18,12 +20,21 @@ class Job:
     What a rank raises is returned in its place; that it ended, only once its transport is closed.
     """
 
+    # Which of NCCL's bindings stands between: a test takes turns.
+    binding = "cupy"
+
     def __init__(self, world_size, timeout_s=20.0, nccl=None, devices=None, version=None):
         self.world_size, self.timeout_s = world_size, timeout_s
         self.nccl = nccl or HostNccl()
-        self.libraries = [self.nccl] * world_size
+        self.libraries = [self.library(self.nccl)] * world_size
         self.world = LocalWorld(world_size)
         self.runtimes = [self.nccl.adopt(HostRuntime(device)) for device in devices or range(world_size)]
+
+    def library(self, nccl):
+        """The binding over `nccl`."""
+        if self.binding == "cupy":
+            return nccl
+        return Nccl4py(HostCore(nccl), HostBindings(nccl))
 
     def transport(self, rank):
         group = SimpleNamespace(rank=rank, world_size=self.world_size, host="host", hosts=("host",) * self.world_size)

@@ -1,7 +1,8 @@
-"""NCCL through CuPy: found, new enough, and its errors turned into ours.
+"""NCCL through CuPy, or nccl4py: found, new enough, and its errors turned into ours.
 
 CuPy's binding has the blocking calls only (14.2: NcclConfig has no `blocking`, and there is no registration of memory),
-so whatever may hang is called on a thread that nobody waits for longer than a limit.
+so whatever may hang is called on a thread that nobody waits for longer than a limit. LANTERNE_NCCL=nccl4py takes
+NVIDIA's own (nccl4py.py), whose calls do not block.
 """
 
 import os
@@ -9,16 +10,25 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lanterne.errors import TransportError, TransportTimeout, Unavailable
-from lanterne.kernels.arrays import require_device
+from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable, one_of
+from lanterne.kernels.arrays import import_cupy, require_device
+from lanterne.transport.nccl.nccl4py import load_nccl4py, versions_of
+from lanterne.transport.nccl.versions import (
+    SHARED_GPU_VERSION,
+    Versions,
+    asked,
+    check_together,
+    newer,
+    version_text,
+    with_cupy,
+)
 from lanterne.transport.rank_group import Group
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
 
 T = TypeVar("T")
-# Point to point came with 2.7, several ranks on one GPU with 2.30.
-LEAST_VERSION, SHARED_GPU_VERSION = 20700, 23000
+BINDING_VARIABLE, BINDINGS = "LANTERNE_NCCL", ("cupy", "nccl4py")
 SHARED_GPU_VARIABLE, HOST_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
 # Several ranks on one GPU take turns: NCCL's kernels are kept small, and features for several GPUs are off.
 SHARED_GPU_ENVIRONMENT = {SHARED_GPU_VARIABLE: "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
@@ -32,31 +42,39 @@ UINT8 = DATATYPES["uint8"]
 
 
 def load_nccl() -> Any:
-    """The module cupy.cuda.nccl.
+    """The module cupy.cuda.nccl, or what LANTERNE_NCCL names.
 
     Raises:
-        Unavailable: no GPU, no NCCL for this CuPy, or one older than 2.7.
+        Unavailable: no GPU, no NCCL for this binding, or versions that do not go together; names all of them.
+        InputError: LANTERNE_NCCL names no binding.
     """
+    name = os.environ.get(BINDING_VARIABLE) or BINDINGS[0]
+    if name not in BINDINGS:
+        raise InputError(f"{BINDING_VARIABLE}: {one_of(name, BINDINGS)}")
     require_device()
+    cupy = import_cupy()
+    if name == "nccl4py":
+        library = load_nccl4py()
+        found = versions_of(library, asked(cupy.cuda.runtime.driverGetVersion))
+        return checked(library, found)
     try:
         from cupy.cuda import nccl
     except ImportError as error:
-        raise Unavailable(f"NCCL: {error}; {_advice()}") from error
-    if not getattr(nccl, "available", True):
-        raise Unavailable(f"NCCL: CuPy found no libnccl.so.2; {_advice()}")
-    return check_version(nccl)
+        raise Unavailable(f"NCCL: {error}; got {with_cupy(cupy, None)}; {newer()}") from error
+    here = getattr(nccl, "available", True)
+    return checked(nccl, with_cupy(cupy, asked(nccl.get_version) if here else None))
 
 
-def check_version(nccl: Any) -> Any:
-    """`nccl`, if it is new enough.
+def checked(library: Any, found: Versions) -> Any:
+    """`library`, if it has found an NCCL, and this goes with the driver and the binding.
 
     Raises:
-        Unavailable: it is not.
+        Unavailable: it does not; names the versions, and what fits.
     """
-    version = nccl.get_version()
-    if version < LEAST_VERSION:
-        raise Unavailable(f"NCCL: got version {version_text(version)}, expected 2.7 or newer; {_advice()}")
-    return nccl
+    if found.nccl is None:
+        raise Unavailable(f"NCCL: no libnccl.so.2 was found; got {found}; {newer()}")
+    check_together(found)
+    return library
 
 
 def check_devices(seats: Iterable[tuple[str, str]], nccl_version: int) -> None:
@@ -93,14 +111,10 @@ def pose_as_host(nccl_version: int, group: Group, num_devices: int) -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
-def version_text(version: int) -> str:
-    """NCCL's version number as people write it: 21805 is 2.18.5, 2708 is 2.7.8."""
-    base = 10000 if version >= 10000 else 1000
-    return f"{version // base}.{version % base // 100}.{version % 100}"
-
-
-def make_communicator(nccl: Any, world_size: int, unique_id: bytes, rank: int) -> Any:
-    """The NcclCommunicator of `rank`. Returns once all ranks have called it, or never."""
+def make_communicator(nccl: Any, world_size: int, unique_id: bytes, rank: int, limit_s: float) -> Any:
+    """The NcclCommunicator of `rank`. Returns once all ranks have called it; CuPy's or never."""
+    if hasattr(nccl, "start"):
+        return nccl.start(world_size, unique_id, rank, limit_s)
     try:
         return nccl.NcclCommunicator(world_size, unique_id, rank)
     except TypeError:
@@ -166,7 +180,3 @@ def describe(error: Exception) -> str:
     if isinstance(error, KeyError):
         return {"6": "NCCL_ERROR_REMOTE_ERROR", "7": "NCCL_ERROR_IN_PROGRESS"}.get(str(error), f"NCCL error {error}")
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _advice() -> str:
-    return "pip install --upgrade nvidia-nccl-cu12 (or -cu13), which lanterne[cuda12] (or [cuda13]) brings"

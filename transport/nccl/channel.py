@@ -55,18 +55,28 @@ class NcclChannel:
         communicator: cupy's NcclCommunicator, or a stand-in.
         ranks: transport rank of every member.
 
+        tag: of the meeting at which it was made; the same on all members.
+
     Attributes: `world_size`; `runtime`; `stream`, which carries all groups; `failure`, the error that ended the
-    channel, or None.
+    channel, or None; `is_revoked`, whether the communicator is left to `shrink`.
     """
 
     def __init__(
-        self, transport: Transport, library: Any, runtime: "CudaRuntime", communicator: Any, ranks: Sequence[int]
+        self,
+        transport: Transport,
+        library: Any,
+        runtime: "CudaRuntime",
+        communicator: Any,
+        ranks: Sequence[int],
+        tag: int = 0,
     ) -> None:
         self.transport = transport
         self.library = library
         self.runtime = runtime
         self.ranks: tuple[int, ...] = tuple(ranks)
         self.world_size: int = len(ranks)
+        self.tag: int = tag
+        self.is_revoked: bool = False
         self.stream: Stream = runtime.new_stream()
         self.failure: LanterneError | None = None
         # Whether it still has to be raised: the watch saw it, between calls.
@@ -216,15 +226,41 @@ class NcclChannel:
                 self._unraised = self._unraised and not raised
                 return self.failure or error
             self.failure, self._unraised = error, not raised
+        if not error.arrays:
+            error.arrays = self._watch.arrays()
+            error.add_note(error.arrays)
         if not raised:
             atexit.register(self._log_unraised)
         self._aborted_by = self.transport.machine.now_s() + ABORT_S
-        self._abort = LimitedCall(self._communicator.abort, f"{self._name()} abort")
+        self._abort = LimitedCall(self._free, f"{self._name()} abort")
         # It frees the stream, and then waits until no graph holds the communicator.
         self._drop_graphs()
         if raised:
             self._await_abort(self._abort)
         return error
+
+    def _free(self) -> None:
+        """Free the stream: the communicator is revoked where the binding can that, else aborted."""
+        revoke = getattr(self._communicator, "revoke", None)
+        if revoke is not None:
+            with suppress(Exception):
+                revoke()
+                self.is_revoked = True
+                return
+        self._communicator.abort()
+
+    def shrink(self, ranks: Sequence[int], limit_s: float) -> Any:
+        """The NCCL communicator of the transport ranks `ranks`, members of this one in its order, all of whom call it.
+
+        Raises:
+            TransportError, TransportTimeout: NCCL cannot; it is not revoked any more then.
+        """
+        absent = [member for member, rank in enumerate(self.ranks) if rank not in ranks]
+        self.is_revoked = False
+        try:
+            return self._communicator.shrink(absent, limit_s)
+        finally:
+            self._communicator.abort()
 
     def _await_abort(self, abort: LimitedCall[object]) -> None:
         with suppress(TransportError):
@@ -282,6 +318,10 @@ class NcclChannel:
         self._watch.stop(2 * ABORT_S)
         if self._abort is not None:
             self._await_abort(self._abort)
+            if self.is_revoked:
+                self.is_revoked = False
+                with suppress(TransportError):
+                    call_with_limit(self._communicator.abort, f"{self._name()} abort", ABORT_S)
         elif self.failure is None:
             with suppress(TransportError):
                 call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
@@ -293,7 +333,7 @@ class NcclChannel:
     def _log_unraised(self) -> None:
         if self._unraised:
             self._unraised = False
-            log.error("%s: the outputs of the calls that were under way are undefined", self.failure)
+            log.error("%s; %s", self.failure, self.failure and self.failure.arrays)
 
     def _drop_graphs(self) -> None:
         for holder in list(self._graphs):

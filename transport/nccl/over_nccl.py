@@ -8,7 +8,7 @@ host transport first, compare what could go wrong (devices, versions), and start
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,9 +29,9 @@ from lanterne.transport.nccl.binding import (
     load_nccl,
     make_communicator,
     pose_as_host,
-    version_text,
 )
 from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
+from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
 
@@ -45,13 +45,15 @@ if TYPE_CHECKING:
 # array does: no copy, and the price is one message in world_size - 1 that may be no multiple.
 ALIGNMENT_NBYTES = 4096
 SLOT_NBYTES = 512
-# Whether ranks may share GPUs, NCCL version, length of the device's identity, of the unique id, of an error's text;
-# then these.
-_SEAT = struct.Struct("<?iHHH")
+# Whether ranks may share GPUs, NCCL version, tag of the channel that this rank could shrink (0: none), length of the
+# device's identity, of the unique id, of an error's text; then these.
+_SEAT = struct.Struct("<?iQHHH")
 # Why there was no meeting, and of which rank; then text. For how long the others listen for that.
 _ABSENCE = struct.Struct("<Bi")
 _DIED, _ABSENT = 1, 2
 TOLD_S = 2.0
+# How long survivors try to shrink what they have: they know of each other, so it takes what a start-up takes.
+SHRINK_S = 5.0
 
 
 class NcclTransport(Transport):
@@ -112,7 +114,8 @@ class NcclTransport(Transport):
         """
         ranks = tuple(ranks)
         me = ranks.index(self.rank)
-        seat = _seat(self, me == 0, unavailable)
+        parent = self._revoked(ranks)
+        seat = _seat(self, me == 0, unavailable, 0 if parent is None else parent.tag)
         seats = [_unpack(slot) for slot in meet(self.host, ranks, me, tag, seat, self.timeout_s)]
         if unavailable is not None:
             raise unavailable
@@ -128,10 +131,35 @@ class NcclTransport(Transport):
         check_devices([(host, identity) for host, _, identity in devices], min(versions))
         self.shares_devices: bool = any(found.shares for found in seats)
 
-        start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
+        starts = [partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me, self.timeout_s)]
+        if parent is not None and {found.parent for found in seats} == {parent.tag}:
+            # NCCL makes it of what it has; where that fails, as any other.
+            starts.insert(0, partial(parent.shrink, ranks, min(SHRINK_S, self.timeout_s)))
+        for start in starts:
+            communicator, failed = self._started(start, ranks, me, tag)
+            if communicator is not None:
+                break
+        else:
+            assert failed is not None, "it has no communicator"
+            raise failed
+        assert self.runtime is not None, "else it is unavailable"
+        channel = NcclChannel(self, self.library, self.runtime, communicator, ranks, tag)
+        self._channels.append(channel)
+        return channel
+
+    def _revoked(self, ranks: Sequence[int]) -> NcclChannel | None:
+        """The latest channel of these ranks and others, in this order, that was revoked; None without any."""
+        for channel in reversed(self._channels):
+            if channel.is_revoked and [rank for rank in channel.ranks if rank in ranks] == list(ranks):
+                return channel
+        return None
+
+    def _started(
+        self, start: Callable[[], Any], ranks: Sequence[int], me: int, tag: int
+    ) -> tuple[Any, TransportError | None]:
+        """(what `start()` made on all ranks, None), or (None, why it is not there on some)."""
         failed: TransportError | None = None
         communicator = None
-        assert self.runtime is not None
         try:
             communicator = call_with_limit(start, f"nccl rank {self.rank} start-up", self.timeout_s, self.runtime)
         except TransportError as error:
@@ -139,13 +167,11 @@ class NcclTransport(Transport):
         # NCCL's start-up may succeed on some ranks only.
         verdicts = meet(self.host, ranks, me, tag, str(failed or "").encode()[:SLOT_NBYTES], self.timeout_s)
         texts = [slot.rstrip(b"\0").decode(errors="replace") for slot in verdicts]
-        if any(texts):
-            if communicator is not None:
-                call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
-            raise failed or TransportError(next(filter(None, texts)))
-        channel = NcclChannel(self, self.library, self.runtime, communicator, ranks)
-        self._channels.append(channel)
-        return channel
+        if not any(texts):
+            return communicator, None
+        if communicator is not None:
+            call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
+        return None, failed or TransportError(next(filter(None, texts)))
 
     def post(self, ops: Sequence[Operation]) -> Request:
         """As Transport.post. Device memory goes on all ranks' channel and the current stream; see NcclChannel.post.
@@ -256,32 +282,34 @@ class _Seat(NamedTuple):
 
     shares: bool
     version: int
+    parent: int
     device: str
     unique_id: bytes
     error: str
 
 
-def _seat(transport: NcclTransport, leads: bool, unavailable: LanterneError | None) -> bytes:
-    """This rank's seat as bytes; who `leads` brings the unique id."""
+def _seat(transport: NcclTransport, leads: bool, unavailable: LanterneError | None, parent: int) -> bytes:
+    """This rank's seat as bytes; who `leads` brings the unique id; `parent`: see _SEAT."""
     if unavailable is not None:
         text = str(unavailable).encode()[:300]
-        return _SEAT.pack(False, 0, 0, 0, len(text)) + text
+        return _SEAT.pack(False, 0, 0, 0, 0, len(text)) + text
     library, runtime = transport.library, transport.runtime
     assert runtime is not None
     device = f"{os.environ.get(HOST_VARIABLE, transport.host_name)}/{runtime.identity}".encode()[:200]
     unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
     shares = os.environ.get(SHARED_GPU_VARIABLE) == "1"
-    return _SEAT.pack(shares, library.get_version(), len(device), len(unique_id), 0) + device + unique_id
+    version = library.get_version()
+    return _SEAT.pack(shares, version, parent, len(device), len(unique_id), 0) + device + unique_id
 
 
 def _unpack(slot: bytes) -> _Seat:
-    shares, version, device, unique_id, text = _SEAT.unpack_from(slot)
+    shares, version, parent, device, unique_id, text = _SEAT.unpack_from(slot)
     fields: list[bytes] = []
     at = _SEAT.size
     for nbytes in (device, unique_id, text):
         fields.append(slot[at : at + nbytes])
         at += nbytes
-    return _Seat(shares, version, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
+    return _Seat(shares, version, parent, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
 
 
 def _open_host(group: Group, timeout_s: float | None) -> Transport:

@@ -119,6 +119,15 @@ class ChannelWatch:
             return timeout_error(channel.transport, oldest.peers, limit_s)
         return stuck_stream(channel.transport, what, limit_s)
 
+    def arrays(self) -> str:
+        """What is known of the arrays of queued calls, without asking the device, which may have failed."""
+        with self._lock:
+            open_calls = [pending.what for pending in self._pending if not pending.is_done]
+        if not open_calls:
+            return "no call was under way on this rank's device: its arrays are whole"
+        calls = open_calls[0] if len(open_calls) == 1 else f"{open_calls[0]} and {len(open_calls) - 1} after it"
+        return f"under way on this rank's device: {calls}: their outputs are undefined, all others are whole"
+
     def stop(self, limit_s: float) -> None:
         """End the thread, and wait for that, `limit_s` at most."""
         self._stopped.set()

@@ -103,6 +103,36 @@ def test_calls_are_queued_as_long_as_streams_have_room():
     assert MAX_QUEUED // 3 <= queued <= MAX_QUEUED // 3 + 1
 
 
+def test_the_error_says_on_every_rank_which_arrays_are_whole():
+    """Rank 1's device fails before its part of the second call: the first is whole, the others' second is not."""
+
+    def program(comm):
+        x, runtime = connected(comm), comm.transport.runtime
+        total, other = HostArray(np.zeros(100, np.float32)), HostArray(np.zeros(100, np.float32))
+        comm.all_reduce(x, total, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        if comm.rank == 1:
+
+            def refuse(*arguments):
+                raise TransportError("device 1: 700")
+
+            runtime.as_stream = refuse
+        with pytest.raises(TransportError) as caught:
+            comm.all_reduce(x, other, algorithm="ring")
+            comm.barrier()
+        assert (total.values == 9).all()
+        return caught.value
+
+    errors = over_nccl(3, program)
+    assert all(isinstance(error, TransportError) for error in errors), errors
+    assert [error.__notes__ == [error.arrays] for error in errors] == [True] * 3
+    assert errors[1].arrays == "no call was under way on this rank's device: its arrays are whole"
+    for error in (errors[0], errors[2]):
+        assert str(error) == "rank 1 failed: device 1: 700"
+        assert "under way on this rank's device: all_reduce(" in error.arrays and "undefined" in error.arrays
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("path", PATHS)
 def test_who_has_a_failed_device_is_named_to_the_others(path):
