@@ -253,7 +253,7 @@ def compare(
             "transport": name,
             "nbytes": nbytes,
             "repeats": repeats,
-            "clock": contender.clock,
+            "clock": contenders[name].clock,
             "time_s": samples[name],
             "time_median_interval": median_interval(samples[name]),
             "gbytes_per_s": factor * nbytes / statistics.median(samples[name]) / 1e9,

@@ -135,12 +135,10 @@ class NcclTransport(Transport):
         if parent is not None and {found.parent for found in seats} == {parent.tag}:
             # NCCL makes it of what it has; where that fails, as any other.
             starts.insert(0, partial(parent.shrink, ranks, min(SHRINK_S, self.timeout_s)))
-        for start in starts:
-            communicator, failed = self._started(start, ranks, me, tag)
-            if communicator is not None:
-                break
-        else:
-            assert failed is not None, "it has no communicator"
+        communicator, failed = self._started(starts[0], ranks, me, tag)
+        if failed is not None and len(starts) > 1:
+            communicator, failed = self._started(starts[1], ranks, me, tag)
+        if failed is not None:
             raise failed
         assert self.runtime is not None, "else it is unavailable"
         channel = NcclChannel(self, self.library, self.runtime, communicator, ranks, tag)
