@@ -27,7 +27,7 @@ from lanterne.pipeline.device.device_stage import Device, cuda_device
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import COLUMNS, gather, timeline
 from lanterne.pipeline.execute.stage import Stage
-from lanterne.pipeline.execute.stage_timed import NO_JITTER, Jitter, StreamClock, timed_stages
+from lanterne.pipeline.execute.stage_timed import NO_JITTER, Clock, Jitter, StreamClock, TimedStage, timed_stages
 from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
@@ -292,7 +292,8 @@ def run_once(comm: Communicator, case: PipelineCase, plane: DataPlane, timed: "D
     measured = execute(case.checked, stages, comm, plane=plane, ready_first_s=ready_first_s)
     columns = gather(measured if timed is None else timed.device.by_its_clock(measured), case.checked, comm)
     if case.problem.data_parallel:
-        ended_s = max((stage.clock.lane_s for stage in stages.values()), default=0.0)
+        clocks = [stage.clock for stage in stages.values() if isinstance(stage, TimedStage)]
+        ended_s = max((clock.lane_s for clock in clocks if isinstance(clock, Clock)), default=0.0)
         wait_until(ended_s)
         every = np.empty(comm.world_size)
         comm.all_gather(np.array([ended_s]), every)
