@@ -241,10 +241,12 @@ class _WordSearch:
     def _speed(self, words: Ints) -> float:
         """Moves a second, told by few."""
         unit = float(self.letters.duration.max())
+        took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
             self.loops.anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed)
-        return PACING_MOVES / max(time.monotonic() - began_s, 1e-6)
+            took_s = time.monotonic() - began_s
+        return PACING_MOVES / max(took_s, 1e-6)
 
 
 def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats, Floats]:
