@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lanterne.collectives.algorithms.catalogue import algorithms_for
+from lanterne.collectives.algorithms.outside import AnyAlgorithm
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
@@ -64,7 +65,9 @@ class Communicator(Reductions, Movements):
     nccl a call with device arrays returns once it is queued on streams, over other transports once it is complete.
 
     Options of collectives:
-        algorithm: a name of `algorithms(collective)`, or "auto".
+        algorithm: a name of `algorithms(collective)`, or "auto"; or one from outside: a CollectiveSchedule (checked or
+            not), the file of one (JSON, MSCCL XML), "module:function" that makes one, or the name of an entry point
+            (algorithms/outside.py). It is checked before anything is sent; ranks with different ones all raise.
         timeout_s: seconds to wait at most; None for the communicator's. "native" only has one if it is given.
         dtype: "bfloat16" where the arrays are uint16.
         num_chunks: how many chunks the algorithm cuts the data into; None for its own choice.
@@ -143,7 +146,7 @@ class Communicator(Reductions, Movements):
         *,
         op: Op | None = None,
         root: int | None = None,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,
@@ -176,7 +179,7 @@ class Communicator(Reductions, Movements):
         op: Op | None = None,
         root: int | None = None,
         stream: Stream = None,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,

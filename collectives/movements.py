@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lanterne.collectives.algorithms.outside import AnyAlgorithm
 from lanterne.collectives.call.sizes import Counts
 from lanterne.collectives.core import CallVerb, StartVerb
 from lanterne.collectives.execute.arguments import CallOptions
@@ -25,7 +26,7 @@ class Movements:
         out_array: Array,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         timeout_s: float | None = None,
         dtype: object = None,
         num_chunks: int | None = None,
@@ -49,7 +50,7 @@ class Movements:
         out_array: Array,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,
@@ -66,7 +67,7 @@ class Movements:
         root: int = 0,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         timeout_s: float | None = None,
         dtype: object = None,
         num_chunks: int | None = None,
@@ -83,7 +84,7 @@ class Movements:
         root: int = 0,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,
@@ -100,7 +101,7 @@ class Movements:
         root: int = 0,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         timeout_s: float | None = None,
         dtype: object = None,
         num_chunks: int | None = None,
@@ -125,7 +126,7 @@ class Movements:
         root: int = 0,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,
@@ -143,7 +144,7 @@ class Movements:
         root: int = 0,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         timeout_s: float | None = None,
         dtype: object = None,
         num_chunks: int | None = None,
@@ -168,7 +169,7 @@ class Movements:
         root: int = 0,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,
@@ -185,7 +186,7 @@ class Movements:
         out_array: Array,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         timeout_s: float | None = None,
         dtype: object = None,
         num_chunks: int | None = None,
@@ -210,7 +211,7 @@ class Movements:
         out_array: Array,
         stream: Stream = None,
         *,
-        algorithm: str = "auto",
+        algorithm: AnyAlgorithm = "auto",
         dtype: object = None,
         num_chunks: int | None = None,
         segment_nbytes: int | None = None,
@@ -222,11 +223,11 @@ class Movements:
         options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, None, None, in_counts, out_counts)
         return self._start("all_to_all", in_array, out_array, None, None, stream, options)
 
-    def barrier(self, *, algorithm: str = "auto", timeout_s: float | None = None) -> None:
+    def barrier(self, *, algorithm: AnyAlgorithm = "auto", timeout_s: float | None = None) -> None:
         """Return once every rank has called it."""
         self._call("barrier", _EMPTY, _EMPTY, options=CallOptions(algorithm), timeout_s=timeout_s)
 
-    def start_barrier(self, *, algorithm: str = "auto") -> CollectiveRequest:
+    def start_barrier(self, *, algorithm: AnyAlgorithm = "auto") -> CollectiveRequest:
         """As `barrier`, but returns a request: done once every rank has called it."""
         return self._start("barrier", _EMPTY, _EMPTY, options=CallOptions(algorithm))
 

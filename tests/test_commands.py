@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from lanterne.bench import cli
+from lanterne.collectives.algorithms.catalogue import make_schedule
+from lanterne.collectives.schedule.check_schedule import check
+from lanterne.collectives.schedule.export_json import to_json
+from lanterne.collectives.schedule.export_msccl import to_msccl_xml
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -19,7 +23,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # By what is in a command: why no test runs it. The first that fits counts.
 NOT_HERE = {
     r"--device cuda|bench gpu|scores\.gpu|tests/gpu": "a GPU",
-    r"^torchrun|train_torch|bench (ddp|torch-)|lab-(peers|arrivals)|--launcher": "PyTorch, Gloo or Open MPI beside",
+    r"^torchrun|train_torch|bench ddp|lab-(peers|arrivals)|--launcher": "PyTorch, Gloo or Open MPI beside ours",
     r"\blab\b|--hosts": "root",
     r"eth0": "an interface of that name",
     r"--attach PID": "a job to attach to",
@@ -33,8 +37,8 @@ NOT_HERE = {
 }
 # Runs longer than some two seconds: with `-m slow`.
 SLOW = re.compile(
-    r"(run|lanterne) (bench|demo)|validate|watch|cost|pipeline (run|train|sweep|calibrate)|--scheduler all|h800\.json"
-    r"|info --kernels|simulate --seeds"
+    r"(run|lanterne) (bench|demo)|validate|watch|cost|study|pipeline (run|train|sweep|calibrate)|--scheduler all"
+    r"|h800\.json|info --kernels|simulate --seeds"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}
@@ -104,6 +108,10 @@ def checkout(tmp_path):
     (tmp_path / "case.json").write_text(json.dumps(case))
     for name in ("h800.json", "mine.json"):
         shutil.copy(ROOT / "pipeline" / "calibrate" / "h800.json", tmp_path / name)
+    shutil.copy(ROOT / "examples" / "two_hosts.json", tmp_path / "cluster.json")
+    ring = make_schedule("all_reduce", "ring", 4)
+    (tmp_path / "ring.json").write_text(json.dumps(to_json(ring)))
+    (tmp_path / "theirs.xml").write_text(to_msccl_xml(check(ring)))
     return tmp_path
 
 

@@ -9,6 +9,7 @@ it runs under the mpiexec or the torchrun-style variables that are there.
   lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json --plot late.png
   lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --json profile.json --plot arrivals.png
   lanterne bench all_reduce -n 4 --algorithm ring,late_join --late-rank profile.json --delay 50ms
+  lanterne bench all_reduce -n 4 --algorithm ring,ring.json,theirs.xml      schedules of files; module:function as well
   mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
   lanterne bench all_reduce -n 8 --device cuda --transport nccl --algorithm auto,ring,late_join,native --graph
 
@@ -42,7 +43,7 @@ from lanterne.bench.output import report
 from lanterne.bench.output.load import LoadMeter, busy_note
 from lanterne.bench.output.spread import COVERAGE, MedianInterval, median_interval
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
-from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
 from lanterne.collectives.auto.trials import usual_s
 from lanterne.collectives.execute import native
 from lanterne.errors import InputError, one_of
@@ -237,11 +238,15 @@ def algorithms_of(comm: Communicator, settings: BenchSettings) -> tuple[str, ...
     if not settings.algorithms:
         return ("auto", *(name for name in ("ring", "native") if name in offered))
     for name in settings.algorithms:
-        if name not in ("auto", *offered):
+        if name not in ("auto", *offered) and not _is_outside(settings.collective, name):
             what = f" for {settings.collective} of {settings.dtype}"
             where = f"{what} on {comm.world_size} ranks over {comm.transport.name}"
             raise InputError(f"--algorithm: {one_of(name, ('auto', *offered), where)}, or all")
     return settings.algorithms
+
+
+def _is_outside(collective: str, name: str) -> bool:
+    return name not in UNSCHEDULED and find_algorithm(collective, name).outside
 
 
 def make_case(comm: Communicator, settings: BenchSettings, count: int, dtype: Dtype) -> CollectiveCase:

@@ -4,6 +4,7 @@
   lanterne schedule all_reduce --algorithm stragglar -n 8 --late-rank 3 --delay 5ms
   lanterne schedule all_reduce --algorithm ring -n 8 --format json --output ring.json
   lanterne schedule ring.json --format svg --output ring.svg
+  lanterne schedule theirs.xml --format json --output theirs.json     MSCCL's programs are read as well as written
   lanterne schedule all_reduce --list -n 6
   lanterne schedule all_reduce --algorithm hier_late_join --topology dgx-2x4 --late-rank 7 --delay 5ms
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from lanterne.bench.output.report import progress, read_json, write_atomically
+from lanterne.bench.output.report import progress, write_atomically
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.errors import InputError, one_of
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
     from lanterne.collectives.schedule.check_schedule import CheckedSchedule
     from lanterne.collectives.schedule.cost import CostModel, LinkCosts
-    from lanterne.collectives.schedule.ir import CollectiveSchedule
     from lanterne.collectives.topology.topology import Topology
 
 MAX_RANKS = 2048
@@ -39,9 +39,9 @@ MAX_RANKS = 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "what", metavar="COLLECTIVE|FILE", help="a collective such as all_reduce, or a schedule as JSON to read"
+        "what", metavar="COLLECTIVE|FILE", help="a collective such as all_reduce, or a file: our JSON, MSCCL XML"
     )
-    parser.add_argument("--algorithm", metavar="NAME", help="default: the first of --list")
+    parser.add_argument("--algorithm", metavar="NAME", help="or module:function (default: the first of --list)")
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="number of ranks (default: 8)")
     parser.add_argument("--chunks", type=int, metavar="M", help="number of chunks (default: the algorithm's own)")
     parser.add_argument("--root", type=int, metavar="R", help="root of broadcast and reduce (default: 0)")
@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.contracts import CONTRACTS
+    from lanterne.collectives.schedule.read_schedule import read_schedule
 
     nbytes, topology = parse_nbytes(args.nbytes, "--nbytes"), topology_from(args)
     links = model_from(args) if topology is None else topology
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         for option in ("algorithm", "ranks", "chunks", "root", "late_rank"):
             if getattr(args, option) is not None:
                 raise InputError(f"--{option.replace('_', '-')}: got one beside {args.what}, which says its own")
-        schedule = _read(args.what)
+        schedule = read_schedule(args.what)
     else:
         raise InputError(f"collective: {one_of(args.what, CONTRACTS)} or a file")
     checked = check(schedule)
@@ -134,12 +135,6 @@ def _list(lines: Sequence[Algorithm], ranks: int) -> int:
     for name, summary in rows:
         print(f"{name.ljust(width)}  {summary}")
     return 0
-
-
-def _read(path: str) -> CollectiveSchedule:
-    from lanterne.collectives.schedule.export_json import from_json
-
-    return from_json(read_json(path))
 
 
 def _table(checked: CheckedSchedule, nbytes: int, links: LinkCosts, delay_s: float) -> str:

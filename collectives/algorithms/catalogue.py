@@ -7,7 +7,8 @@ tests then know it.
 import functools
 import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.collectives.algorithms import (
@@ -15,6 +16,7 @@ from lanterne.collectives.algorithms import (
     binomial,
     bruck,
     gather,
+    outside,
     pairwise,
     pipelined_chain,
     recursive_doubling,
@@ -25,6 +27,7 @@ from lanterne.collectives.algorithms import (
     tree,
 )
 from lanterne.collectives.algorithms.hierarchical import all_reduce as hier
+from lanterne.collectives.algorithms.hierarchical import spread
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.algorithms.late import broadcast as late_broadcast
 from lanterne.collectives.algorithms.late import chain as late_chain
@@ -88,6 +91,8 @@ class Algorithm(NamedTuple):
         early: of a late-rank algorithm, (world_size, num_chunks) -> (rounds, chunks of a message) before the join.
         slow: may search for seconds, and takes `progress`.
         stream: all that a rank receives comes from one peer, where ranks are more than two.
+        leaves: takes `slow`, the nodes with slow NICs, which its name lists: "hier_slow.2.5".
+        outside: it is not of the registry (outside.py).
     """
 
     collective: str
@@ -105,11 +110,13 @@ class Algorithm(NamedTuple):
     early: Callable[[int, int], tuple[int, float]] | None = None
     slow: bool = False
     stream: bool = False
+    leaves: bool = False
+    outside: bool = False
 
     @property
     def own(self) -> bool:
         """Whether it takes `only`, a rank, and makes that rank's transfers alone, as quickly as those are few."""
-        return _takes_only(self.generator)
+        return not self.outside and not self.leaves and _takes_only(self.generator)
 
 
 # A schedule of more ranks, or of more (rank, chunk) cells, would take gigabytes.
@@ -157,18 +164,28 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "hier_late_chain", hier.hier_late_chain_all_reduce,
               "inside the nodes, and one ring across them through the late one", late_join.refuses_one, late=True,
               several=True, chunked=True, nodes=True, law=lambda n: (1, n + 2, 1, 1)),
+    Algorithm("all_reduce", "hier_slow", hier.hier_slow_all_reduce,
+              "nodes with a slow NIC hang on a ring of the others: hier_slow.2.5", chunked=True, nodes=True,
+              law=lambda n: (1, 2 * n, 1, 1), leaves=True),
+    Algorithm("all_reduce", "hier_late_slow", hier.hier_late_slow_all_reduce,
+              "as hier_slow, with the late rank's node beside the slow ones", late_join.refuses_one, late=True,
+              several=True, chunked=True, nodes=True, law=lambda n: (1, n, 1, 1), leaves=True),
     Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds",
               stream=True),
     Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
     Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
               rhd.refuses_other_than_powers_of_two),
     Algorithm("reduce_scatter", "allpairs", allpairs.allpairs_reduce_scatter, "everybody to everybody; needs a switch"),
+    Algorithm("reduce_scatter", "hier_ring", spread.hier_ring_reduce_scatter, "inside the nodes, a ring across them",
+              nodes=True),
     Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring; fewest bytes, many rounds",
               stream=True),
     Algorithm("all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number"),
     Algorithm("all_gather", "rhd", rhd.rhd_all_gather, "recursive doubling; fewest rounds and bytes",
               rhd.refuses_other_than_powers_of_two),
     Algorithm("all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; needs a switch"),
+    Algorithm("all_gather", "hier_ring", spread.hier_ring_all_gather, "a ring across the nodes, and inside them",
+              nodes=True),
     Algorithm("broadcast", "binomial", binomial.binomial_broadcast, "whole buffers down a tree; fewest rounds"),
     Algorithm("broadcast", "scatter_allgather", scatter_allgather.scatter_allgather_broadcast,
               "parts down a tree, then gathered; twice the bytes, few rounds"),
@@ -176,6 +193,10 @@ _LINES: tuple[Algorithm, ...] = (
               chunked=True, law=lambda p: (1, p - 2, 1, 1)),
     Algorithm("broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds",
               chunked=True, law=lambda p: (1, 1 + 2 * _levels(p), 1, 2)),
+    Algorithm("broadcast", "hier_chain", spread.hier_chain_broadcast, "from node to node in a row, and inside them",
+              chunked=True, nodes=True, law=lambda n: (1, n, 1, 1)),
+    Algorithm("broadcast", "hier_tree", spread.hier_tree_broadcast, "down two trees of nodes, and inside them",
+              chunked=True, nodes=True, law=lambda n: (1, 2 + 2 * _levels(n), 1, 2)),
     Algorithm("reduce", "binomial", binomial.binomial_reduce, "whole buffers up a tree; fewest rounds"),
     Algorithm("reduce", "scatter_allgather", scatter_allgather.scatter_allgather_reduce,
               "reduce-scatter, then gathered; twice the bytes, few rounds"),
@@ -183,6 +204,8 @@ _LINES: tuple[Algorithm, ...] = (
               chunked=True, law=lambda p: (1, p - 2, 1, 1)),
     Algorithm("reduce", "tree", tree.tree_reduce, "up two pipelined trees; few bytes, few rounds",
               chunked=True, law=lambda p: (1, 1 + 2 * _levels(p), 1, 2)),
+    Algorithm("reduce", "hier_chain", spread.hier_chain_reduce, "inside the nodes, and from node to node in a row",
+              chunked=True, nodes=True, law=lambda n: (1, n, 1, 1)),
     Algorithm("all_to_all", "pairwise", pairwise.pairwise_all_to_all, "every part straight to its owner; fewest bytes"),
     Algorithm("all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds"),
     Algorithm("all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; needs a switch"),
@@ -214,7 +237,7 @@ def algorithms_for(collective: str) -> tuple[Algorithm, ...]:
 
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
-    """The registry line of algorithm `name` for `collective`.
+    """The line of algorithm `name` for `collective`: of the registry, or made for one from outside (outside.py).
 
     Raises:
         InputError: no such collective or algorithm.
@@ -224,9 +247,48 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
         raise InputError(f"algorithm: {NATIVE} is the transport library's own, which has no schedule")
     if name == SHARED:
         raise InputError(f"algorithm: {SHARED} goes through the memory of one host, which has no schedule")
-    if (collective, name) not in ALGORITHMS:
-        raise InputError(f"algorithm: {one_of(name, [line.name for line in lines], f' for {collective}')}")
-    return ALGORITHMS[collective, name]
+    if (collective, name) in ALGORITHMS:
+        return ALGORITHMS[collective, name]
+    base, _, numbers = name.partition(".")
+    if (collective, base) in ALGORITHMS and ALGORITHMS[collective, base].leaves:
+        return _on_leaves(ALGORITHMS[collective, base], name, numbers)
+    generator = outside.find_outside(name)
+    if generator is None:
+        known = [*(line.name for line in lines), *outside.offered()]
+        raise InputError(f"algorithm: {one_of(name, known, f' for {collective}')}, a file or module:function")
+    taken = outside.parameters(generator, name)
+    refuses = outside.refuses_but(outside.read_file(name).world_size) if outside.is_file(name) else _any
+    return Algorithm(
+        collective,
+        name,
+        generator,
+        "from outside",
+        refuses,
+        late="late_rank" in taken,
+        chunked="num_chunks" in taken,
+        nodes="nodes" in taken,
+        outside=True,
+    )
+
+
+def given_line(schedule: CollectiveSchedule) -> Algorithm:
+    """The line of a schedule from outside, of which nothing is known but that."""
+    generator, refuses = outside.file_generator(schedule), outside.refuses_but(schedule.world_size)
+    return Algorithm(
+        schedule.collective, schedule.algorithm, generator, "from outside", refuses, chunked=True, outside=True
+    )
+
+
+def on_leaves(line: Algorithm, slow: Sequence[int]) -> Algorithm:
+    """`line`, one that takes them, with the nodes `slow` in its name."""
+    return find_algorithm(line.collective, ".".join(map(str, (line.name, *slow))))
+
+
+def _on_leaves(line: Algorithm, name: str, numbers: str) -> Algorithm:
+    if not re.fullmatch(r"\d{1,5}(\.\d{1,5})*", numbers):
+        raise InputError(f"algorithm: got {name!r}, expected the numbers of slow nodes behind it: {line.name}.2.5")
+    slow = tuple(sorted({int(each) for each in numbers.split(".")}))
+    return line._replace(name=name, generator=functools.partial(line.generator, slow=slow))
 
 
 def make_schedule(
@@ -287,8 +349,13 @@ def make_schedule(
     if line.slow:
         options["progress"] = progress
     if line.chunked:
-        return line.generator(world_size, num_chunks=num_chunks, **options)
-    return split_chunks(line.generator(world_size, **options), num_chunks)
+        options["num_chunks"] = num_chunks
+    if line.outside:
+        made = outside.call(line.generator, name, world_size, options)
+        schedule = outside.checked_made(made, name, collective, world_size, options.get("root"))
+    else:
+        schedule = line.generator(world_size, **options)
+    return schedule if line.chunked else split_chunks(schedule, num_chunks)
 
 
 def _check_joined(line: Algorithm, joined: int, num_chunks: int | None) -> int:

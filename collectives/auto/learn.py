@@ -20,6 +20,7 @@ import numpy as np
 from lanterne import __version__
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.predict import Factor, Links, priced_schedule
+from lanterne.collectives.auto.slow_nics import faster, measure_slowdowns, of_links
 from lanterne.collectives.auto.trials import (
     ENOUGH_S,
     Call,
@@ -47,7 +48,7 @@ AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 MAX_BUFFER_NBYTES = 16 << 20
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # Of the messages of a call by which a job finds that what is known was measured beside other work: that only adds, so
 # it was if the call takes such a part of what is predicted.
 PROBE_NBYTES, DISTURBED = 32 << 10, 0.6
@@ -61,22 +62,27 @@ class Measured(NamedTuple):
     """What was measured of the links of a group.
 
     Attributes: `model`, of all, or where ranks share nodes of the first ranks of the nodes; then `inside`, of the ranks
-    of a node, and `shared`, whether those share its NIC.
+    of a node, and `shared`, whether those share its NIC; `slowdown`, by node, of their NICs, of which `model` has the
+    slowest; empty where they are alike.
     """
 
     model: CostModel
     inside: CostModel | None = None
     shared: bool = True
+    slowdown: tuple[float, ...] = ()
 
     def topology(self, nodes: Nodes) -> Topology | None:
-        """The Topology of `nodes`; None where no inside was measured."""
-        if self.inside is None:
+        """The Topology of `nodes`; None where no inside was measured, and their NICs are alike."""
+        if self.inside is None and not self.slowdown:
             return None
         alone = tuple((rank,) for ranks in nodes for rank in ranks)
-        inside = LinkClass(INSIDE, self.inside, alone)
-        nics = LinkClass(NIC, self.model, nodes if self.shared else alone)
-        return Topology(nodes, (inside, nics), self.inside.gamma_s_per_byte, "measured")
-
+        shared_by = nodes if self.shared else alone
+        model = faster(self.model, max(self.slowdown, default=1.0))
+        links = [LinkClass(NIC, model, shared_by, of_links(self.slowdown, nodes, shared_by))]
+        if self.inside is not None:
+            links.insert(0, LinkClass(INSIDE, self.inside, alone))
+        gamma = self.model.gamma_s_per_byte if self.inside is None else self.inside.gamma_s_per_byte
+        return Topology(nodes, tuple(links), gamma, "measured")
 
     def links(self, nodes: Nodes) -> Links:
         """What predictions go by."""
@@ -150,11 +156,13 @@ def measure_links(communicator: TrialGroup) -> Measured:
     """
     nodes = nodes_of(communicator.hosts)
     if len(nodes) in (1, communicator.world_size):
-        return Measured(measure_model(communicator))
+        model = measure_model(communicator)
+        slowdown = measure_slowdowns(communicator, model) if len(nodes) > 1 else ()
+        return Measured(model, slowdown=slowdown)
     node = next(number for number, ranks in enumerate(nodes) if communicator.rank in ranks)
     place = nodes[node].index(communicator.rank)
     inside = nic = None
-    shared = True
+    shared, slowdown = True, ()
     with communicator.split(node) as here:
         if here.world_size > 1:
             inside = measure_model(here)
@@ -162,6 +170,7 @@ def measure_links(communicator: TrialGroup) -> Measured:
         communicator.barrier(algorithm="dissemination")
         if place == 0:
             nic = measure_model(rail)
+            slowdown = measure_slowdowns(rail, nic)
         rails = sum(len(ranks) > 1 for ranks in _rails(nodes))
         communicator.barrier(algorithm="dissemination")
         if rails > 1:
@@ -172,9 +181,9 @@ def measure_links(communicator: TrialGroup) -> Measured:
             shared = bool(together_s > alone_s * (1 + rails) / 2)
     # Rank 0 is one of the first ranks; the largest node has an inside.
     largest = max(nodes, key=len)
-    nic, shared = _told(communicator, 0, (nic, shared))
+    nic, shared, slowdown = _told(communicator, 0, (nic, shared, slowdown))
     inside = _told(communicator, largest[0], inside)
-    return Measured(nic, inside, shared)
+    return Measured(nic, inside, shared, tuple(slowdown))
 
 
 def _nothing() -> None:
@@ -293,7 +302,8 @@ def _read(file: Path) -> tuple[bytes, bool]:
 
 def _write(file: Path, measured_s: float, measured: Measured, factors: Sequence[Factor]) -> None:
     inside = None if measured.inside is None else measured.inside.__dict__
-    links = {"model": measured.model.__dict__, "inside": inside, "shared": measured.shared}
+    links: dict[str, Any] = {"model": measured.model.__dict__, "inside": inside}
+    links |= {"shared": measured.shared, "slowdown": measured.slowdown}
     document = {"schema_version": SCHEMA_VERSION, "measured_s": measured_s, **links, "factors": factors}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -316,8 +326,11 @@ def _parse(text: bytes) -> tuple[float, Measured, tuple[Factor, ...]] | None:
         factors = tuple(Factor(str(a), str(b), int(c), float(d)) for a, b, c, d in document["factors"])
         if not all(row.nbytes > 0 and 0 < row.factor < float("inf") for row in factors):
             return None
+        slowdown = tuple(map(float, document["slowdown"]))
+        if not all(1 <= factor < float("inf") for factor in slowdown):
+            return None
         inside = None if document["inside"] is None else CostModel(**document["inside"])
-        measured = Measured(CostModel(**document["model"]), inside, bool(document["shared"]))
+        measured = Measured(CostModel(**document["model"]), inside, bool(document["shared"]), slowdown)
         return float(document["measured_s"]), measured, factors
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -7,7 +7,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.algorithms.catalogue import Algorithm, algorithms_for, best_num_chunks, make_schedule
+from lanterne.collectives.algorithms.catalogue import (
+    Algorithm,
+    algorithms_for,
+    best_num_chunks,
+    make_schedule,
+    on_leaves,
+)
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
 from lanterne.collectives.auto.pacing import over_nodes, start_s, sustained
 from lanterne.collectives.schedule.cost import CostModel, price
@@ -40,12 +46,23 @@ class Prediction(NamedTuple):
 
 
 @functools.cache
-def candidates(collective: str, world_size: int, over_nodes: bool = False) -> tuple[Algorithm, ...]:
-    """The registry lines that `auto` chooses from; `over_nodes`: ranks share nodes."""
-    lines = algorithms_for(collective)
-    return tuple(
-        line for line in lines if not line.late and not line.refuses(world_size) and (over_nodes or not line.nodes)
-    )
+def fitting(collective: str, over_nodes: bool = False, slow: tuple[int, ...] = ()) -> tuple[Algorithm, ...]:
+    """The lines of the registry that make sense; `over_nodes`: ranks share nodes, or some have `slow` NICs."""
+    lines = (line for line in algorithms_for(collective) if over_nodes or not line.nodes)
+    return tuple(on_leaves(line, slow) if line.leaves else line for line in lines if slow or not line.leaves)
+
+
+def candidates(
+    collective: str, world_size: int, over_nodes: bool = False, slow: tuple[int, ...] = ()
+) -> tuple[Algorithm, ...]:
+    """The lines that `auto` chooses from; otherwise as `fitting`."""
+    lines = fitting(collective, over_nodes, slow)
+    return tuple(line for line in lines if not line.late and not line.refuses(world_size))
+
+
+def slow_nodes_of(links: Links) -> tuple[int, ...]:
+    """The nodes of `links` whose NICs are slow."""
+    return links.slow_nodes if isinstance(links, Topology) else ()
 
 
 @functools.lru_cache(64)
@@ -123,7 +140,7 @@ def ring_s(world_size: int, nbytes: int, model: CostModel) -> float:
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:
     """What every candidate takes by `links`, cheapest first."""
     rows, nodes = [], nodes_of_links(links)
-    for line in candidates(collective, world_size, nodes is not None):
+    for line in candidates(collective, world_size, nodes is not None, slow_nodes_of(links)):
         chunks = chunk_count(line, world_size, nbytes, links)
         over = nodes if line.nodes else None
         at = in_series(links) if over and isinstance(links, Topology) else links

@@ -186,7 +186,8 @@ class Tuning:
         if shared and nbytes <= most_shared_nbytes(collective, world_size):
             return Choice(SHARED, None, "all ranks share memory")
         links = self.links
-        lines = candidates(collective, world_size, self.topology is not None)
+        slow = () if self.topology is None else self.topology.slow_nodes
+        lines = candidates(collective, world_size, self.topology is not None, slow)
         if len(lines) == 1 or world_size == 1:
             return Choice(lines[0].name, None, "the only one")
         if links is None or world_size > MAX_PRICED_RANKS:

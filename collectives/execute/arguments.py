@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, UNSCHEDULED, algorithms_for
+from lanterne.collectives.algorithms.outside import AnyAlgorithm
 from lanterne.collectives.call.memory import CallArray, call_memory, scaled
 from lanterne.collectives.call.sizes import ROOTED, Counts, even_sizes, has_input, has_output, in_short, uneven_sizes
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
+from lanterne.collectives.execute.given import given_name, given_schedule
+from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.ir import LateRank, late_set
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, HostArray, Stream, is_device_array, numpy_array, told_dtype
@@ -67,6 +70,7 @@ class Key(NamedTuple):
     Attributes:
         part_count: elements of a part (schedule/contracts.py).
         counts: where parts differ, those of all; (): ranks know those of their own only.
+        schedule: from outside, whose digest `algorithm` then ends with; None: that is a name of the registry.
     """
 
     collective: str
@@ -82,6 +86,7 @@ class Key(NamedTuple):
     memory: str | None = None
     joined: int | None = None
     counts: tuple[int, ...] | None = None
+    schedule: CheckedSchedule | None = None
 
     def __str__(self) -> str:
         named: dict[str, object] = {
@@ -101,7 +106,7 @@ class Key(NamedTuple):
 class CallOptions(NamedTuple):
     """What a user may say of how a call is to run; see Communicator."""
 
-    algorithm: str = "auto"
+    algorithm: AnyAlgorithm = "auto"
     dtype: object = None
     num_chunks: int | None = None
     segment_nbytes: int | None = None
@@ -174,8 +179,6 @@ def _resolve(
         raise InputError(f"{collective}: got a stream with host arrays, expected None")
     late_rank = _checked_late(collective, late_rank)
     _check_numbers(collective, num_chunks, joined, segment_nbytes, credits)
-    if not isinstance(algorithm, str):
-        raise InputError(f"{collective}: got algorithm {algorithm!r}, expected a name")
     adopt: Callable[[str, str, Any], CallArray] = _host
     side = communicator.device_side(given) if on_device else None
     if side is not None:
@@ -203,19 +206,27 @@ def _resolve(
         entry = side.entry(stream, basis)
     elif factor is not None:
         memory = scaled(memory, factor, element)
-    if algorithm == "auto" and sizes.own:
+    is_auto = algorithm == "auto"
+    if is_auto and sizes.own:
         # Of the registry the first sends every part straight to its owner.
         algorithm = algorithms_for(collective)[0].name
-    elif algorithm == "auto":
+    elif is_auto:
         shared = communicator.shares_memory and not on_device and sizes.counts is None
         choice = communicator.tuning.choose(collective, sizes.larger_count * element.nbytes, shared=shared)
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
-    elif num_chunks is None and algorithm not in UNSCHEDULED:
+    outside = given_schedule(communicator, collective, algorithm, num_chunks, root, late_rank)
+    if outside is not None:
+        if joined is not None:
+            raise InputError(f"joined: got {joined}, but {given_name(outside)} cuts nothing")
+        late_rank = num_chunks = None
+        algorithm = given_name(outside)
+    assert isinstance(algorithm, str), "it has a name now"
+    if outside is None and not is_auto and num_chunks is None and algorithm not in UNSCHEDULED:
         num_chunks = communicator.tuning.num_chunks(collective, algorithm, sizes.in_count * element.nbytes)
     part_count = sizes.part_count
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
-    if joined is not None:
-        key = key._replace(joined=joined)
+    if outside is not None or joined is not None:
+        key = key._replace(joined=joined, schedule=outside)
     if on_device:
         key = key._replace(memory="device")
     if sizes.counts is not None:

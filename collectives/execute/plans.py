@@ -16,7 +16,13 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.algorithms.catalogue import NATIVE, algorithms_for, find_algorithm, make_schedule
+from lanterne.collectives.algorithms.catalogue import (
+    NATIVE,
+    algorithms_for,
+    find_algorithm,
+    given_line,
+    make_schedule,
+)
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
 from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
 from lanterne.collectives.execute.arguments import Form, Key
@@ -97,6 +103,8 @@ def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
     Raises:
         InputError: as catalogue.make_schedule.
     """
+    if key.schedule is not None:
+        return key.schedule
     world_size, late = sum(map(len, nodes)), key.late_rank
     line = find_algorithm(key.collective, key.algorithm)
     if is_in_roles(key, world_size):
@@ -111,7 +119,11 @@ def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
 def is_in_roles(key: Key, world_size: int) -> bool:
     """Whether the schedule of `key` is made in Roles: with the one late rank in the last of them."""
     late = key.late_rank
-    return isinstance(late, int) and 0 <= late < world_size and find_algorithm(key.collective, key.algorithm).late
+    if not isinstance(late, int) or not 0 <= late < world_size:
+        return False
+    line = find_algorithm(key.collective, key.algorithm)
+    # Slow nodes stay what they are, whoever is late.
+    return line.late and not line.leaves
 
 
 def part_of(key: Key, nodes: Nodes, rank: int) -> CheckedSchedule | OwnSchedule:
@@ -121,7 +133,8 @@ def part_of(key: Key, nodes: Nodes, rank: int) -> CheckedSchedule | OwnSchedule:
         InputError: as catalogue.make_schedule.
     """
     world_size = sum(map(len, nodes))
-    if world_size <= MAX_CHECKED_RANKS or not find_algorithm(key.collective, key.algorithm).own:
+    few = key.schedule is not None or world_size <= MAX_CHECKED_RANKS
+    if few or not find_algorithm(key.collective, key.algorithm).own:
         return checked_of(key, nodes)
     late = world_size - 1 if is_in_roles(key, world_size) else key.late_rank
     return _own_part(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, rank)
@@ -158,7 +171,7 @@ class RankPrograms:
         """The RankProgram of calls of `key`."""
         n, rank, late = self._group.world_size, self._group.rank, key.late_rank
         in_place, own = form if isinstance(form, tuple) else (form, None)
-        if not isinstance(late, int):
+        if not isinstance(late, int) or not is_in_roles(key, n):
             return self._compile(key, dtype, in_place, rank, self._nodes, own)
         rank_of, nodes = self._roles(key, late)
         program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank), nodes)
@@ -167,8 +180,11 @@ class RankPrograms:
     def prepare(self, key: Key, dtype: Dtype, in_place: bool) -> None:
         """Make now what `find` needs for `key` with any late rank; where nodes differ, with the first few."""
         n, rank = self._group.world_size, self._group.rank
+        line = find_algorithm(key.collective, key.algorithm)
+        if line.leaves:
+            return
         # Of equal ranks it only matters whether this one, one before it or one after it is late.
-        over_nodes = find_algorithm(key.collective, key.algorithm).nodes
+        over_nodes = line.nodes
         found = (self._roles(key, late) for late in (range(n) if over_nodes else sorted({0, rank, n - 1})))
         for role, nodes in list(dict.fromkeys((roles.rank_of.index(rank), roles.nodes) for roles in found))[:MAX_ROLES]:
             self._role(key._replace(late_rank=n - 1), dtype, in_place, role, nodes)
@@ -197,7 +213,8 @@ class RankPrograms:
         """The RankProgram of `rank`, of `nodes`."""
         group = self._group
         checked = part_of(key, nodes, rank)
-        schedule, line = checked.schedule, find_algorithm(checked.schedule.collective, checked.schedule.algorithm)
+        schedule = checked.schedule
+        line = find_algorithm(schedule.collective, schedule.algorithm) if key.schedule is None else given_line(schedule)
         model, sharers = group.tuning.model, 1
         if line.nodes:
             model, sharers = group.tuning.model_over_nodes, group.tuning.nic_sharers

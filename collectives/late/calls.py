@@ -28,7 +28,14 @@ from typing import Any, Protocol
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import Links, in_series, late_times_s, nodes_of_links, priced_schedule
+from lanterne.collectives.auto.predict import (
+    Links,
+    in_series,
+    late_times_s,
+    nodes_of_links,
+    priced_schedule,
+    slow_nodes_of,
+)
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -66,6 +73,8 @@ LEAST_NBYTES = 64 << 10
 LATE_ALGORITHMS = ("late_join", "late_chain")
 # Where ranks share nodes.
 NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
+# And where some of those have slow NICs.
+SLOW_ALGORITHM = "hier_late_slow"
 # Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
 # every choice has a plan, which the first call that needs it has to make.
 CUTS = (0.25, 0.5, 0.75)
@@ -258,7 +267,7 @@ class LateRanks:
         if many and over_nodes:
             log.info("%d ranks on nodes: nobody finds out who is late above %d", n, MAX_PRICED_RANKS)
             return None
-        names = NODE_ALGORITHMS if over_nodes else LATE_ALGORITHMS
+        names = late_names(links)
         options = [make_option(collective, name, n, nbytes, links) for name in names]
         if many:
             return to_text(Policy(normal_s, tuple(options)))
@@ -266,10 +275,18 @@ class LateRanks:
             options += cut_options(options[0], n)
         if normal_s >= LEAST_SEVERAL_S:
             numbers = range(2, min(MAX_LATE, n - 1) + 1)
-            group = NODE_ALGORITHMS[0] if over_nodes else "late_group"
+            group = names[-1] if slow_nodes_of(links) else NODE_ALGORITHMS[0] if over_nodes else "late_group"
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
         return to_text(Policy(normal_s, tuple(options)))
+
+
+def late_names(links: Links) -> tuple[str, ...]:
+    """The late-rank algorithms that a call chooses from."""
+    if nodes_of_links(links) is None:
+        return LATE_ALGORITHMS
+    slow = slow_nodes_of(links)
+    return (*NODE_ALGORITHMS, ".".join(map(str, (SLOW_ALGORITHM, *slow)))) if slow else NODE_ALGORITHMS
 
 
 def make_option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int = 1) -> Option:
@@ -310,7 +327,10 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
         return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, _paced(links)), late)
     paced = in_series(links).with_models(_unserial) if isinstance(links, Topology) else _paced(links)
     nodes = nodes_of_links(links) if line.nodes else None
-    order = range(world_size) if nodes is None else [rank for ranks in nodes for rank in ranks]
+    # One of those with a slow NIC is late as seldom as they are few.
+    slow = slow_nodes_of(links)
+    places = () if nodes is None else sorted(range(len(nodes)), key=lambda node: node not in slow)
+    order = range(world_size) if nodes is None else [rank for place in places for rank in nodes[place]]
     absent = tuple(sorted(order[-late:])) if late > 1 else order[-1]
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
     priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))

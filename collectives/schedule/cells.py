@@ -38,6 +38,17 @@ class Cells:
         held = np.flatnonzero((self.starts == EVERY) | (self.starts == self.rank))
         bit = self.rank[held] if contract.reduces else np.zeros_like(held)
         self.sets[held, bit // 64] = np.uint64(1) << (bit % 64).astype(np.uint64)
+        # Of each cell that holds some contribution twice, the transfer that added it so, else -1; None: no cell does.
+        self.spoilt: Ints | None = None
+        # Those transfers, and what each added twice.
+        self.doubled: list[tuple[Ints, Sets]] = []
+
+    def spoil(self, cells: Ints, transfers: Ints, twice: Sets) -> None:
+        """Note that `transfers` added to `cells` what `twice` names, which these held."""
+        if self.spoilt is None:
+            self.spoilt = np.full(len(self.keys), -1)
+        self.spoilt[cells] = np.where(self.spoilt[cells] < 0, transfers, self.spoilt[cells])
+        self.doubled.append((transfers, twice))
 
     def contributors(self, cell: "int | np.integer[Any]", words: Sets) -> list[int]:
         """The ranks whose contributions the set `words` of `cell` names, ascending."""

@@ -1,9 +1,9 @@
 """The one checker: proves a schedule by tracking which ranks' contributions every (rank, chunk) holds.
 
-The rules, in order within a round: (1) ranks, chunks and ops in range; (2) the sender holds something; (3) no
-contribution is added twice, nothing is added to nothing; (4) no conflicting writes; (5) at most `ports` messages sent,
-and received, per rank. Then (6) every result is exactly what the contract wants; (7) scratch within its bound. The late
-rank takes part in nothing but the last phases, those named "join".
+The rules, in order within a round: (1) ranks, chunks and ops in range; (2) the sender holds something; (3) nothing is
+added to nothing; (4) no conflicting writes; (5) at most `ports` messages sent, and received, per rank. Then (6) every
+result is exactly what the contract wants, with no contribution added twice (what is overwritten later may be as it
+likes); (7) scratch within its bound. The late rank takes part in nothing but the last phases, those named "join".
 """
 
 from dataclasses import dataclass, field
@@ -129,6 +129,7 @@ def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Ints, index:
     start, stop = schedule.offsets[index : index + 2]
     src, dst, op = cells.src[start:stop], cells.dst[start:stop], schedule.op[start:stop]
     read = cells.sets[src]
+    spoilt = None if cells.spoilt is None else cells.spoilt[src]
     empty = ~_nonempty(read)
     if empty.any():
         at = start + _first(empty)
@@ -136,10 +137,12 @@ def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Ints, index:
     copies = np.flatnonzero(op == COPY)
     layers = _layers(dst, marks)
     for layer in layers:
-        _reduce(schedule, cells, start, layer[op[layer] == REDUCE], dst, read)
+        _reduce(schedule, cells, start, layer[op[layer] == REDUCE], dst, read, spoilt)
     if len(layers) > 1 and len(copies):
         _check_single_writes(schedule, start, dst, op, layers)
     cells.sets[dst[copies]] = read[copies]
+    if cells.spoilt is not None:
+        cells.spoilt[dst[copies]] = -1 if spoilt is None else spoilt[copies]
     _check_ports(schedule, start, stop)
 
 
@@ -157,21 +160,28 @@ def _layers(dst: Ints, marks: Ints) -> list[Ints]:
     return np.split(order[by_depth], np.flatnonzero(np.diff(depth[by_depth])) + 1)
 
 
-def _reduce(schedule: CollectiveSchedule, cells: Cells, start: Index, positions: Ints, dst: Ints, read: Sets) -> None:
+def _reduce(
+    schedule: CollectiveSchedule,
+    cells: Cells,
+    start: Index,
+    positions: Ints,
+    dst: Ints,
+    read: Sets,
+    spoilt: Ints | None,
+) -> None:
     if not len(positions):
         return
     to, added = dst[positions], read[positions]
     held = cells.sets[to]
-    nothing, twice = ~_nonempty(held), _nonempty(held & added)
-    wrong = nothing | twice
-    if wrong.any():
-        place = int(np.flatnonzero(wrong)[positions[wrong].argmin()])
-        at = start + positions[place]
-        receiver = schedule.dst[at]
-        if nothing[place]:
-            _fail(schedule, at, f"rank {receiver} holds nothing of chunk {schedule.chunk[at]} to add to")
-        common = cells.contributors(to[place], held[place] & added[place])[0]
-        _fail(schedule, at, f"rank {receiver} already contains rank {common}'s contribution")
+    nothing = ~_nonempty(held)
+    if nothing.any():
+        at = start + positions[nothing].min()
+        _fail(schedule, at, f"rank {schedule.dst[at]} holds nothing of chunk {schedule.chunk[at]} to add to")
+    twice = _nonempty(held & added)
+    if twice.any():
+        cells.spoil(to[twice], start + positions[twice], (held & added)[twice])
+    if spoilt is not None and cells.spoilt is not None:
+        cells.spoilt[to] = np.where(cells.spoilt[to] < 0, spoilt[positions], cells.spoilt[to])
     cells.sets[to] = held | added
 
 
@@ -205,6 +215,8 @@ def _check_ports(schedule: CollectiveSchedule, start: Index, stop: Index) -> Non
 
 def _check_results(schedule: CollectiveSchedule, contract: Contract, cells: Cells) -> None:
     wanted = (cells.ends == EVERY) | (cells.ends == cells.rank)
+    if cells.spoilt is not None:
+        _check_spoilt(schedule, cells, cells.spoilt[wanted])
     full = np.broadcast_to(cells.full, cells.sets.shape)
     # Of an exclusive scan rank 0 wants nothing.
     wrong = wanted & (cells.sets != full).any(axis=1) & full.any(axis=1)
@@ -219,6 +231,17 @@ def _check_results(schedule: CollectiveSchedule, contract: Contract, cells: Cell
             reason = f"holds nothing, expected what rank {cells.starts[at]} had"
         raise ScheduleError(f"{schedule.name}: at the end rank {cells.rank[at]} chunk {cells.chunk[at]} {reason}")
     _check_untouched(schedule, contract, cells)
+
+
+def _check_spoilt(schedule: CollectiveSchedule, cells: Cells, spoilt: Ints) -> None:
+    """Raise if a result holds a contribution twice: `spoilt` of the wanted cells."""
+    transfers = spoilt[spoilt >= 0]
+    if not len(transfers):
+        return
+    at = transfers.min()
+    common = next(twice[found == at][0] for found, twice in cells.doubled if (found == at).any())
+    rank = cells.contributors(cells.dst[at], common)[0]
+    _fail(schedule, at, f"rank {schedule.dst[at]} already contains rank {rank}'s contribution")
 
 
 def _check_untouched(schedule: CollectiveSchedule, contract: Contract, cells: Cells) -> None:

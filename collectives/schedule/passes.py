@@ -1,11 +1,11 @@
-"""Pure functions from schedules to schedules: split chunks, reverse, chain one after another, name ranks anew."""
+"""Pure functions from schedules to schedules: split chunks, reverse, chain one after another, label anew."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Phase
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Phase, late_set
 from lanterne.errors import InputError
 
 
@@ -64,3 +64,22 @@ def chain(collective: str, phases: Mapping[str, CollectiveSchedule]) -> Collecti
         tuple(Phase(*phase) for phase in zip(phases, [0, *stops[:-1]], stops, strict=True)),
         ports=max(part.ports for part in parts),
     )
+
+
+def relabelled(schedule: CollectiveSchedule) -> CollectiveSchedule:
+    """`schedule` with the ports that it needs, and with late ranks the rounds from their first on named "join"."""
+    round_of = np.repeat(np.arange(schedule.num_rounds), np.diff(schedule.offsets))
+    messages = np.unique(np.stack([round_of, schedule.src, schedule.dst], axis=1), axis=0)
+    at_once = [np.unique(messages[:, (0, side)], axis=0, return_counts=True)[1] for side in (1, 2)]
+    schedule = replace(schedule, ports=max(1, *(int(count.max(initial=0)) for count in at_once)))
+    late = late_set(schedule.late_rank)
+    if not late:
+        return schedule
+    takes_part = np.isin(schedule.src, late) | np.isin(schedule.dst, late)
+    first = int(round_of[np.argmax(takes_part)]) if takes_part.any() else schedule.num_rounds
+    before = [
+        Phase("main" if name == "join" else name, start, min(stop, first))
+        for name, start, stop in schedule.phases
+        if start < first
+    ]
+    return replace(schedule, phases=(*before, Phase("join", first, schedule.num_rounds)))

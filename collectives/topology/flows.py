@@ -2,11 +2,12 @@
 
 As in the model a rank is in its next round once its messages of this one are done, and a message starts when both its
 ranks are there. Then it waits for the start-up times of the links that it crosses and flows at the rate that all flows
-of that moment leave it. For hundreds of ranks in small schedules; the model prices the others.
+of that moment leave it. What happens at the same time is done at once, as arrays: 1,024 ranks in the rounds of a
+hierarchical all-reduce take seconds.
 """
 
 import heapq
-from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,45 @@ from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Ints
 from lanterne.collectives.topology.topology import Topology
 
 Numbers = NDArray[np.float64]
-# A flow with so small a part left is done.
-DONE = 1e-9
+# A flow with so small a part left is done; events are at once that differ by such a part of the time.
+DONE, AT_ONCE = 1e-9, 1e-12
+
+
+class Messages(NamedTuple):
+    """The messages of a schedule: int arrays (messages,); `links` (messages, classes * 2), of `capacity`, bytes per s.
+
+    A message that crosses fewer links has the last one for the others, which is without end.
+    """
+
+    round: Ints
+    src: Ints
+    dst: Ints
+    nbytes: Numbers
+    reduced: Numbers
+    links: Ints
+    alpha_s: Numbers
+    capacity: Numbers
+
+
+class Turns(NamedTuple):
+    """The rounds of each rank that it takes part in, one after the other: a *turn* for each.
+
+    Attributes:
+        first: (world_size,) each rank's first turn, len(rank) where it has none.
+        rank: of each turn; `last`, whether it is its rank's last one.
+        added: bytes that it adds in the end, in chunks.
+        starts, message: turn t has message[starts[t]:starts[t + 1]].
+        of_src, of_dst: of each message, the turns of its ranks.
+    """
+
+    first: Ints
+    rank: Ints
+    last: NDArray[np.bool_]
+    added: Numbers
+    starts: Ints
+    message: Ints
+    of_src: Ints
+    of_dst: Ints
 
 
 def simulate_flows(
@@ -29,118 +67,158 @@ def simulate_flows(
         nbytes: of the larger of a rank's two buffers.
         start_s: (world_size,) when each rank comes; None: all at 0.
     """
-    p, unit = schedule.world_size, chunk_nbytes(schedule, nbytes)
+    messages = messages_of(schedule, chunk_nbytes(schedule, nbytes), topology)
+    turns = turns_of(messages, schedule.world_size)
+    finish_s = np.zeros(schedule.world_size) if start_s is None else np.array(start_s, float)
+    gamma_s = topology.gamma_s_per_byte * chunk_nbytes(schedule, nbytes)
+    # (time, order, turns that begin, messages that begin to flow)
+    events: list[tuple[float, int, Ints, Ints]] = []
+    none = np.zeros(0, np.int64)
+    count = 0
+
+    def plan(times_s: Numbers, what: Ints, are_turns: bool) -> None:
+        nonlocal count
+        for time_s in np.unique(times_s):
+            at = what[times_s == time_s]
+            heapq.heappush(events, (float(time_s), count, *((at, none) if are_turns else (none, at))))
+            count += 1
+
+    coming = np.flatnonzero(turns.first < len(turns.rank))
+    plan(finish_s[coming], turns.first[coming], True)
+    absent, left = np.full(len(messages.src), 2), np.diff(turns.starts)
+    flows = _Flows(messages)
+    now_s = 0.0
+    while events or len(flows.active):
+        end_s = flows.next_end(now_s)
+        if events and events[0][0] <= end_s:
+            time_s = events[0][0]
+            flows.advance(time_s - now_s)
+            now_s = time_s
+            while events and events[0][0] <= time_s * (1 + AT_ONCE):
+                _, _, begun, flowing = heapq.heappop(events)
+                flows.begin(flowing)
+                found = turns.message[_ranges(turns.starts[begun], turns.starts[begun + 1])]
+                np.subtract.at(absent, found, 1)
+                ready = np.unique(found[absent[found] == 0])
+                plan(now_s + messages.alpha_s[ready], ready, False)
+            continue
+        flows.advance(end_s - now_s)
+        now_s = end_s
+        over = flows.end()
+        ended = np.concatenate([turns.of_src[over], turns.of_dst[over]])
+        np.subtract.at(left, ended, 1)
+        ended = np.unique(ended[left[ended] == 0])
+        then_s = now_s + gamma_s * turns.added[ended]
+        finish_s[turns.rank[ended]] = then_s
+        goes_on = ~turns.last[ended]
+        plan(then_s[goes_on], ended[goes_on] + 1, True)
+    return finish_s
+
+
+def messages_of(schedule: CollectiveSchedule, unit: float, topology: Topology) -> Messages:
+    """The Messages of `schedule` on `topology`, chunks having `unit` bytes."""
+    p = schedule.world_size
     round_of = np.repeat(np.arange(schedule.num_rounds), np.diff(schedule.offsets))
     keys, inverse, chunks = np.unique(
         (round_of * p + schedule.src) * p + schedule.dst, return_inverse=True, return_counts=True
     )
-    reduced = np.bincount(inverse, schedule.op == REDUCE, len(keys))
-    at, src, dst = keys // p**2, keys // p % p, keys % p
-    uses, alpha_s, capacity = _links(topology, src, dst)
-    flows = _Flows(uses, np.asarray(chunks * unit, np.float64), capacity)
-    # Of each rank its rounds in order, and of each (rank, round) its messages.
-    messages: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for message in range(len(keys)):
-        for rank in (int(src[message]), int(dst[message])):
-            messages[rank, int(at[message])].append(message)
-    rounds: list[list[int]] = [[] for _ in range(p)]
-    for rank, index in sorted(messages):
-        rounds[rank].append(index)
-    left = {place: len(listed) for place, listed in messages.items()}
-    absent = np.full(len(keys), 2)
-    finish_s = np.zeros(p) if start_s is None else np.array(start_s, float)
-    # (time, 0, rank): it comes to its next round; (time, 1, message): its flow begins.
-    events: list[tuple[float, int, int]] = [(float(time_s), 0, rank) for rank, time_s in enumerate(finish_s)]
-    heapq.heapify(events)
-    now_s = 0.0
-    while events or flows.active:
-        end_s, done = flows.next_end(now_s)
-        if events and events[0][0] <= end_s:
-            time_s, kind, number = heapq.heappop(events)
-            flows.advance(time_s - now_s)
-            now_s = time_s
-            if kind:
-                flows.begin(number)
-                continue
-            finish_s[number] = now_s
-            if rounds[number]:
-                for message in messages[number, rounds[number][0]]:
-                    absent[message] -= 1
-                    if not absent[message]:
-                        heapq.heappush(events, (now_s + float(alpha_s[message]), 1, message))
-            continue
-        flows.advance(end_s - now_s)
-        now_s = end_s
-        for message in done:
-            flows.end(message)
-            for rank in (int(src[message]), int(dst[message])):
-                place = rank, int(at[message])
-                left[place] -= 1
-                if not left[place]:
-                    rounds[rank].pop(0)
-                    added = sum(reduced[each] for each in messages[place] if dst[each] == rank)
-                    heapq.heappush(events, (now_s + topology.gamma_s_per_byte * unit * float(added), 0, rank))
-    return finish_s
-
-
-def _links(topology: Topology, src: Ints, dst: Ints) -> tuple[list[list[int]], Numbers, Numbers]:
-    """(the links of each message, its start-up time, the bytes per second of each link)."""
-    uses: list[list[int]] = [[] for _ in src]
-    alpha_s = np.zeros(len(src))
-    capacity: list[float] = []
+    reduced = np.bincount(inverse, (schedule.op == REDUCE).astype(float), len(keys)).astype(float)
+    src, dst = keys // p % p, keys % p
+    alpha_s, columns, capacity = np.zeros(len(keys)), [], [np.zeros(0)]
     for links, (mask, leaves, enters, size, slowdown) in zip(
         topology.links, topology.crossings(src.astype(np.int32), dst.astype(np.int32)), strict=True
     ):
         rate = 1 / np.maximum(slowdown * links.model.beta_s_per_byte, 1e-30)
         for side in (leaves, enters):
-            for message, link in zip(np.flatnonzero(mask).tolist(), side.tolist(), strict=True):
-                uses[message].append(len(capacity) + link)
-            capacity += rate[:size].tolist()
+            # Only links that are used: of a mesh there are as many as pairs.
+            used, place = np.unique(side, return_inverse=True)
+            column = np.full(len(keys), -1, np.int64)
+            column[mask] = place + sum(map(len, capacity))
+            columns.append(column)
+            capacity.append(rate[used])
         alpha_s[mask] += links.model.alpha_s
-    return uses, alpha_s, np.array(capacity)
+    listed = np.stack(columns, axis=1) if columns else np.zeros((len(keys), 1), np.int64)
+    limits = np.concatenate([*capacity, [np.inf]])
+    listed[listed < 0] = len(limits) - 1
+    return Messages(keys // p**2, src, dst, np.asarray(chunks * unit, np.float64), reduced, listed, alpha_s, limits)
+
+
+def turns_of(messages: Messages, world_size: int) -> Turns:
+    """The Turns of `world_size` ranks in the rounds of `messages`."""
+    count = len(messages.src)
+    rounds = int(messages.round.max(initial=0)) + 1
+    keys = np.concatenate([messages.src, messages.dst]) * rounds + np.tile(messages.round, 2)
+    found, turn = np.unique(keys, return_inverse=True)
+    rank = found // rounds
+    order = np.argsort(turn, kind="stable")
+    starts = np.searchsorted(turn[order], np.arange(len(found) + 1))
+    added: Numbers = np.bincount(turn[count:], messages.reduced, len(found)).astype(float)
+    first = np.searchsorted(rank, np.arange(world_size))
+    # A rank without a turn has another's first one here.
+    first[np.bincount(rank, minlength=world_size) == 0] = len(found)
+    last = np.append(rank[1:] != rank[:-1], True)[: len(found)]
+    return Turns(first, rank, last, added, starts, order % max(1, count), turn[:count], turn[count:])
+
+
+def _ranges(starts: Ints, stops: Ints) -> Ints:
+    """The numbers from each of `starts` up to, not including, that of `stops`, one after the other."""
+    sizes = stops - starts
+    return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
 
 
 class _Flows:
     """The flows of a moment, and their rates."""
 
-    def __init__(self, uses: list[list[int]], nbytes: Numbers, capacity: Numbers) -> None:
-        self.active: list[int] = []
-        self._uses, self._nbytes, self._capacity = uses, nbytes, capacity
-        self._left = nbytes.astype(float)
-        self._rate = np.zeros(len(uses))
+    def __init__(self, messages: Messages) -> None:
+        self.active: Ints = np.zeros(0, np.int64)
+        self._messages = messages
+        self._left = messages.nbytes.copy()
+        self._rate: Numbers = np.zeros(len(self._left))
+        self._stale = False
 
-    def begin(self, message: int) -> None:
-        self.active.append(message)
-        self._share()
-
-    def end(self, message: int) -> None:
-        self.active.remove(message)
-        self._share()
+    def begin(self, messages: Ints) -> None:
+        if len(messages):
+            self.active = np.concatenate([self.active, messages])
+            self._stale = True
 
     def advance(self, time_s: float) -> None:
         self._left[self.active] -= self._rate[self.active] * time_s
 
-    def next_end(self, now_s: float) -> tuple[float, list[int]]:
-        """(when the next flows end, which); infinity where none is active."""
-        if not self.active:
-            return float("inf"), []
-        ends_s = np.maximum(self._left[self.active], 0) / self._rate[self.active]
-        least_s = float(ends_s.min())
-        near = ends_s <= least_s + DONE * self._nbytes[self.active] / self._rate[self.active]
-        return now_s + least_s, [message for message, ends in zip(self.active, near, strict=True) if ends]
+    def next_end(self, now_s: float) -> float:
+        """When the next flows end; infinity where none is active."""
+        if not len(self.active):
+            return float("inf")
+        if self._stale:
+            self._share()
+        return now_s + float(self._times_s().min())
+
+    def end(self) -> Ints:
+        """Take out the flows that are done, and return them."""
+        nbytes, rate = self._messages.nbytes[self.active], self._rate[self.active]
+        times_s = self._times_s()
+        done = times_s <= times_s.min() + DONE * nbytes / rate
+        over, self.active = self.active[done], self.active[~done]
+        self._stale = True
+        return over
+
+    def _times_s(self) -> Numbers:
+        return np.maximum(self._left[self.active], 0) / self._rate[self.active]
 
     def _share(self) -> None:
-        """Max-min: the link with the least for each of its flows fixes their rates, then the next."""
-        spare, waiting = self._capacity.copy(), set(self.active)
-        users: dict[int, set[int]] = defaultdict(set)
-        for message in self.active:
-            for link in self._uses[message]:
-                users[link].add(message)
-        while waiting:
-            rate, link = min((spare[link] / len(flows), link) for link, flows in users.items() if flows)
-            for message in list(users[link]):
-                self._rate[message] = rate
-                waiting.discard(message)
-                for used in self._uses[message]:
-                    users[used].discard(message)
-                    spare[used] = max(0.0, spare[used] - rate)
+        """Max-min: a link that leaves each of its flows less than their other links do fixes their rates; and again."""
+        self._stale = False
+        spare, waiting = self._messages.capacity.copy(), self.active
+        size, least = len(spare), np.full(len(spare), np.inf)
+        while len(waiting):
+            links = self._messages.links[waiting]
+            users = np.bincount(links.reshape(-1), minlength=size)
+            np.divide(spare, users, out=least, where=users > 0)
+            shares = least[links]
+            rate = shares.min(axis=1)
+            # A link where some flow gets less elsewhere has to wait for that.
+            others = np.bincount(links.reshape(-1), (shares > rate[:, None]).reshape(-1), size)
+            fixed = ((shares == rate[:, None]) & (others[links] == 0)).any(axis=1)
+            self._rate[waiting[fixed]] = np.minimum(rate[fixed], 1e30)
+            taken = np.bincount(links[fixed].reshape(-1), np.repeat(rate[fixed], links.shape[1]), size)
+            spare = np.maximum(spare - np.where(np.isfinite(spare), taken, 0.0), 0.0)
+            waiting = waiting[~fixed]

@@ -28,6 +28,8 @@ from lanterne.errors import InputError, one_of
 Ranks: TypeAlias = tuple[int, ...]
 Mask: TypeAlias = NDArray[np.bool_]
 
+# See Topology.slow_nodes: what is less slow costs a ring less than going round it does.
+SLOW = 1.3
 INSIDE, SWITCH, NIC, TRUNK, MESH = "inside", "switch", "nic", "trunk", "mesh"
 
 
@@ -152,8 +154,19 @@ class Topology:
 
     @property
     def is_flat(self) -> bool:
-        """Whether there is nothing to gain from knowing nodes: one, or one rank on each."""
-        return len(self.nodes) in (1, self.world_size)
+        """Whether there is nothing to gain from knowing nodes: one, or one rank on each, none with a slow NIC."""
+        return len(self.nodes) in (1, self.world_size) and not self.slow_nodes
+
+    @cached_property
+    def slow_nodes(self) -> Ranks:
+        """The nodes whose NICs have together less than 1 / SLOW of what those of the middle one have."""
+        nics = next((links for links in self.links if links.kind == NIC), None)
+        if nics is None or len(self.nodes) == 1:
+            return ()
+        rates = np.zeros(len(self.nodes))
+        for link, ranks in enumerate(nics.shared_by):
+            rates[self.node_of[ranks[0]]] += 1 / nics.slowdown[link] if nics.slowdown else 1.0
+        return tuple(np.flatnonzero(rates * SLOW <= np.median(rates)).tolist())
 
     @cached_property
     def _node_column(self) -> Ints:

@@ -68,21 +68,16 @@ def prove(schedule):
             for index in range(phase.start, phase.stop):
                 if any(late.intersection(transfer[:2]) for transfer in schedule.round(index)):
                     raise ScheduleError("the late rank takes part before the join")
-    state = interpret(schedule, lambda rank, chunk: frozenset([rank]), _union)
+    state = interpret(schedule, lambda rank, chunk: (rank,), lambda held, received: tuple(sorted(held + received)))
     prefix = CONTRACTS[schedule.collective].prefix
     for chunk in range(schedule.num_chunks):
         start, end = int(starts_at(schedule, chunk)), int(ends_at(schedule, chunk))
-        wanted = frozenset(range(schedule.world_size) if start == EVERY else [start])
+        wanted = tuple(range(schedule.world_size) if start == EVERY else [start])
         for rank in range(schedule.world_size) if end == EVERY else [end]:
             if prefix is not None:
-                wanted = frozenset(range(rank + prefix))
+                wanted = tuple(range(rank + prefix))
             if wanted and state.get((rank, chunk)) != wanted:
                 raise ScheduleError(
                     f"rank {rank} chunk {chunk} ends with {state.get((rank, chunk))}, expected {wanted}"
                 )
 
-
-def _union(held, received):
-    if held & received:
-        raise ScheduleError(f"added twice: {sorted(held & received)}")
-    return held | received

@@ -27,8 +27,10 @@ class TimedWorld(Machine):
     Attributes: `at_s`, what the clock says.
     """
 
-    def __init__(self, world_size, letter_s=LETTER_S):
+    def __init__(self, world_size, letter_s=LETTER_S, slowdown=None):
         self.world_size, self.letter_s, self.at_s = world_size, letter_s, 0.0
+        # By rank, how much slower its ports are.
+        self.slowdown = slowdown or [1.0] * world_size
         self.boards = LocalBoards(self)
         self.transports = [TimedTransport(self, rank) for rank in range(world_size)]
         self.seats = defaultdict(list)  # by board
@@ -83,7 +85,7 @@ class TimedWorld(Machine):
         else:
             receives.append((target, op, request))
         while sends and receives:
-            message = _Message(sends.popleft(), receives.popleft())
+            message = _Message(sends.popleft(), receives.popleft(), max(self.slowdown[source], self.slowdown[target]))
             self.at(self.at_s + START_S, lambda message=message: self._leave(message))
 
     def _leave(self, message):
@@ -123,11 +125,11 @@ def _read(op):
 class _Message:
     """A message on its way."""
 
-    def __init__(self, send, receive):
+    def __init__(self, send, receive, slowdown):
         self.source, self._send, self.send_request, self._data = send
         self.target, self._receive, self.receive_request = receive
         assert self._send.nbytes == self._receive.nbytes, "a message met a receive of another size"
-        self.takes_s = self._send.nbytes / RATE_BYTES_PER_S
+        self.takes_s = slowdown * self._send.nbytes / RATE_BYTES_PER_S
 
     def read(self):
         if self._data is None:

@@ -1,6 +1,6 @@
 """Hierarchical all-reduces: which schedule runs across the nodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lanterne.collectives.algorithms.bruck import bruck_all_reduce
 from lanterne.collectives.algorithms.hierarchical.compose import (
@@ -11,11 +11,13 @@ from lanterne.collectives.algorithms.hierarchical.compose import (
     num_rails,
     repeated,
 )
+from lanterne.collectives.algorithms.hierarchical.leaves import leaves_all_reduce
 from lanterne.collectives.algorithms.late.chain import late_chain_all_reduce
 from lanterne.collectives.algorithms.late.group import late_group_all_reduce
 from lanterne.collectives.algorithms.late.join import late_join_all_reduce
 from lanterne.collectives.algorithms.ring import ring_all_reduce
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank, late_set
+from lanterne.errors import InputError
 
 
 def hier_ring_all_reduce(
@@ -60,6 +62,57 @@ def hier_late_chain_all_reduce(
     Cost (p = world_size, m = num_chunks; one rank on each node): join = m + p - 1; join_load = join / m
     """
     return _with_late("hier_late_chain", late_chain_all_reduce, world_size, late_rank, num_chunks, nodes)
+
+
+def hier_slow_all_reduce(
+    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None, slow: Sequence[int] | None = None
+) -> CollectiveSchedule:
+    """Nodes whose NICs are slow hang on a ring of the others (leaves.py), on every rail. Default chunk count 8 N R.
+
+    Args:
+        slow: those nodes; None: the last one. Where all are, none is.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): rounds <= m + 2 * p
+    """
+    nodes = nodes or each_alone(world_size)
+    hanging = (len(nodes) - 1,) if slow is None else tuple(slow)
+    return _on_leaves("hier_slow", None, num_chunks, nodes, hanging)
+
+
+def hier_late_slow_all_reduce(
+    world_size: int,
+    late_rank: LateRank,
+    num_chunks: int | None = None,
+    nodes: Nodes | None = None,
+    slow: Sequence[int] | None = None,
+) -> CollectiveSchedule:
+    """As hier_slow, with the nodes of late ranks, of which none passes anything on, beside the slow ones.
+
+    Args:
+        slow: those nodes; None: the last one.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): join <= m + p
+    """
+    nodes = nodes or each_alone(world_size)
+    hanging = (len(nodes) - 1,) if slow is None else tuple(slow)
+    return _on_leaves("hier_late_slow", late_rank, num_chunks, nodes, hanging)
+
+
+def _on_leaves(
+    name: str, late_rank: LateRank, num_chunks: int | None, nodes: Nodes, slow: tuple[int, ...]
+) -> CollectiveSchedule:
+    size, rails = len(nodes), num_rails(nodes)
+    if wrong := [node for node in slow if not 0 <= node < size]:
+        raise InputError(f"{name}: got slow node {wrong[0]}, expected 0 to {size - 1}")
+    num_chunks = num_chunks or 8 * size * rails
+    late, each = nodes_with(nodes, late_set(late_rank)), -(-num_chunks // rails)
+    if len({*slow, *late}) == size:
+        slow = ()
+    if len(late) == size or size == 1:
+        schedule = repeated(ring_all_reduce(size), -(-each // size))
+    else:
+        schedule = leaves_all_reduce(size, slow, late, each)
+    return compose_all_reduce(name, schedule, nodes, num_chunks, late_rank)
 
 
 def _without_late(

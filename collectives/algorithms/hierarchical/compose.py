@@ -74,6 +74,8 @@ def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int) -> t
     np.minimum.at(first, (across.src, across.chunk), index)
     np.minimum.at(first, (across.dst[copies], across.chunk[copies]), index[copies])
     np.maximum.at(last, (across.dst, across.chunk), index)
+    # A result is given out after the last write, with what the node's own ranks have.
+    first = np.where(last >= 0, np.minimum(first, last + 1), first)
     chunk = (across.chunk.astype(np.int64)[:, None] * rails + np.arange(rails)).reshape(-1)
     kept = chunk < num_chunks
     columns = (np.repeat(column, rails)[kept] for column in (index, across.src, across.dst, across.op))

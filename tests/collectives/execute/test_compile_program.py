@@ -198,7 +198,8 @@ def _with_sends_after_receives(program):
     return replace(program, waits=tuple(waits), successors=tuple(successors))
 
 
-LATE = [line for line in ALGORITHMS.values() if line.late]
+# Nodes with slow NICs have no roles.
+LATE = [line for line in ALGORITHMS.values() if line.late and not line.leaves]
 
 
 @pytest.mark.parametrize("line", LATE, ids=lambda line: line.name)

@@ -13,6 +13,7 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.late.turn import COMPLETE, Turn
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.topology import NIC, LinkClass, Topology
 
 HOSTS, COUNT = 8, 1 << 18
 UNIT_S = 4 * COUNT / RATE_BYTES_PER_S
@@ -24,11 +25,13 @@ BOUND = 2 * (HOSTS - 1) / HOSTS
 class Job:
     """HOSTS ranks, whose calls begin and end as time passes."""
 
-    def __init__(self, letter_s):
-        self.world = TimedWorld(HOSTS, letter_s)
+    def __init__(self, letter_s, slowdown=None, topology=None):
+        self.world = TimedWorld(HOSTS, letter_s, slowdown)
         self.comms = [Communicator(transport) for transport in self.world.transports]
         for comm in self.comms:
-            comm.tuning.adopt(MODEL, "test")
+            comm.tuning.adopt(MODEL, "test", (), topology)
+            if topology is not None:
+                core_of(comm).hosts = comm.hosts = tuple(map(str, range(HOSTS)))
             comm.timeout_s = 1e9
 
     def x(self, delays, calls=1):
@@ -86,6 +89,18 @@ def test_a_queue_with_a_late_rank(one_after_the_other):
     one_after_the_other()
     assert job.x(late_by(1.1), calls=4) > long + 0.3
     assert job.x(late_by(0.5), calls=4) > short + 0.1
+
+
+def test_one_slow_nic_costs_what_its_bytes_do():
+    """A rank at a quarter of the rate: 4 for its bytes. A ring takes 7, and a late rank beside it 6.3."""
+    nodes = tuple((rank,) for rank in range(HOSTS))
+    slowdown = [4.0 if rank == 5 else 1.0 for rank in range(HOSTS)]
+    job = Job(1e-3, slowdown, Topology(nodes, (LinkClass(NIC, MODEL, nodes, tuple(slowdown)),)))
+    delays = [[1.1 * (rank == late) for rank in range(HOSTS)] for late in (None, 2, 5)]
+    nobody, other, slow = (job.x(each) for each in delays)
+    assert max(other, slow) < 4.5
+    assert nobody < 5.0
+    assert Job(1e-3, slowdown).x(delays[0]) > 6.5
 
 
 def test_a_queue_without_one():

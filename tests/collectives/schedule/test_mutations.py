@@ -13,9 +13,12 @@ from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
+from lanterne.collectives.schedule.passes import relabelled
 from lanterne.errors import ScheduleError
 
 COLUMNS = ("src", "dst", "chunk", "op")
+# Of complaints about what a schedule says of itself, not about results.
+LABELS = ("messages, expected at most", "takes part before the join")
 
 
 def accepts(schedule):
@@ -77,7 +80,11 @@ def test_every_single_mutation(line):
     assert agrees(schedule)
     verdicts = {}
     for kind, mutant in mutants(schedule):
-        verdicts.setdefault(kind, []).append(agrees(mutant))
+        right = agrees(mutant)
+        verdicts.setdefault(kind, []).append(right)
+        if not right and any(words in accepts(mutant) for words in LABELS):
+            # Of a file such labels are not asked, but found.
+            agrees(relabelled(mutant))
     # Every transfer matters, but for the published baseline, whose early ranks gather sums that are then overwritten.
     assert any(verdicts["drop"]) == (line.name == "late_broadcast")
     assert all(not all(found) for kind, found in verdicts.items() if kind != "swap"), verdicts.keys()
@@ -144,6 +151,37 @@ def test_interpreted_schedule_gives_numpy_results(line, world_size):
     for rank in range(world_size):
         found = [state[rank, chunk] for chunk in output_chunks(schedule, rank).tolist()]
         assert found == expected(rank).tolist()
+
+
+def test_what_is_overwritten_may_be_as_it_likes():
+    """Rank 1 gets rank 0's part twice, and then the whole sum from rank 2."""
+    build = ScheduleBuilder("all_reduce", "untidy", 3, 1, ports=2)
+    build.round((0, 1, 0, REDUCE), (0, 2, 0, REDUCE), (1, 0, 0, REDUCE))
+    build.round((2, 0, 0, REDUCE))
+    assert "rank 0 already contains rank 0's" in accepts(build.build())
+    build = ScheduleBuilder("all_reduce", "untidy", 3, 1, ports=2)
+    build.round((0, 1, 0, REDUCE), (0, 2, 0, REDUCE))
+    build.round((0, 1, 0, REDUCE), (1, 2, 0, COPY))
+    build.round((2, 1, 0, REDUCE))
+    assert not agrees(build.build())
+    build = ScheduleBuilder("all_reduce", "untidy", 3, 1, ports=2)
+    build.round((0, 1, 0, REDUCE), (0, 2, 0, REDUCE))
+    build.round((0, 1, 0, REDUCE))
+    build.round((1, 2, 0, COPY))
+    assert not agrees(build.build())
+    build = ScheduleBuilder("all_reduce", "untidy", 3, 1, ports=2)
+    build.round((0, 1, 0, REDUCE), (1, 2, 0, REDUCE))
+    build.round((0, 1, 0, REDUCE))
+    build.round((0, 2, 0, REDUCE))
+    build.round((2, 1, 0, COPY), (2, 0, 0, COPY))
+    assert agrees(build.build())
+    spread = ScheduleBuilder("all_reduce", "untidy", 3, 1, ports=2)
+    spread.round((0, 1, 0, REDUCE), (1, 2, 0, REDUCE))
+    spread.round((0, 1, 0, REDUCE))
+    spread.round((1, 2, 0, COPY))
+    spread.round((2, 1, 0, COPY), (2, 0, 0, COPY))
+    with pytest.raises(ScheduleError, match="round 1, transfer 0->1 chunk 0: rank 1 already contains rank 0's"):
+        check(spread.build())
 
 
 def test_a_schedule_is_immutable():

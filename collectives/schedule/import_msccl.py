@@ -1,0 +1,490 @@
+"""MSCCL XML read: the rounds of transfers that a program of thread blocks stands for.
+
+The program is run once, symbolically, in an order that its thread blocks and dependencies allow. A place of a buffer
+then holds either what our cell (rank, chunk) holds, or *guests*: values that were received beside it, to be added
+later. What comes to a place whose chunk the rank needs no more is a COPY; what is added is a REDUCE. Programs that keep
+two values of a chunk at a rank, and go on with both, are refused: no schedule of ours says that.
+
+A transfer goes into the first round after the last write of what it sends, behind those before it of its thread blocks,
+and not before what it overwrites was read: differences between rounds, solved by longest paths.
+
+Facts from the loader and the tools of MSCCL: names of collectives, buffers and steps; a step reads `src`, writes `dst`
+and waits for step `deps` of thread block `depid`; messages match in order, by channel, sender and receiver.
+"""
+
+import re
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+from xml.etree import ElementTree
+
+import numpy as np
+
+from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
+from lanterne.collectives.schedule.contracts import CONTRACTS
+from lanterne.collectives.schedule.ir import (
+    COPY,
+    MAX_CHUNKS,
+    MAX_WORLD_SIZE,
+    REDUCE,
+    CollectiveSchedule,
+    Ints,
+    ScheduleBuilder,
+)
+from lanterne.errors import ScheduleError, one_of
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "reduce": "reduce",
+    "reducescatter": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+}
+
+
+class Kind(NamedTuple):
+    """What a step does: it `receives`, `adds` to what src holds, `stores` in dst, `sends`."""
+
+    receives: bool = False
+    adds: bool = False
+    stores: bool = False
+    sends: bool = False
+
+
+_KINDS = {
+    "nop": Kind(),
+    "s": Kind(sends=True),
+    "r": Kind(receives=True, stores=True),
+    "rcs": Kind(receives=True, stores=True, sends=True),
+    "rrc": Kind(receives=True, adds=True, stores=True),
+    "rrs": Kind(receives=True, adds=True, sends=True),
+    "rrcs": Kind(receives=True, adds=True, stores=True, sends=True),
+    "cpy": Kind(stores=True),
+    "re": Kind(adds=True, stores=True),
+}
+_BUFFERS = "ios"
+# In a file, and of sweeps over its transfers in search of rounds; more would take minutes.
+MAX_STEPS, MAX_SWEEPS = 1 << 18, 1 << 13
+
+
+class Place(NamedTuple):
+    """A chunk of a buffer of a rank."""
+
+    rank: int
+    buffer: str
+    offset: int
+
+
+class Step(NamedTuple):
+    """A step, `where` it stands, for people."""
+
+    kind: Kind
+    src: tuple[str, int]
+    dst: tuple[str, int]
+    chunks: int
+    wait: tuple[int, int]
+    where: str
+
+
+class Block(NamedTuple):
+    """A thread block."""
+
+    rank: int
+    send: int
+    recv: int
+    channel: int
+    steps: list[Step]
+
+
+# The block of a message, and its number among those that the block sends, or receives.
+Turn: TypeAlias = tuple[int, int]
+
+
+class Sent(NamedTuple):
+    """What a rank sent: its cell of `chunk` as of `version`; when its blocks did so."""
+
+    rank: int
+    chunk: int
+    version: int
+    sent: Turn
+    received: Turn
+
+
+class Own(NamedTuple):
+    """A place holds what the rank's cell of `chunk` held as of `version`."""
+
+    chunk: int
+    version: int
+
+
+# What a place holds.
+Guests: TypeAlias = tuple[Sent, ...]
+Value: TypeAlias = Own | Guests
+Cell: TypeAlias = tuple[int, int]
+# (number of the block, number of its step), in the order in which they are run.
+Order: TypeAlias = list[tuple[int, int]]
+
+
+def from_msccl_xml(text: str) -> CollectiveSchedule:
+    """The (unchecked) schedule of an MSCCL XML document, in one phase, with the ports that it needs to be named yet.
+
+    Raises:
+        ScheduleError: no such document, steps that wait for ever, or that a schedule cannot say; names the step.
+    """
+    if re.search(r"<!(DOCTYPE|ENTITY)", text):
+        raise ScheduleError("msccl: got a document type, expected none")
+    try:
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise ScheduleError(f"msccl: got no XML ({error})") from None
+    if root.tag != "algo":
+        raise ScheduleError(f"msccl: got element {root.tag!r}, expected algo")
+    blocks, sizes = _parse(root)
+    order = _run_order(blocks)
+    return _Program(_head(root, sizes), blocks, order, _is_in_place(root)).schedule()
+
+
+# -- parsing
+
+
+def _number(element: ElementTree.Element, key: str, where: str, least: int = 0, most: int = MAX_CHUNKS) -> int:
+    text = element.get(key)
+    if text is None or not re.fullmatch(r"-?\d{1,9}", text) or not least <= int(text) <= most:
+        raise ScheduleError(f"msccl: {where}: got {key} {text!r}, expected {least} to {most}")
+    return int(text)
+
+
+def _parse(root: ElementTree.Element) -> tuple[list[Block], list[tuple[int, int]]]:
+    """(all thread blocks, the chunks of each rank's input and output)."""
+    ranks = _number(root, "ngpus", "algo", 1, MAX_WORLD_SIZE)
+    sizes: dict[int, tuple[int, int]] = {}
+    blocks: list[Block] = []
+    total = 0
+    for gpu in root.iter("gpu"):
+        rank = _number(gpu, "id", "gpu", 0, ranks - 1)
+        if rank in sizes:
+            raise ScheduleError(f"msccl: gpu {rank}: got it twice, expected each once")
+        sizes[rank] = _number(gpu, "i_chunks", f"gpu {rank}"), _number(gpu, "o_chunks", f"gpu {rank}")
+        first, places = len(blocks), {}
+        for tb in gpu.iter("tb"):
+            number = _number(tb, "id", f"gpu {rank}, tb")
+            where = f"gpu {rank}, tb {number}"
+            places[number] = len(blocks)
+            send, recv = (_number(tb, key, where, -1, ranks - 1) for key in ("send", "recv"))
+            steps = [_step(step, f"{where}, step {at}") for at, step in enumerate(tb.iter("step"))]
+            blocks.append(Block(rank, send, recv, _number(tb, "chan", where, -1), steps))
+            total += sum(max(1, step.chunks) for step in steps)
+        if total > MAX_STEPS:
+            raise ScheduleError(f"msccl: got over {MAX_STEPS} steps, expected at most so many")
+        for at, block in enumerate(blocks[first:], first):
+            blocks[at] = block._replace(steps=[_with_block(step, places) for step in block.steps])
+    if len(sizes) != ranks:
+        raise ScheduleError(f"msccl: got {len(sizes)} gpus, expected the {ranks} of ngpus")
+    return blocks, [sizes[rank] for rank in range(ranks)]
+
+
+def _step(element: ElementTree.Element, where: str) -> Step:
+    kind = element.get("type", "")
+    if kind not in _KINDS:
+        raise ScheduleError(f"msccl: {where}.type: {one_of(kind, _KINDS)}")
+    if kind == "nop":
+        src = dst = ("i", -1)
+    else:
+        places = ((element.get(f"{side}buf", ""), _number(element, f"{side}off", where, -1)) for side in ("src", "dst"))
+        src, dst = places
+    for buffer, _ in (src, dst):
+        if buffer not in _BUFFERS or not buffer:
+            raise ScheduleError(f"msccl: {where}: {one_of(buffer, list(_BUFFERS))} as buffer")
+    wait = _number(element, "depid", where, -1), _number(element, "deps", where, -1)
+    return Step(_KINDS[kind], src, dst, _number(element, "cnt", where, 0, MAX_STEPS), wait, where)
+
+
+def _with_block(step: Step, places: dict[int, int]) -> Step:
+    """`step`, which waits for a block by its place among all."""
+    block, at = step.wait
+    if block < 0:
+        return step
+    if block not in places:
+        raise ScheduleError(f"msccl: {step.where}: got depid {block}, expected a thread block of this gpu")
+    return step._replace(wait=(places[block], at))
+
+
+def _head(root: ElementTree.Element, sizes: list[tuple[int, int]]) -> CollectiveSchedule:
+    """The schedule without transfers: its contract says which chunk starts and ends where."""
+    collective, name = root.get("coll", ""), root.get("name", "")
+    if collective not in _COLLECTIVES:
+        raise ScheduleError(f"msccl: algo.coll: {one_of(collective, _COLLECTIVES)}")
+    collective, ranks = _COLLECTIVES[collective], len(sizes)
+    chunks = _number(root, "nchunksperloop", "algo", 1) * (ranks if collective == "all_to_all" else 1)
+    parts = CONTRACTS[collective].parts(ranks)
+    if chunks % parts or chunks > MAX_CHUNKS:
+        raise ScheduleError(f"msccl: algo: got {chunks} chunks for {collective}, expected a multiple of {parts}")
+    place = None
+    if CONTRACTS[collective].rooted:
+        side = 0 if collective == "broadcast" else 1
+        having = [rank for rank, size in enumerate(sizes) if size[side]]
+        if len(having) != 1:
+            raise ScheduleError(f"msccl: {collective}: got {len(having)} ranks with data, expected the root alone")
+        place = having[0]
+    named = re.match(rf"(\w+)_{collective}\(", name)
+    label = named[1] if named else name[:40] or "msccl"
+    return ScheduleBuilder(collective, label, ranks, chunks, root=place, note="read from MSCCL XML").build()
+
+
+def _is_in_place(root: ElementTree.Element) -> bool:
+    return root.get("inplace") == "1" and root.get("outofplace") == "0"
+
+
+# -- order
+
+
+def _run_order(blocks: list[Block]) -> Order:
+    """An order in which all steps can be run, those of the blocks in turn.
+
+    Raises:
+        ScheduleError: some wait for ever.
+    """
+    order: Order = []
+    next_step = [0] * len(blocks)
+    queued: dict[tuple[int, int, int], int] = defaultdict(int)
+    moved = True
+    while moved:
+        moved = False
+        for number, block in enumerate(blocks):
+            at = next_step[number]
+            if at == len(block.steps):
+                continue
+            step = block.steps[at]
+            if step.wait[0] >= 0 and next_step[step.wait[0]] <= step.wait[1]:
+                continue
+            if step.kind.receives:
+                line = block.recv, block.rank, block.channel
+                if queued[line] < max(1, step.chunks):
+                    continue
+                queued[line] -= step.chunks
+            if step.kind.sends:
+                queued[block.rank, block.send, block.channel] += step.chunks
+            order.append((number, at))
+            next_step[number] += 1
+            moved = True
+    for number, block in enumerate(blocks):
+        if next_step[number] < len(block.steps):
+            raise ScheduleError(f"msccl: {block.steps[next_step[number]].where}: waits for ever")
+    return order
+
+
+# -- meaning
+
+
+class _Program:
+    """Runs the steps on values, and collects the transfers."""
+
+    def __init__(self, head: CollectiveSchedule, blocks: list[Block], order: Order, in_place: bool) -> None:
+        self.head, self.blocks, self.order = head, blocks, order
+        self.outputs: dict[Place, int] = {}
+        # Where input and output are the same memory, the place of the output.
+        self.same: dict[Place, Place] = {}
+        self.held: dict[Place, Value] = {}
+        # Of a cell, the transfer that wrote each version; -1 for what the rank starts with.
+        self.writers: dict[Cell, list[int]] = {}
+        # Where a cell's value lies.
+        self.places: dict[Cell, set[Place]] = defaultdict(set)
+        # Of a block, its sends and receives so far.
+        self.sends, self.receives = [0] * len(blocks), [0] * len(blocks)
+        self.lines: dict[tuple[int, int, int], deque[Sent]] = defaultdict(deque)
+        # With what each sends, and the version that it writes.
+        self.transfers: list[tuple[Sent, int, int, int]] = []
+        for rank in range(head.world_size):
+            outputs = output_chunks(head, rank).tolist()
+            index_of = {chunk: index for index, chunk in enumerate(outputs)}
+            self.outputs |= {Place(rank, "o", index): chunk for index, chunk in enumerate(outputs)}
+            for index, chunk in enumerate(input_chunks(head, rank).tolist()):
+                place = Place(rank, "i", index)
+                if in_place and chunk in index_of:
+                    self.same[place] = Place(rank, "o", index_of[chunk])
+                self.writers[rank, chunk] = [-1]
+                self._put(self.same.get(place, place), Own(chunk, 0))
+        # Of a place, the steps that use it, and whether each reads it before it writes.
+        self.uses: dict[Place, list[int]] = defaultdict(list)
+        self.reads: dict[Place, list[bool]] = defaultdict(list)
+        for now, (number, at) in enumerate(order):
+            block, step = blocks[number], blocks[number].steps[at]
+            for index in range(step.chunks):
+                for place, is_read in self._touched(block, step, index):
+                    self.uses[place].append(now)
+                    self.reads[place].append(is_read)
+
+    def schedule(self) -> CollectiveSchedule:
+        for now, (number, at) in enumerate(self.order):
+            step = self.blocks[number].steps[at]
+            for index in range(step.chunks):
+                self._run(now, number, step, index)
+        for place, chunk in self.outputs.items():
+            value = self.held.get(place)
+            if value is not None and not isinstance(value, Own):
+                value = self._settle(len(self.order), place, value, "the end")
+            if value is None or value.chunk != chunk or value.version != self._version((place.rank, chunk)):
+                raise ScheduleError(f"msccl: at the end output {place.offset} of rank {place.rank} lacks its result")
+        head = self.head
+        build = ScheduleBuilder(
+            head.collective, head.algorithm, head.world_size, head.num_chunks, root=head.root, note=head.note
+        )
+        if self.transfers:
+            rows = [(sent.rank, rank, sent.chunk, op) for sent, rank, op, _ in self.transfers]
+            _, turn = np.unique(self._rounds(), return_inverse=True)
+            build.rounds(turn, *np.array(rows).T)
+        return build.build()
+
+    def _touched(self, block: Block, step: Step, index: int) -> Iterator[tuple[Place, bool]]:
+        """The places that `step` uses for its chunk `index`, and whether it reads them first."""
+        kind = step.kind
+        if kind.adds or not kind.receives:
+            yield self._at(block, step.src, index), True
+        if kind.stores:
+            yield self._at(block, step.dst, index), kind.adds and not kind.receives
+
+    def _at(self, block: Block, where: tuple[str, int], index: int) -> Place:
+        place = Place(block.rank, where[0], where[1] + index)
+        return self.same.get(place, place)
+
+    def _run(self, now: int, number: int, step: Step, index: int) -> None:
+        block, kind = self.blocks[number], step.kind
+        source, target = self._at(block, step.src, index), self._at(block, step.dst, index)
+        if kind == Kind():
+            return
+        if not kind.stores and kind.adds:
+            # Added, sent, and not kept: what the source held is not the rank's cell any more.
+            target = Place(block.rank, "", len(self.transfers))
+        if kind.receives:
+            line = self.lines[block.recv, block.rank, block.channel]
+            message = line.popleft()._replace(received=(number, self.receives[number]))
+            self.receives[number] += 1
+            value: Value = (message,)
+            if kind.adds:
+                value = self._sum(block.rank, self._value(source, step.where), value, step.where)
+            elif not self._needs(now, block.rank, message.chunk, target):
+                value = self._transfer(block.rank, message, COPY)
+            self._put(target, value)
+        elif kind.adds:
+            value = self._value(target, step.where)
+            self._put(target, self._sum(block.rank, value, self._value(source, step.where), step.where))
+        elif kind.stores:
+            self._put(target, self._value(source, step.where))
+        if kind.sends:
+            place = target if kind.receives else source
+            value = self._value(place, step.where)
+            if not isinstance(value, Own):
+                value = self._settle(now, place, value, step.where)
+            turn = number, self.sends[number]
+            self.sends[number] += 1
+            sent = Sent(block.rank, value.chunk, value.version, turn, turn)
+            self.lines[block.rank, block.send, block.channel].append(sent)
+
+    def _version(self, cell: Cell) -> int:
+        return len(self.writers.get(cell, ())) - 1
+
+    def _put(self, place: Place, value: Value) -> None:
+        before = self.held.get(place)
+        if isinstance(before, Own):
+            self.places[place.rank, before.chunk].discard(place)
+        self.held[place] = value
+        if isinstance(value, Own):
+            self.places[place.rank, value.chunk].add(place)
+
+    def _value(self, place: Place, where: str) -> Value:
+        value = self.held.get(place)
+        if value is None:
+            raise ScheduleError(f"msccl: {where}: buffer {place.buffer} holds nothing at {place.offset}")
+        if isinstance(value, Own) and value.version != self._version((place.rank, value.chunk)):
+            raise ScheduleError(
+                f"msccl: {where}: reads an old value of chunk {value.chunk}, of which rank {place.rank} has a newer "
+                "one: no schedule says that"
+            )
+        return value
+
+    def _needs(self, now: int, rank: int, chunk: int, but: Place) -> bool:
+        """Whether `rank` needs what its cell of `chunk` holds after step `now`, in another place than `but`."""
+        version = self._version((rank, chunk))
+        return any(
+            place != but and self.held[place] == Own(chunk, version) and self._is_read(place, now)
+            for place in self.places[rank, chunk]
+        )
+
+    def _is_read(self, place: Place, now: int) -> bool:
+        """Whether what `place` holds after step `now` is read, or a result."""
+        at = bisect_right(self.uses[place], now)
+        return self.reads[place][at] if at < len(self.uses[place]) else place in self.outputs
+
+    def _sum(self, rank: int, held: Value, more: Value, where: str) -> Value:
+        """held + more."""
+        if isinstance(held, Own) and isinstance(more, Own):
+            raise ScheduleError(f"msccl: {where}: adds what rank {rank} has to what it has: no schedule says that")
+        if not isinstance(held, Own) and not isinstance(more, Own):
+            return held + more
+        own, guests = (held, more) if isinstance(held, Own) else (more, held)
+        assert isinstance(own, Own) and not isinstance(guests, Own), "one of each"
+        for message in guests:
+            if message.chunk != own.chunk:
+                raise ScheduleError(f"msccl: {where}: adds chunk {message.chunk} to chunk {own.chunk}")
+            own = self._transfer(rank, message, REDUCE)
+        return own
+
+    def _settle(self, now: int, place: Place, guests: Guests, where: str) -> Own:
+        """The guests of `place` put into the rank's cell, which it does not need."""
+        rank, chunk = place.rank, guests[0].chunk
+        if self._needs(now, rank, chunk, place):
+            raise ScheduleError(
+                f"msccl: {where}: rank {rank} keeps two values of chunk {chunk}: no schedule says that"
+            )
+        own = self._sum(rank, self._transfer(rank, guests[0], COPY), guests[1:], where)
+        assert isinstance(own, Own), "it was one"
+        for other, value in list(self.held.items()):
+            if other.rank == rank and value is guests:
+                self._put(other, own)
+        self._put(place, own)
+        return own
+
+    def _transfer(self, rank: int, sent: Sent, op: int) -> Own:
+        """Add the transfer of what was `sent` to `rank`; what the cell of `rank` is then."""
+        writers = self.writers.setdefault((rank, sent.chunk), [])
+        writers.append(len(self.transfers))
+        self.transfers.append((sent, rank, op, len(writers) - 1))
+        return Own(sent.chunk, len(writers) - 1)
+
+    def _rounds(self) -> Ints:
+        """The round of each transfer.
+
+        Raises:
+            ScheduleError: there are none: something is overwritten before it can be used.
+        """
+        after = [*self._after_data()]
+        for before in ([*after, *self._after_turns()], after):
+            first, second, least = np.array(before, np.int64).reshape(-1, 3).T
+            rounds = np.zeros(len(self.transfers), np.int64)
+            for _ in range(min(len(rounds), MAX_SWEEPS) + 1):
+                late = rounds[second] < rounds[first] + least
+                if not late.any():
+                    return rounds
+                np.maximum.at(rounds, second[late], (rounds[first] + least)[late])
+        raise ScheduleError("msccl: ranks overwrite what they sent before others can use it: no schedule says that")
+
+    def _after_data(self) -> Iterator[tuple[int, int, int]]:
+        """(transfer, another, so many rounds later that is at least)."""
+        for number, (sent, rank, op, version) in enumerate(self.transfers):
+            read, written = self.writers[sent.rank, sent.chunk], self.writers[rank, sent.chunk]
+            if read[sent.version] >= 0:
+                yield read[sent.version], number, 1
+            if sent.version + 1 < len(read):
+                yield number, read[sent.version + 1], 0
+            if version and written[version - 1] >= 0:
+                yield written[version - 1], number, int(op == COPY or self.transfers[written[version - 1]][2] == COPY)
+
+    def _after_turns(self) -> Iterator[tuple[int, int, int]]:
+        """The same of the transfers of a block, whose messages are sent, and received, one after the other."""
+        for turns in ([row[0].sent for row in self.transfers], [row[0].received for row in self.transfers]):
+            order = sorted(range(len(turns)), key=turns.__getitem__)
+            yield from ((one, other, 1) for one, other in pairwise(order) if turns[one][0] == turns[other][0])
