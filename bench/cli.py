@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lab": ("lab.command", "run a command on every host of an emulated cluster with rate-limited links"),
     "schedule": ("collective.schedule", "make, check, price, draw or export a collective schedule"),
     "cost": ("collective.cost", "alpha-beta study over sizes, rank counts and delays"),
+    "study": ("topology.command", "what a late rank costs on a cluster, with each algorithm; is auto right on any"),
     "pipeline plan": ("pipeline.plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline.simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline run": ("pipeline.run", "run pipeline plans on real processes over emulated links, against the simulator"),
@@ -50,10 +51,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench calls": ("scores.speed.calls", "benchmark small calls, calls of a megabyte and CPU time against MPI's own"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench ddp": ("scores.peers.ddp", "train a model by PyTorch's DDP over gloo and over lanterne, in turn"),
-    "bench torch-pipelining": (
-        "scores.peers.torch_pipelining",
-        "train a model by torch.distributed.pipelining and by lanterne, the same plans in turn",
-    ),
     "bench lab-arrivals": (
         "scores.peers.lab_arrivals",
         "benchmark all-reduce under patterns of arrivals on the emulated cluster",
@@ -89,7 +86,7 @@ USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SI
 # These start jobs of their own and compare them: not from inside a job.
 STARTS_JOBS = (
     *("lab", "bench deaths", "bench strangers", "bench failover"),
-    *("bench lab-peers", "bench lab-arrivals", "bench ddp", "bench torch-pipelining"),
+    *("bench lab-peers", "bench lab-arrivals", "bench ddp"),
 )
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

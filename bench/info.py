@@ -1,6 +1,7 @@
 """Say what this machine offers lanterne and what is missing, with the command that would install it.
 
   lanterne info --json info.json
+  mpiexec -n 8 lanterne info --topology     hosts, ranks and links of a job as they were found; or of a file: dgx-8x8
   lanterne info --kernels --inputs 2,8,32 --dtypes float32,bfloat16     what GPU kernels take; needs NVRTC, no GPU
 
 Every answer is tried, not guessed: a library counts as there only if it loads.
@@ -20,6 +21,7 @@ from typing import TypedDict
 
 from lanterne.bench import kernel_table
 from lanterne.bench.output import report
+from lanterne.bench.topology import found
 from lanterne.transport.own_python import own_python
 
 ANSWER_S = 60
@@ -51,6 +53,9 @@ class Component(TypedDict):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
+    parser.add_argument(
+        "--topology", nargs="?", const="", metavar="FILE|PRESET", help="show hosts and links of this job, or of a file"
+    )
     kernel_table.add_arguments(parser)
 
 
@@ -58,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """Ask for all components, print and write what they say; the exit code."""
     if args.kernels:
         return kernel_table.run(args)
+    if args.topology is not None:
+        return found.run(args)
     probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _lab)
     components = [probe() for probe in probes]
     if args.json:

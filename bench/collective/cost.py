@@ -2,6 +2,7 @@
 
   lanterne cost all_reduce -n 4,8,16,64,256 --nbytes 1GiB --alpha 3us --bandwidth 450GB/s --plot f.png
   lanterne cost all_reduce -n 8 --nbytes 1MiB,64MiB,1GiB --delay 0,1ms,5ms --algorithm ring,stragglar,late_join
+  lanterne cost all_reduce -n 4 --algorithm ring,theirs.xml      schedules of files; module:function as well
   lanterne cost all_reduce --topology dgx-8x8 --nbytes 1GiB --algorithm ring,late_join,hier_ring,hier_late_join
 
 Every line is a schedule that was made, checked and priced; nothing is measured. Columns:
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
+    from lanterne.collectives.auto.predict import fitting, nodes_of_links, slow_nodes_of
 
     topology = topology_from(args)
     links = model_from(args) if topology is None else topology
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--late-rank: got {args.late_rank}, expected 0 to {min(ranks) - 1}")
     sizes = sorted({parse_nbytes(text, "--nbytes") for text in args.nbytes.split(",")})
     delays = [parse_time_s(text, "--delay") for text in args.delay.split(",") if text]
-    lines = algorithms_for(args.collective)
+    algorithms_for(args.collective)  # It must be one.
+    over_nodes = nodes_of_links(links) is not None
+    lines = fitting(args.collective, over_nodes, slow_nodes_of(links))
     if args.algorithm != "all":
         lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
     results = [
@@ -136,7 +140,7 @@ def study(
         join = [phase.start for phase in schedule.phases if phase.name == "join"]
         # Whoever is late: by symmetry the last rank stands for it where the algorithm expects nobody.
         late = schedule.late_rank if join else ranks - 1 if late_rank is None else late_rank
-        ideal_delay_s = price(_before(schedule, join[0]), nbytes, links).makespan_s if join else 0.0
+        ideal_delay_s = price(before(schedule, join[0]), nbytes, links).makespan_s if join else 0.0
         ideal = price(schedule, nbytes, links, late_start(ranks, late, ideal_delay_s))
         ring_s = together.makespan_s if line.name == "ring" else ring_s
         record: dict[str, Any] = {
@@ -161,7 +165,7 @@ def study(
     return records
 
 
-def _before(schedule: CollectiveSchedule, stop: int) -> CollectiveSchedule:
+def before(schedule: CollectiveSchedule, stop: int) -> CollectiveSchedule:
     """The rounds before round `stop`, as a schedule that is priced but promises nothing."""
     from dataclasses import replace
 

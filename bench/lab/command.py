@@ -3,12 +3,13 @@
   lanterne lab --hosts 8 --rate 200mbit -- lanterne bench all_reduce --transport ucx --bytes 16MiB
   lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne bench all_reduce --transport ucx    one slow NIC
   lanterne lab --hosts 2 --ranks-per-host 4 --rate 200mbit -- python job.py    ranks that share a host's link
-  lanterne lab --topology cluster.json -- python job.py                       hosts, ranks and rates of a file
+  lanterne lab --topology cluster.json -- python job.py     hosts, ranks, rates and sites of a file
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
 
 Each rank runs the command, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is
-told to use TCP on the emulated NIC. Of a file (docs/topology.md) the lab emulates nodes, ranks and one NIC a node. The
-links limit each direction to the rate; messages of up to some 4 MiB profit visibly from the bucket's first 128 kB.
+told to use TCP on the emulated NIC. Of a file (docs/topology.md) the lab emulates nodes, ranks, their NICs (each of
+several is a network of its own, through which its ranks talk), and sites: a trunk with its rate and start-up time.
+The links limit each direction to the rate; messages of up to some 4 MiB profit visibly from the bucket's first 128 kB.
 Needs root, ip and tc, and removes everything that it made, whatever ends it.
 Exit code: the first of a host that is not 0.
 """
@@ -25,9 +26,18 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, check_num_hosts, create
+from lanterne.bench.lab.network import (
+    INTERFACE,
+    Network,
+    Site,
+    Undertaker,
+    check_available,
+    check_num_hosts,
+    create,
+    interface,
+)
 from lanterne.bench.output.units import parse_rate_bytes_per_s
-from lanterne.collectives.topology.topology import INSIDE, NIC
+from lanterne.collectives.topology.topology import INSIDE, NIC, TRUNK, Topology
 from lanterne.collectives.topology.topology_json import read_topology
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.own_python import own_python
@@ -90,16 +100,40 @@ def parse_network(args: argparse.Namespace, name: str) -> Network:
     for option, given in (("--hosts", args.hosts), ("--ranks-per-host", args.ranks_per_host), ("--rate", args.rate)):
         if given is not None:
             raise InputError(f"{option}: got {given} beside --topology, which says it")
-    topology = read_topology(args.topology)
+    return network_of(read_topology(args.topology), name)
+
+
+def network_of(topology: Topology, name: str) -> Network:
+    """The Network that emulates `topology`: its nodes, NICs and one level of trunks.
+
+    Raises:
+        InputError: too many nodes, links of other classes, or trunks of several levels.
+    """
     check_num_hosts(len(topology.nodes))
-    kinds = sorted({links.kind for links in topology.links if links.kind != INSIDE})
-    nics = next((links for links in topology.links if links.kind == NIC), None)
-    if kinds != [NIC] or nics is None or set(nics.shared_by) != set(topology.nodes):
-        raise InputError(f"--topology: got links of class {', '.join(kinds)}, expected one nic for each node")
-    slowdown = nics.slowdown or (1.0,) * len(topology.nodes)
-    beta = nics.model.beta_s_per_byte
-    rates = tuple(1 / beta / slowdown[nics.shared_by.index(ranks)] for ranks in topology.nodes)
-    return Network(name, rates, topology.node_of)
+    kinds = [links.kind for links in topology.links if links.kind != INSIDE]
+    if NIC not in kinds or set(kinds) - {NIC, TRUNK} or kinds.count(TRUNK) > 1:
+        told = ", ".join(kinds) or "none"
+        raise InputError(f"--topology: got links of class {told}, expected nic, and trunk at most once")
+    rates: list[list[float]] = [[] for _ in topology.nodes]
+    nic_of, sites = [0] * topology.world_size, []
+    for links in topology.links:
+        for number, ranks in enumerate(links.shared_by):
+            slowdown = links.slowdown[number] if links.slowdown else 1.0
+            bytes_per_s = 1 / max(links.model.beta_s_per_byte * slowdown, 1e-12)
+            if links.kind == NIC:
+                here = rates[topology.node_of[ranks[0]]]
+                for rank in ranks:
+                    nic_of[rank] = len(here)
+                here.append(bytes_per_s)
+            elif links.kind == TRUNK:
+                hosts = tuple(sorted({topology.node_of[rank] for rank in ranks}))
+                # A message crosses two lines, and starts once.
+                sites.append(Site(hosts, bytes_per_s, links.model.alpha_s / 2))
+    first, more = tuple(each[0] for each in rates), tuple(tuple(each[1:]) for each in rates)
+    several = any(more)
+    return Network(
+        name, first, topology.node_of, more if several else (), tuple(nic_of) if several else (), tuple(sites)
+    )
 
 
 def end_in_order() -> None:
@@ -156,11 +190,11 @@ def environment(network: Network, token: str, rank: int) -> dict[str, str]:
         "LANTERNE_RANKS_HERE": str(network.num_ranks),
         "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[network.placement[rank]]),
         "UCX_TLS": "tcp,self",
-        "UCX_NET_DEVICES": INTERFACE,
+        "UCX_NET_DEVICES": interface(network.rank_nic(rank)),
         # Namespaces of ours: ucx is as good as tcp here.
         "LANTERNE_TRUSTED_NETWORK": "1",
         # Nobody tells these hosts their names.
-        "LANTERNE_BIND": INTERFACE,
+        "LANTERNE_BIND": interface(network.rank_nic(rank)),
         "OMP_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "1",
     }

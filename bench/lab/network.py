@@ -1,5 +1,8 @@
-"""The emulated cluster's network: one namespace per host, with a rate-limited full-duplex link to a non-blocking
+"""The emulated cluster's network: one namespace per host, with rate-limited full-duplex links to a non-blocking
 switch.
+
+Hosts may have several NICs, each a network of its own (a *rail*): who talks to an address of rail k does so through his
+own NIC k. Hosts of a site have a switch of theirs, with one limited line, and its latency, to the one between sites.
 
 The switch is a bridge in a namespace of its own, so nothing of this machine's own network changes. Each host's link is
 a veth pair with a token bucket (tc tbf) at both ends: what the host sends and what it receives are limited apart. Needs
@@ -19,12 +22,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.own_python import own_python
 
 MAX_HOSTS = 64
-INTERFACE = "lan0"
+INTERFACE, SWITCH = "lan0", "switch"
 MTU = 9000
 # 64 kB loses tokens to late timers; 128 kB is 5 ms of credit at 200 Mbit/s, visible below some 4 MiB.
 BURST_NBYTES = 128 * 1000
@@ -35,7 +39,18 @@ SYSCTLS = {
     "net.ipv4.tcp_congestion_control": "reno",
     "net.ipv4.tcp_slow_start_after_idle": "0",
     "net.ipv4.tcp_no_metrics_save": "1",
+    # All NICs are on one wire; each speaks for its own address alone.
+    "net.ipv4.conf.all.arp_ignore": "1",
+    "net.ipv4.conf.all.arp_announce": "2",
 }
+
+
+class Site(NamedTuple):
+    """Hosts behind a line of `rate_bytes_per_s`, each way, whose messages take `latency_s` more each way."""
+
+    hosts: tuple[int, ...]
+    rate_bytes_per_s: float
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,12 +58,16 @@ class Network:
     """An emulated cluster.
 
     Attributes: `name` begins the names of all that is its own; `rates_bytes_per_s` has one per host; `host_of` the host
-    of each rank, empty: one rank on each.
+    of each rank, empty: one rank on each; `more_rates` those of each host's further NICs, empty: none has any; `nic_of`
+    the NIC of each rank, empty: the first; `sites`, empty: all hosts are at one.
     """
 
     name: str
     rates_bytes_per_s: tuple[float, ...]
     host_of: tuple[int, ...] = ()
+    more_rates: tuple[tuple[float, ...], ...] = ()
+    nic_of: tuple[int, ...] = ()
+    sites: tuple[Site, ...] = ()
 
     @property
     def num_hosts(self) -> int:
@@ -68,6 +87,14 @@ class Network:
         here = self.placement[:rank].count(self.placement[rank])
         return {"RANK": str(rank), "WORLD_SIZE": str(self.num_ranks), "LOCAL_RANK": str(here)}
 
+    def nic_rates(self, host: int) -> tuple[float, ...]:
+        """Bytes per second of each NIC of a host."""
+        return (self.rates_bytes_per_s[host], *(self.more_rates[host] if self.more_rates else ()))
+
+    def rank_nic(self, rank: int) -> int:
+        """The NIC of a rank."""
+        return self.nic_of[rank] if self.nic_of else 0
+
     @property
     def switch(self) -> str:
         return f"{self.name}-switch"
@@ -76,12 +103,17 @@ class Network:
         """The namespace of a host, which is also its host name inside."""
         return f"{self.name}-{index}"
 
-    def address(self, index: int) -> str:
-        return f"10.77.0.{index + 1}"
+    def address(self, index: int, nic: int = 0) -> str:
+        return f"10.77.{nic}.{index + 1}"
 
     def run_in(self, index: int) -> list[str]:
         """The words before a command that run it on host `index`."""
         return ["ip", "netns", "exec", self.host(index)]
+
+
+def interface(nic: int) -> str:
+    """What a NIC is called on its host."""
+    return f"{INTERFACE[:-1]}{nic}"
 
 
 def check_available() -> None:
@@ -109,44 +141,65 @@ def create(network: Network) -> None:
     check_num_hosts(network.num_hosts)
     try:
         _ip("netns", "add", network.switch)
-        _ip("-n", network.switch, "link", "add", "switch", "mtu", str(MTU), "type", "bridge")
-        _ip("-n", network.switch, "link", "set", "switch", "up")
+        _create_switch(network, SWITCH)
+        for number, site in enumerate(network.sites):
+            _create_site(network, f"site{number}", site)
         hosts = "127.0.0.1 localhost\n" + "".join(
             f"{network.address(i)} {network.host(i)}\n" for i in range(network.num_hosts)
         )
-        for index, rate in enumerate(network.rates_bytes_per_s):
-            _create_host(network, index, rate, hosts)
+        for index in range(network.num_hosts):
+            _create_host(network, index, hosts)
     except Unavailable:
         remove(network.name)
         raise
 
 
-def _create_host(network: Network, index: int, rate_bytes_per_s: float, hosts: str) -> None:
-    name, port = network.host(index), f"port{index}"
+def _create_switch(network: Network, name: str) -> None:
+    _ip("-n", network.switch, "link", "add", name, "mtu", str(MTU), "type", "bridge")
+    _ip("-n", network.switch, "link", "set", name, "up")
+
+
+def _create_site(network: Network, name: str, site: Site) -> None:
+    """A switch for the hosts of `site`, and its line to the switch between sites."""
+    _create_switch(network, name)
+    near, far = f"{name}-up", f"{name}-down"
+    _ip("-n", network.switch, "link", "add", near, "mtu", str(MTU), "type", "veth", "peer", "name", far)
+    for device, switch in ((near, name), (far, SWITCH)):
+        _limit(network.switch, device, site.rate_bytes_per_s)
+        if site.latency_s:
+            delay = f"{site.latency_s * 1e6:.0f}us"
+            _run("tc", "-n", network.switch, "qdisc", "add", "dev", device, "parent", "1:", "netem", "delay", delay)
+        _ip("-n", network.switch, "link", "set", device, "master", switch, "up")
+
+
+def _create_host(network: Network, index: int, hosts: str) -> None:
+    name = network.host(index)
     folder = Path("/etc/netns") / name
     folder.mkdir(parents=True)
     (folder / "hosts").write_text(hosts)
     _ip("netns", "add", name)
-    peer = ("peer", "name", port, "netns", network.switch)
-    _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "type", "veth", *peer)
-    for space, device in ((name, INTERFACE), (network.switch, port)):
-        _ip("-n", space, "link", "set", device, "mtu", str(MTU), "gso_max_size", str(GSO_NBYTES))
-        limit = [
-            "rate",
-            f"{round(rate_bytes_per_s * 8)}bit",
-            "burst",
-            f"{BURST_NBYTES}b",
-            "latency",
-            f"{QUEUE_S * 1e3:.0f}ms",
-        ]
-        _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", *limit)
-    _ip("-n", network.switch, "link", "set", port, "master", "switch", "up")
-    _ip("-n", name, "addr", "add", f"{network.address(index)}/24", "dev", INTERFACE)
-    _ip("-n", name, "link", "set", INTERFACE, "up")
-    _ip("-n", name, "link", "set", "lo", "up")
     for key, value in SYSCTLS.items():
         # A new namespace inherits from the first one what may not be set again.
         subprocess.run([*network.run_in(index), "sysctl", "-qw", f"{key}={value}"], capture_output=True, check=False)
+    at = next((f"site{number}" for number, site in enumerate(network.sites) if index in site.hosts), SWITCH)
+    for nic, rate in enumerate(network.nic_rates(index)):
+        device, port = interface(nic), f"port{index}-{nic}"
+        peer = ("peer", "name", port, "netns", network.switch)
+        _ip("-n", name, "link", "add", device, "mtu", str(MTU), "type", "veth", *peer)
+        _limit(name, device, rate)
+        _limit(network.switch, port, rate)
+        _ip("-n", network.switch, "link", "set", port, "master", at, "up")
+        _ip("-n", name, "addr", "add", f"{network.address(index, nic)}/24", "dev", device)
+        _ip("-n", name, "link", "set", device, "up")
+    _ip("-n", name, "link", "set", "lo", "up")
+
+
+def _limit(space: str, device: str, rate_bytes_per_s: float) -> None:
+    """Let `device` of namespace `space` send no more than the rate."""
+    _ip("-n", space, "link", "set", device, "mtu", str(MTU), "gso_max_size", str(GSO_NBYTES))
+    bucket = ["rate", f"{round(rate_bytes_per_s * 8)}bit", "burst", f"{BURST_NBYTES}b"]
+    queue = ["latency", f"{QUEUE_S * 1e3:.0f}ms"]
+    _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf", *bucket, *queue)
 
 
 def remove(name: str) -> None:

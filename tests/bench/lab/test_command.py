@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 
 from lanterne.bench.cli import main
 from lanterne.bench.lab import network as lab_network
-from lanterne.bench.lab.command import add_arguments, parse_network, parse_rates, resolve
+from lanterne.bench.lab.command import add_arguments, network_of, parse_network, parse_rates, resolve
+from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.presets import find_preset
+from lanterne.collectives.topology.topology import LinkClass
 from lanterne.collectives.topology.topology_json import to_document
 from lanterne.errors import InputError, Unavailable
 
@@ -180,8 +183,39 @@ def test_bad_ranks_and_topologies(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             network(*words)
-    with pytest.raises(InputError, match="expected one nic for each node"):
-        network("--topology", str(tmp_path / "t.json"))
+    for preset in ("mesh-2x2", "dgx-1x2"):
+        topology = find_preset(preset)
+        switch = LinkClass("switch", topology.links[0].model, ((0, 1),))
+        with pytest.raises(InputError, match="expected nic, and trunk at most once"):
+            network_of(replace(topology, links=(*topology.links, switch)), "lab")
+
+
+def test_rails_and_sites_of_a_topology():
+    """Two NICs a host, for a rank each, and two sites of two hosts behind a line with half of its latency each way."""
+    found = network_of(find_preset("cross-campus-4x2"), "lab")
+    assert found.placement == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert [found.nic_rates(host) for host in range(4)] == [pytest.approx((50e9, 50e9))] * 4
+    assert [found.rank_nic(rank) for rank in range(8)] == [0, 1] * 4
+    assert found.address(2, 1) == "10.77.1.3"
+    assert [site.hosts for site in found.sites] == [(0, 1), (2, 3)]
+    assert found.sites[0].rate_bytes_per_s == pytest.approx(25e9)
+    assert found.sites[0].latency_s == pytest.approx(1e-4)
+
+
+def test_two_sites_of_hosts_with_two_nics_each(lab, tmp_path):
+    """Ranks of both rails reach those of both sites, through the line between these."""
+    small = [CostModel(0, 1e-9), CostModel(0, 1 / 25e6), CostModel(2e-3, 1 / 12.5e6)]
+    topology = find_preset("cross-campus-2x2")
+    links = tuple(replace(each, model=model) for each, model in zip(topology.links, small, strict=True))
+    path = tmp_path / "sites.json"
+    path.write_text(json.dumps(to_document(replace(topology, links=links))))
+    words = "bench all_reduce --transport tcp --bytes 1M --iterations 1 --warmup 0 --algorithm ring,hier_ring --json -"
+    result = lab("--topology", str(path), "--", "lanterne", *words.split())
+    assert result.returncode == 0, result.stderr
+    records = {each["algorithm"]: each for each in json.loads(result.stdout)["results"]}
+    assert all(each["wrong"] == 0 for each in records.values())
+    # One buffer crosses the line at least, less what its bucket lets through at once.
+    assert min(records["hier_ring"]["time_s"]) > 0.8 * (1 << 20) / 12.5e6
 
 
 def test_commands_are_those_of_this_installation():

@@ -1,0 +1,104 @@
+"""lanterne study: one cluster, every position of the late rank, random clusters; tables, JSON, a picture."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lanterne.bench.cli import main
+from lanterne.bench.topology.outcomes import auto_names, study_one
+from lanterne.bench.topology.positions import positions
+from lanterne.bench.topology.random_clusters import judge_auto, random_topologies
+from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.presets import find_preset
+from lanterne.collectives.topology.topology import NIC, LinkClass, equal_links
+
+
+def run(capsys, *words):
+    code = main(["study", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_late_rank_on_a_cluster(capsys, tmp_path):
+    path, picture = tmp_path / "study.json", tmp_path / "study.svg"
+    words = "--late 3 --nbytes 1MiB,8MiB --algorithm ring,hier_ring,hier_late_join".split()
+    code, out, _ = run(capsys, "topology", "hosts-2x4", *words, "--json", str(path), "--plot", str(picture))
+    assert code == 0
+    assert "hosts-2x4: 2 nodes, 8 ranks, late: rank 3" in out
+    assert "<svg" in picture.read_text()
+    results = json.loads(path.read_text())["results"]
+    assert [row["nbytes"] for row in results] == [1 << 20, 8 << 20]
+    large = {each["algorithm"]: each for each in results[1]["algorithms"]}
+    assert large["hier_late_join"]["late_s"] < large["hier_ring"]["late_s"] < large["ring"]["late_s"]
+    assert large["hier_late_join"]["late_s"] >= results[1]["late_bound_s"]
+    for each in large.values():
+        assert each["late_flows_s"] == pytest.approx(each["late_s"], rel=0.1)
+        assert (each["ideal_delay_s"] > 0) == (each["algorithm"] == "hier_late_join")
+
+
+def test_several_late_ranks_take_those_algorithms_that_can(capsys):
+    code, out, _ = run(capsys, "topology", "hosts-3x2", "--late", "1,4", "--nbytes", "1MiB", "--json", "-")
+    assert code == 0
+    (result,) = json.loads(out)["results"]
+    late = {each["algorithm"] for each in result["algorithms"] if each["ideal_delay_s"]}
+    assert late == {"late_group", "hier_late_join", "hier_late_chain"}, "what knows one late rank only is left out"
+
+
+def test_every_position_is_studied_once_for_those_alike(capsys):
+    dgx = find_preset("dgx-4x4")
+    assert positions(dgx) == [tuple(range(16))]
+    nic = next(links for links in dgx.links if links.kind == NIC)
+    slow = LinkClass(NIC, nic.model, nic.shared_by, (2.0, *[1.0] * 15))
+    assert positions(replace(dgx, links=(dgx.links[0], slow))) == [(0,), (1, 2, 3), tuple(range(4, 16))]
+    code, out, _ = run(capsys, "topology", "dgx-4x4", "--late", "all", "--nbytes", "64MiB", "--json", "-")
+    assert code == 0
+    (row,) = json.loads(out)["results"]
+    assert row["late_ranks"] == list(range(16))
+    assert 1.0 <= row["over_optimum"] <= 1.1
+
+
+def test_auto_is_what_a_communicator_would_take():
+    assert auto_names(equal_links(2, CostModel(1e-5, 1e-9)), 1 << 20, 0)[1] is None
+    ordinary, joining = auto_names(find_preset("hosts-2x4"), 64 << 20, 3)
+    assert ordinary.startswith("hier_")
+    assert joining.startswith("hier_late")
+
+
+def test_random_clusters_are_those_of_the_seed(capsys):
+    first, again = list(random_topologies(5, 7)), list(random_topologies(5, 7))
+    assert first == again != list(random_topologies(5, 8))
+    row = judge_auto(*[(topology, 1 << 20, late) for topology, late in first][0])
+    assert row["together_ratio"] >= 1.0
+    assert row["late_ratio"] >= 1.0
+    code, out, _ = run(capsys, "--random", "2", "--seed", "7", "--nbytes", "1MiB")
+    assert code == 0
+    assert "2 random clusters of seed 7" in out
+
+
+def test_beyond_flows_the_model_speaks_alone():
+    outcome = study_one(find_preset("dgx-257x4"), 1 << 30, 3, "hier_ring", 257 * 4)
+    assert outcome.late_flows_s is None
+    assert outcome.judged_late_s == outcome.late_s > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "study: got no cluster, or two kinds"),
+        ("topology dgx-2x2 --random 3", "study: got no cluster, or two kinds"),
+        ("topology", "study topology: got no cluster"),
+        ("topology dgx-2x2 --late 4", "--late: got '4', expected ranks from 0 to 3, or all"),
+        ("topology dgx-2x2 --late 1,1", "--late: got 1,1, expected different ranks"),
+        ("topology dgx-2x2 --late all --plot a.png", "--plot: got it with --late all"),
+        ("topology dgx-1025x4", "study: got 4100 ranks, expected at most 4096"),
+        ("topology dgx-2x2 --algorithm rnig", "did you mean 'ring'"),
+        ("--random 0", "--random: got 0, expected 1 to 10000"),
+        ("--random 3 --late 1", "--random: got options of one cluster"),
+    ],
+)
+def test_bad_input_gets_one_line(capsys, words, message):
+    code, _, err = run(capsys, *words.split())
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
