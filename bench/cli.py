@@ -51,6 +51,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench calls": ("scores.speed.calls", "benchmark small calls, calls of a megabyte and CPU time against MPI's own"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench ddp": ("scores.peers.ddp", "train a model by PyTorch's DDP over gloo and over lanterne, in turn"),
+    "bench torch-pipelining": (
+        "scores.peers.torch_pipelining",
+        "train a model by torch.distributed.pipelining and by lanterne, the same plans in turn",
+    ),
     "bench lab-arrivals": (
         "scores.peers.lab_arrivals",
         "benchmark all-reduce under patterns of arrivals on the emulated cluster",
@@ -86,7 +90,7 @@ USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SI
 # These start jobs of their own and compare them: not from inside a job.
 STARTS_JOBS = (
     *("lab", "bench deaths", "bench strangers", "bench failover"),
-    *("bench lab-peers", "bench lab-arrivals", "bench ddp"),
+    *("bench lab-peers", "bench lab-arrivals", "bench ddp", "bench torch-pipelining"),
 )
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

@@ -23,7 +23,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # By what is in a command: why no test runs it. The first that fits counts.
 NOT_HERE = {
     r"--device cuda|bench gpu|scores\.gpu|tests/gpu": "a GPU",
-    r"^torchrun|train_torch|bench ddp|lab-(peers|arrivals)|--launcher": "PyTorch, Gloo or Open MPI beside ours",
+    r"^torchrun|train_torch|bench (ddp|torch-)|lab-(peers|arrivals)|--launcher": "PyTorch, Gloo or Open MPI beside",
     r"\blab\b|--hosts": "root",
     r"eth0": "an interface of that name",
     r"--attach PID": "a job to attach to",

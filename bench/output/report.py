@@ -20,7 +20,7 @@ from lanterne.transport.job.bootstrap import in_a_job
 SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
 # Options of commands that name a file to be written.
-OUTPUTS = ("json", "plot", "trace", "report", "checkpoint", "output", "record")
+OUTPUTS = ("json", "plot", "trace", "report", "checkpoint", "output", "record", "csv")
 # How often a job that another launcher started says how far it is.
 LINE_S = 10.0
 _said_s = time.monotonic()

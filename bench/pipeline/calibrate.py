@@ -6,9 +6,9 @@
 
 A file of runs is a JSON object with a list of `runs`. Each has stages, microbatches, policy (1f1b, zb, zb_delegates or
 adaptra), profile_ms (forward, backward_input, backward_weight per stage), message_bytes, delayed_sends (src, dst, ms),
-healthy_ms and slow_ms of an iteration, and optionally gpu, model, ranks_per_host, delegates, order, issue, doubtful.
-`pipeline run --record` and `pipeline train --record` write one. Printed is how far predictions are off: of the runs
-that were used, or, with --leave-out, of those that were not. Doubtful runs weigh a quarter.
+healthy_ms and slow_ms of an iteration, and optionally gpu, model, ranks_per_host, tensor_parallel, delegates, order,
+issue, doubtful. `pipeline run --record` and `pipeline train --record` write one. Printed is how far predictions are
+off: of the runs that were used, or, with --leave-out, of those that were not. Doubtful runs weigh a quarter.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from lanterne.bench.pipeline.input import of_file
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.calibrate.fit import PreparedRun, calibrate, prepare
 from lanterne.pipeline.calibrate.parameters import UNITS, DeviceCalibration
-from lanterne.pipeline.calibrate.prediction import predict_prepared
+from lanterne.pipeline.calibrate.prediction import predict_run
 from lanterne.pipeline.calibrate.runs import read_runs
 
 EACH = "each"
@@ -70,7 +70,7 @@ def predictions(prepared: Sequence[PreparedRun], calibration: DeviceCalibration)
     """What `calibration` predicts of runs."""
     found = []
     for each in prepared:
-        predicted = predict_prepared(each.run, calibration, each.gap_ms).slow_ms
+        predicted = predict_run(each.run, calibration).slow_ms
         found.append(PredictedRun(each, predicted, predicted / each.slow_ms - 1))
     return found
 

@@ -27,7 +27,7 @@ from lanterne.pipeline.device.device_stage import Device, cuda_device
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import COLUMNS, gather, timeline
 from lanterne.pipeline.execute.stage import Stage
-from lanterne.pipeline.execute.stage_timed import NO_JITTER, Jitter, StreamClock, timed_stages
+from lanterne.pipeline.execute.stage_timed import NO_JITTER, Clock, Jitter, StreamClock, TimedStage, timed_stages
 from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
@@ -51,6 +51,8 @@ Document: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Communicator, Document], Any]
 # What `gather` gives; and as lists, for JSON, with None for nan.
 Columns: TypeAlias = dict[str, NDArray[np.float64]]
+# Beside the columns of `gather`, where there is data-parallel work: when it had ended, by rank.
+LANE = "lane_s"
 Rows: TypeAlias = list[list[float | None]]
 
 
@@ -111,11 +113,6 @@ def check_case(case: PipelineCase) -> None:
             "shared_links: got some, expected none: a link is emulated by its two ranks, which cannot take turns "
             "with a third; `lanterne pipeline simulate` prices shared ones"
         )
-    if case.problem.data_parallel:
-        raise InputError(
-            "data_parallel: got some, expected none: timed stages have no gradients to reduce; `lanterne pipeline "
-            "simulate` prices that, `lanterne pipeline train --data-parallel` does it"
-        )
     if any(nbytes != int(nbytes) for nbytes in case.problem.message_nbytes):
         raise InputError(f"message_nbytes: got {case.problem.message_nbytes}, expected whole numbers")
     # Receives are posted ahead. Of a job that is there already, perhaps on several hosts, nothing is known.
@@ -173,6 +170,8 @@ def measure(
     """
     for case in cases:
         check_case(case)
+        if case.problem.data_parallel and device == "cuda":
+            raise InputError("data_parallel: got some on a device, expected none there: `pipeline simulate` prices it")
     work = {"cases": [case.to_dict() for case in cases], "iterations": iterations, "warmup": warmup, "device": device}
     found = on_ranks(run_cases, work, cases[0].ranks, transport, timeout_s)
     return found and [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
@@ -291,7 +290,15 @@ def run_once(comm: Communicator, case: PipelineCase, plane: DataPlane, timed: "D
     wait_until(agree_start_s(comm))
     ready_first_s = case.unit_s if case.ready_first else None
     measured = execute(case.checked, stages, comm, plane=plane, ready_first_s=ready_first_s)
-    return gather(measured if timed is None else timed.device.by_its_clock(measured), case.checked, comm)
+    columns = gather(measured if timed is None else timed.device.by_its_clock(measured), case.checked, comm)
+    if case.problem.data_parallel:
+        clocks = [stage.clock for stage in stages.values() if isinstance(stage, TimedStage)]
+        ended_s = max((clock.lane_s for clock in clocks if isinstance(clock, Clock)), default=0.0)
+        wait_until(ended_s)
+        every = np.empty(comm.world_size)
+        comm.all_gather(np.array([ended_s]), every)
+        columns[LANE] = every
+    return columns
 
 
 class DeviceTimed:
@@ -356,7 +363,8 @@ class Planes:
 
 def _median(sample: Sequence[Columns]) -> tuple[list[float], Rows]:
     """The makespans of a case's iterations, and the columns, as rows, of the one nearest to their median."""
-    makespans = [float(columns["end_s"].max() - columns["start_s"].min()) for columns in sample]
+    ends = [max((columns["end_s"].max(), *columns.get(LANE, ()))) for columns in sample]
+    makespans = [float(end - columns["start_s"].min()) for end, columns in zip(ends, sample, strict=True)]
     middle = statistics.median_low(makespans)
     columns = sample[makespans.index(middle)]
     rows = [[None if np.isnan(value) else value for value in columns[name].tolist()] for name in COLUMNS]

@@ -5,6 +5,7 @@
                          --link 3=20ms --memory 12 --scheduler all
   lanterne pipeline plan problem.json --json plan.json --trace trace.json
   lanterne pipeline plan problem.json --placement wave
+  lanterne pipeline plan problem.json --csv plan.csv      # for torch.distributed.pipelining's _load_csv
   lanterne pipeline plan --stages 8 --microbatches 24 --forward 9ms --link 6=30ms --message 10M --calibration h800.json
 
 With --calibration the plan is made for devices as `pipeline calibrate` found them, its messages sent by delegates: each
@@ -50,6 +51,7 @@ from lanterne.errors import InputError, ScheduleError, Unavailable, one_of
 from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.placement import PLACEMENTS
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.torch_csv import to_torch_csv
 from lanterne.pipeline.planners.loops import are_compiled
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
@@ -94,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     devices.add_argument("--ranks-per-host", type=whole(1), default=1, metavar="N", help="of a host (default 1)")
     devices.add_argument("--delegates", type=whole(1), default=6, metavar="N", help="per direction (default 6)")
     parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
+    parser.add_argument("--csv", metavar="FILE", help="write it for torch.distributed.pipelining, computing alone")
     add_picture_arguments(parser)
 
 
@@ -107,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         cluster = _cluster(args, unit_s)
         problem = cluster.delegated(given)
     if args.scheduler == ALL:
+        if args.csv:
+            raise InputError(f"--csv: got it beside --scheduler {ALL}, expected one scheduler")
         return _compare(args, problem, unit, unit_s)
     options = parse_options(args.option)
     if args.placement or args.scheduler == "best":
@@ -117,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
         devices = {"devices": {**cluster._asdict(), "iterations": iterations}} if cluster else {}
         document = record(evaluation) | devices | {"problem": described(problem, unit)}
         report.write_json(args.json, report.envelope(**document))
+    if args.csv:
+        report.write_atomically(args.csv, to_torch_csv(evaluation.checked.plan).encode())
     if args.json != "-":
         print_evaluation(evaluation, problem, unit)
         if iterations:

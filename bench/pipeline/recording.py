@@ -68,7 +68,12 @@ def recorded(case: PipelineCase, healthy: MeasuredIterations, slow: MeasuredIter
         "delayed_sends": [delay for delay in delays if delay["ms"] > 0],
         "delegates": case.options.get("queues", 1) if case.plane == "delegate" else 0,
         "order": ["".join(action.kind for action in rank) for rank in plan.ranks],
-        "healthy_ms": {"min": min(iterations_ms), "q1": _lower_quartile(iterations_ms), "n": len(iterations_ms)},
+        "healthy_ms": {
+            "min": min(iterations_ms),
+            "q1": _lower_quartile(iterations_ms),
+            "median": statistics.median(iterations_ms),
+            "n": len(iterations_ms),
+        },
         "slow_ms": 1e3 * statistics.median(slow.makespan_s),
     }
 

@@ -262,6 +262,8 @@ def run_events(args: argparse.Namespace, cases: Sequence[PipelineCase], timeout_
         side_by_side,
     )
 
+    if cases[0].problem.data_parallel:
+        raise InputError("data_parallel: got some beside --adapt or events, expected none")
     if args.trace:
         raise InputError("--trace: got it beside --adapt or events, expected it without: it is of one iteration")
     if args.check and not args.adapt:

@@ -63,7 +63,7 @@ class Cluster(NamedTuple):
         }
 
     def _hold(self, problem: Problem) -> float:
-        return self.parameters.hold_ms(max(problem.message_nbytes), self.ranks_per_host) / self.unit_ms
+        return self.parameters.hold_ms(max(problem.message_nbytes), self.ranks_per_host, self.delegates) / self.unit_ms
 
     def _cost(self) -> float:
         return self.parameters.cost_ms(self.ranks_per_host) / self.unit_ms

@@ -15,23 +15,28 @@ DOUBTFUL = 0.25
 # Name -> (where the search begins, its first step, its last).
 STEPS = {
     "hold_ms_per_mbyte": (1 / 6, 0.05, 0.002),
-    "hold_per_rank_ms": (1.25, 0.6, 0.02),
+    "hold_per_sender_ms": (0.3, 0.15, 0.005),
     "message_cost_ms": (0.8, 0.25, 0.01),
     "message_cost_per_rank_ms": (0.4, 0.15, 0.005),
 }
 # Found only from runs in which ranks share a host; from others they come from the GPU with most runs.
-OF_SHARED_HOSTS = ("hold_per_rank_ms", "message_cost_per_rank_ms")
+OF_SHARED_HOSTS = ("hold_per_sender_ms", "message_cost_per_rank_ms")
 SPINS = (1.0, 0.02, 0.002)
 # What it costs these two, as an error, to be twice as large as where the search began: runs hardly tell them apart.
 STAY = 0.004
 
 
 class PreparedRun(NamedTuple):
-    """A run whose healthy iteration is understood; `over_delegates` is None where it was slow over NCCL."""
+    """A run whose healthy iteration is understood.
+
+    Attributes:
+        gaps_ms: between two actions, if hosts issue as recorded, and if they issue as if messages took no time.
+        over_delegates: None where it was slow over NCCL.
+    """
 
     run: RecordedRun
     slow_ms: float
-    gap_ms: float
+    gaps_ms: tuple[float, float]
     over_delegates: DeviceRun | None
 
 
@@ -39,11 +44,17 @@ def prepare(runs: Sequence[RecordedRun]) -> list[PreparedRun]:
     """The PreparedRuns of those of `runs` that say how long a healthy and a slow iteration took."""
     prepared = []
     for run in runs:
-        if run.slow_ms is not None and run.healthy_ms is not None:
-            gap = fitted_gap(healthy_run(run), run.healthy_ms)
+        if run.slow_ms is not None and run.baseline_ms is not None:
+            gap = instant = fitted_gap(healthy_run(run), run.baseline_ms)
+            if _may_be_instant(run):
+                instant = fitted_gap(healthy_run(run, instant_issue=True), run.baseline_ms)
             delegated = slow_run(run, GpuParameters()) if run.delegates else None
-            prepared.append(PreparedRun(run, run.slow_ms, gap, delegated))
+            prepared.append(PreparedRun(run, run.slow_ms, (gap, instant), delegated))
     return prepared
+
+
+def _may_be_instant(run: RecordedRun) -> bool:
+    return run.tensor_parallel > 1 and run.policy != "1f1b"
 
 
 def calibrate(prepared: Sequence[PreparedRun]) -> DeviceCalibration:
@@ -74,44 +85,47 @@ def _parameters(prepared: Sequence[PreparedRun], other: GpuParameters | None) ->
     values = {key: first for key, (first, _, _) in STEPS.items()}
     if other is not None:
         values |= {key: getattr(other, key) for key in OF_SHARED_HOSTS}
+    spin, instant = _over_nccl(prepared, other)
     delegated = [each for each in prepared if each.over_delegates is not None]
     shared = any(each.run.ranks_per_host > 1 for each in delegated)
     free = [key for key in STEPS if shared or key not in OF_SHARED_HOSTS]
     if not shared and other is None:
         values |= dict.fromkeys(OF_SHARED_HOSTS, 0.0)
     if delegated:
-        found = _lowest(
-            lambda trial: _loss(delegated, lambda each: _over_delegates(each, values | trial)),
+        values |= _lowest(
+            lambda trial: _loss(delegated, lambda each: _over_delegates(each, values | trial, instant)),
             {key: (values[key], *STEPS[key][1:]) for key in free},
         )
-        values |= found
+    gap = statistics.median(each.gaps_ms[instant] for each in prepared)
+    found = GpuParameters(spin=spin, instant_issue=float(instant), gap_ms=gap, **values)
+    return GpuParameters(*(round(value, 4) for value in found))
+
+
+def _over_nccl(prepared: Sequence[PreparedRun], other: GpuParameters | None) -> tuple[float, bool]:
+    """(spin, instant_issue), of the runs that were slow over NCCL."""
     over_nccl = [each for each in prepared if each.over_delegates is None]
-    spin = other.spin if other else 1.0
+    spin, instant = (other.spin, bool(other.instant_issue)) if other else (1.0, False)
+
+    def loss(spin: float, instant: bool, runs: Sequence[PreparedRun]) -> float:
+        parameters = GpuParameters(spin=spin, instant_issue=float(instant))
+        return _loss(runs, lambda each: slow_run(each.run, parameters).makespan(gap=each.gaps_ms[instant]))
+
+    telling = [each for each in over_nccl if _may_be_instant(each.run)]
+    if telling:
+        instant = loss(spin, True, telling) < loss(spin, False, telling)
     if over_nccl:
-        loss = lambda trial: _loss(over_nccl, lambda each: _over_nccl(each, trial["spin"]))  # noqa: E731
-        spin = _lowest(loss, {"spin": SPINS})["spin"]
-    return GpuParameters(
-        round(spin, 4),
-        round(values["hold_ms_per_mbyte"], 4),
-        round(values["hold_per_rank_ms"], 4),
-        round(values["message_cost_ms"], 4),
-        round(values["message_cost_per_rank_ms"], 4),
-        round(statistics.median(each.gap_ms for each in prepared), 4),
-    )
+        spin = _lowest(lambda trial: loss(trial["spin"], instant, over_nccl), {"spin": SPINS})["spin"]
+    return spin, instant
 
 
-def _over_delegates(each: PreparedRun, values: Mapping[str, float]) -> float:
+def _over_delegates(each: PreparedRun, values: Mapping[str, float], instant: bool) -> float:
     assert each.over_delegates is not None
-    others = each.run.ranks_per_host - 1
+    run, parameters = each.run, GpuParameters(**values)
     return each.over_delegates.makespan(
-        gap=each.gap_ms,
-        message_cost=values["message_cost_ms"] + values["message_cost_per_rank_ms"] * others,
-        hold=values["hold_ms_per_mbyte"] * each.run.message_nbytes / 1e6 + values["hold_per_rank_ms"] * others,
+        gap=each.gaps_ms[instant],
+        message_cost=parameters.cost_ms(run.ranks_per_host),
+        hold=parameters.hold_ms(run.message_nbytes, run.ranks_per_host, run.delegates),
     )
-
-
-def _over_nccl(each: PreparedRun, spin: float) -> float:
-    return slow_run(each.run, GpuParameters(spin=spin)).makespan(gap=each.gap_ms)
 
 
 def _loss(prepared: Sequence[PreparedRun], predict: Callable[[PreparedRun], float]) -> float:

@@ -9,7 +9,7 @@ from lanterne.pipeline.calibrate.runs import RecordedRun
 from lanterne.pipeline.plan.fields import as_number, as_numbers, as_signed, check_keys
 from lanterne.pipeline.simulate.devices import Devices
 
-FORMAT = "lanterne-calibration-1"
+FORMAT = "lanterne-calibration-2"
 # Beside what was seen, a share of the largest that is not called beyond it.
 ROOM = 0.02
 
@@ -20,22 +20,26 @@ class GpuParameters(NamedTuple):
     Attributes:
         spin: how long a kernel that holds a send back lasts, over what it was asked for.
         hold_ms_per_mbyte: for how long a delegate holds a message of a megabyte (1e6 bytes) beyond the link's delay.
-        hold_per_rank_ms: how much longer for each other rank of its host.
+        hold_per_sender_ms: how much longer for each delegate, of one direction, of the other ranks of its host.
         message_cost_ms: what the computing process pays for each message that it hands over or takes.
         message_cost_per_rank_ms: what it pays more for each other rank of its host.
+        instant_issue: 1 where hosts of tensor-parallel ranks issue as if messages took no time (issue_order), 0 where
+            they issue as recorded.
         gap_ms: between two actions, the median over the runs; used where no healthy iteration is known.
     """
 
     spin: float = 1.0
     hold_ms_per_mbyte: float = 0.0
-    hold_per_rank_ms: float = 0.0
+    hold_per_sender_ms: float = 0.0
     message_cost_ms: float = 0.0
     message_cost_per_rank_ms: float = 0.0
+    instant_issue: float = 0.0
     gap_ms: float = 0.0
 
-    def hold_ms(self, message_nbytes: float, ranks_per_host: int) -> float:
+    def hold_ms(self, message_nbytes: float, ranks_per_host: int, delegates: int) -> float:
         """For how long a delegate holds a message beyond the link's delay."""
-        return self.hold_ms_per_mbyte * message_nbytes / 1e6 + self.hold_per_rank_ms * (ranks_per_host - 1)
+        others = (ranks_per_host - 1) * delegates
+        return self.hold_ms_per_mbyte * message_nbytes / 1e6 + self.hold_per_sender_ms * others
 
     def cost_ms(self, ranks_per_host: int) -> float:
         """What the computing process pays for a message that goes over delegates."""
@@ -45,9 +49,10 @@ class GpuParameters(NamedTuple):
 UNITS = {
     "spin": "1",
     "hold_ms_per_mbyte": "ms/MB",
-    "hold_per_rank_ms": "ms",
+    "hold_per_sender_ms": "ms",
     "message_cost_ms": "ms",
     "message_cost_per_rank_ms": "ms",
+    "instant_issue": "1",
     "gap_ms": "ms",
 }
 # What a run has that it can lie beyond the runs of a calibration in.
@@ -137,5 +142,5 @@ def devices_of(run: RecordedRun, parameters: GpuParameters, *, healthy: bool = F
         return Devices(blocking_groups=True)
     if healthy or not run.delegates:
         return Devices(hardware_queues=1, streams_per_pair=1)
-    hold = parameters.hold_ms(run.message_nbytes, run.ranks_per_host)
+    hold = parameters.hold_ms(run.message_nbytes, run.ranks_per_host, run.delegates)
     return Devices(delegates=run.delegates, hold=hold, message_cost=parameters.cost_ms(run.ranks_per_host))

@@ -1,14 +1,15 @@
 """How long an iteration takes on real devices once links are slow, from a profile and a healthy iteration."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lanterne.errors import InputError
 from lanterne.pipeline.calibrate.parameters import DeviceCalibration, GpuParameters, devices_of
 from lanterne.pipeline.calibrate.runs import RecordedRun
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.devices import DeviceRun, on_devices
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
+from lanterne.pipeline.simulate.devices import DeviceRun, Issued, issue_order, on_devices
 
 
 class Forecast(NamedTuple):
@@ -34,31 +35,34 @@ def predict_run(run: RecordedRun, calibration: DeviceCalibration) -> Forecast:
 
     Cost: some 50 ms for 8 stages x 24 microbatches.
     """
-    if run.healthy_ms is not None:
-        return predict_prepared(run, calibration, fitted_gap(healthy_run(run), run.healthy_ms))
-    gap = calibration.find(run)[0].gap_ms
-    found = predict_prepared(run, calibration, gap)
-    return found._replace(healthy_ms=healthy_run(run).makespan(gap=gap))
-
-
-def predict_prepared(run: RecordedRun, calibration: DeviceCalibration, gap_ms: float) -> Forecast:
-    """The Forecast of `run`, whose actions are known to be `gap_ms` apart."""
     parameters, beyond = calibration.find(run)
-    parameters = parameters._replace(gap_ms=gap_ms)
-    return Forecast(slow_run(run, parameters).makespan(gap=gap_ms), run.healthy_ms or 0.0, parameters, beyond)
+    healthy = healthy_run(run, instant_issue=bool(parameters.instant_issue))
+    if run.baseline_ms is not None:
+        parameters = parameters._replace(gap_ms=fitted_gap(healthy, run.baseline_ms))
+    gap = parameters.gap_ms
+    healthy_ms = healthy.makespan(gap=gap) if run.healthy_ms is None else run.healthy_ms
+    return Forecast(slow_run(run, parameters).makespan(gap=gap), healthy_ms, parameters, beyond)
 
 
-def healthy_run(run: RecordedRun) -> DeviceRun:
-    """The DeviceRun of `run` before links got slow."""
-    issue = run.issue if run.quiet_plan is run.plan else None
+def healthy_run(run: RecordedRun, *, instant_issue: bool = False) -> DeviceRun:
+    """The DeviceRun of `run` before links got slow; `instant_issue` as in GpuParameters."""
+    issue = _issue(run, run.quiet_plan, run.issue if run.quiet_plan is run.plan else None, instant_issue)
     return on_devices(run.quiet_plan, run.quiet, devices_of(run, GpuParameters(), healthy=True), issue)
 
 
 def slow_run(run: RecordedRun, parameters: GpuParameters) -> DeviceRun:
     """The DeviceRun of `run` under its slow links. A spinning kernel takes `spin` times what it was asked for."""
     problem = run.slow if run.delegates else _scaled(run.slow, parameters.spin)
-    issue = None if run.delegates or run.policy == "1f1b" else run.issue
+    issue = None
+    if not run.delegates and run.policy != "1f1b":
+        issue = _issue(run, run.plan, run.issue, bool(parameters.instant_issue))
     return on_devices(run.plan, problem, devices_of(run, parameters), issue)
+
+
+def _issue(
+    run: RecordedRun, plan: CheckedPlan, recorded: Sequence[Sequence[Issued]] | None, instant: bool
+) -> Sequence[Sequence[Issued]] | None:
+    return issue_order(plan, instant=True) if instant and run.tensor_parallel > 1 else recorded
 
 
 def _scaled(problem: Problem, factor: float) -> Problem:

@@ -22,6 +22,7 @@ POLICIES = ("1f1b", "zb", "zb_delegates", "adaptra")
 PROFILE = ("forward", "backward_input", "backward_weight")
 # The healthy iteration is the least of so many.
 LEAST_OF = 4
+OPTIONAL = ("delegates", "ranks_per_host", "tensor_parallel", "order", "issue", "slow_ms")
 REQUIRED = ("stages", "microbatches", "policy", "profile_ms", "message_bytes", "delayed_sends", "healthy_ms")
 
 
@@ -34,10 +35,12 @@ class RecordedRun:
         model, gpu, policy: as recorded; the policy is one of POLICIES.
         quiet: the Problem without slow links, its durations those of the profile.
         slow: the same with what holds each message back as link_latency.
-        message_nbytes: of one message. ranks_per_host: ranks that share a host. delegates: see Devices; 0 over NCCL.
+        message_nbytes: of one message. ranks_per_host: ranks that share a host. tensor_parallel: ranks that compute a
+            stage together. delegates: see Devices; 0 over NCCL.
         plan: the CheckedPlan that ran under the slow links, and quiet_plan what ran before.
         issue: what the hosts issued, where that is known.
         healthy_ms: an iteration before links got slow, the least of four; None if it is not known.
+        usual_ms: the median of those; healthy_ms where that is not known.
         slow_ms: an iteration after; None if it is to be predicted.
         is_doubtful: whether to weigh it less.
     """
@@ -50,13 +53,23 @@ class RecordedRun:
     slow: Problem
     message_nbytes: float
     ranks_per_host: int
+    tensor_parallel: int
     delegates: int
     plan: CheckedPlan
     quiet_plan: CheckedPlan
     issue: tuple[tuple[Issued, ...], ...] | None
     healthy_ms: float | None
+    usual_ms: float | None
     slow_ms: float | None
     is_doubtful: bool
+
+    @property
+    def baseline_ms(self) -> float | None:
+        """What an iteration took that the slow ones are to be compared with: the least, or, over delegates, the median.
+
+        Where sends block, waiting hides what disturbs an iteration; with delegates slow iterations are disturbed too.
+        """
+        return self.usual_ms if self.delegates else self.healthy_ms
 
     @property
     def delays_ms(self) -> list[float]:
@@ -83,7 +96,7 @@ def read_run(document: Any, where: str = "case") -> RecordedRun:
     Raises:
         InputError: a value is missing or cannot be; the message begins with `where` and the key.
     """
-    check_keys(where, document, (*REQUIRED, "delegates", "ranks_per_host", "order", "issue", "slow_ms"), REQUIRED)
+    check_keys(where, document, (*REQUIRED, *OPTIONAL), REQUIRED)
     try:
         return _read(document)
     except InputError as error:
@@ -107,6 +120,7 @@ def _read(document: dict[str, Any]) -> RecordedRun:
     plan, quiet_plan = _plans(document, policy, quiet, slow)
     issue = document.get("issue")
     delegates = document.get("delegates", 0)
+    healthy_ms = _iteration("healthy_ms", document["healthy_ms"], _least_of_four)
     return RecordedRun(
         str(document.get("id", "case")),
         str(document.get("model", "")),
@@ -116,11 +130,13 @@ def _read(document: dict[str, Any]) -> RecordedRun:
         slow,
         as_number("message_bytes", document["message_bytes"]),
         as_count("ranks_per_host", document.get("ranks_per_host", 1)),
+        as_count("tensor_parallel", document.get("tensor_parallel", 1)),
         0 if delegates == 0 else as_count("delegates", delegates),
         plan,
         quiet_plan,
         None if issue is None else tuple(_issued(issue, plan.plan)),
-        _iteration("healthy_ms", document["healthy_ms"], _least_of_four),
+        healthy_ms,
+        _usual(document["healthy_ms"], healthy_ms),
         _iteration("slow_ms", document.get("slow_ms"), _median),
         bool(document.get("doubtful")),
     )
@@ -146,6 +162,10 @@ def _iteration(key: str, value: Any, of_object: Callable[[str, dict[str, Any]], 
     if isinstance(value, dict):
         return of_object(key, value)
     return None if value is None else as_number(key, value, positive=True)
+
+
+def _usual(value: Any, otherwise: float | None) -> float | None:
+    return _median("healthy_ms", value) if isinstance(value, dict) and "median" in value else otherwise
 
 
 def _median(key: str, value: dict[str, Any]) -> float:

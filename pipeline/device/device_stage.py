@@ -120,6 +120,10 @@ class HostEdges:
         """As Stage.backward_input; waits as `forward`."""
         return self._given(self._stage.backward_input(microbatch, self._taken(dy), None, part, parts), out)
 
+    def backward(self, microbatch: int, dy: Any = None, out: Any = None, part: int = 1, parts: int = 1) -> Any:
+        """As Stage.backward; waits as `forward`."""
+        return self._given(self._stage.backward(microbatch, self._taken(dy), None, part, parts), out)
+
     def _taken(self, array: Any) -> Any:
         # What another stage of this rank has made is on the device.
         return self._device.fetch(array) if id(array) in self._device.stagings else array

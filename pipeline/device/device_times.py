@@ -25,8 +25,6 @@ from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 from lanterne.transport.waiting import wait
 
-# The calls of a stage that make up an action, by its kind.
-CALLS = {"F": 1, "B": 1, "W": 1, "BW": 2}
 # How often an event is watched to place the device's clock: the quickest counts.
 LOOKS = 5
 
@@ -125,7 +123,7 @@ class DeviceTimes:
         Cost: waits until the device is done.
         """
         elapsed_s = self.runtime.elapsed_s
-        return np.array([sum(elapsed_s(*span) for span in spans) for spans in self._by_action(measured)])
+        return np.array([elapsed_s(*span) for span in self._by_action(measured)])
 
     def placed(self, measured: AnyIteration) -> AnyIteration:
         """`measured` by the device's clock: when actions started and ended there, off by what half an event takes (us).
@@ -139,18 +137,17 @@ class DeviceTimes:
         """
         spans = self._by_action(measured)
         event, done_s, _ = min((self._look() for _ in range(LOOKS)), key=lambda look: look[2])
-        start_s = np.array([done_s - self.runtime.elapsed_s(each[0][0], event) for each in spans])
-        end_s = np.array([done_s - self.runtime.elapsed_s(each[-1][1], event) for each in spans])
+        start_s = np.array([done_s - self.runtime.elapsed_s(start, event) for start, _ in spans])
+        end_s = np.array([done_s - self.runtime.elapsed_s(stop, event) for _, stop in spans])
         ready_s, sent_s = np.minimum(measured.ready_s, start_s), np.maximum(measured.sent_s, end_s)
         return replace(measured, start_s=start_s, end_s=end_s, ready_s=ready_s, sent_s=sent_s)
 
-    def _by_action(self, measured: TimedIteration) -> list[list[Span]]:
-        """The (start, stop) events of each action's calls, once the device is done."""
+    def _by_action(self, measured: TimedIteration) -> list[Span]:
+        """The (start, stop) events of each action, once the device is done."""
         # One after the other: no action may take longer than the timeout, all together may.
         for _, stop in self._spans:
             until_done(self.runtime, stop)
-        each = iter(self._spans)
-        return [[next(each) for _ in range(CALLS[action.kind])] for action in measured.actions]
+        return self._spans[: len(measured.actions)]
 
 
 class WatchedStage:
@@ -175,6 +172,10 @@ class WatchedStage:
     def backward_input(self, *args: Any, **options: Any) -> Any:
         """As Stage.backward_input."""
         return self._times.timed(self._stage.backward_input, *args, **options)
+
+    def backward(self, *args: Any, **options: Any) -> Any:
+        """As Stage.backward."""
+        return self._times.timed(self._stage.backward, *args, **options)
 
     def backward_weight(self, *args: Any, **options: Any) -> None:
         """As Stage.backward_weight."""

@@ -276,10 +276,12 @@ class _IterationRun:
         held, result = self.stages[stage], None
         if kind == "F":
             result = self.call(action, held.forward, microbatch, given, lent, part, parts)
-        if kind in ("B", "BW"):
+        if kind == "B":
             result = self.call(action, held.backward_input, microbatch, given, lent, part, parts)
-        if kind in ("W", "BW"):
+        if kind == "W":
             self.call(action, held.backward_weight, microbatch, part, parts)
+        if kind == "BW":
+            result = self.call(action, held.backward, microbatch, given, lent, part, parts)
         return result
 
     def call(self, what: object, function: Callable[..., Result], *args: Any) -> Result:

@@ -64,6 +64,14 @@ class Stage(ABC):
     def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         """W: add the microbatch's gradients of the weights; what was kept for it is let go."""
 
+    def backward(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
+        """BW: B, and W at once; a stage that can do both for less than each says so."""
+        dx = self.backward_input(microbatch, dy, out, part, parts)
+        self.backward_weight(microbatch, part, parts)
+        return dx
+
     @abstractmethod
     def step(self) -> None:
         """End an iteration: update the weights by the gradients summed over the microbatches."""

@@ -1,7 +1,8 @@
 """A stage that only waits, for studies of schedules."""
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,9 +45,12 @@ class Clock:
 
     Attributes:
         deadline_s: of time.monotonic(); None where the rank has nothing to do: the next work begins when it comes.
+        lane_s: likewise, when its communication with its data-parallel copies is due to have ended, which goes on
+            beside its work, one after the other.
     """
 
     deadline_s: float | None = None
+    lane_s: float = 0.0
 
     def work(self, duration_s: float) -> None:
         """Return once work of `duration_s` that follows is due to have ended."""
@@ -56,6 +60,16 @@ class Clock:
     def restart(self) -> None:
         """The rank had nothing to do."""
         self.deadline_s = None
+
+    def gather(self, duration_s: float) -> None:
+        """What follows waits for an all-gather, which begins once those before it have ended."""
+        self.lane_s += duration_s
+        now_s = time.monotonic() if self.deadline_s is None else self.deadline_s
+        self.deadline_s = max(now_s, self.lane_s)
+
+    def reduce(self, duration_s: float) -> None:
+        """A reduction of what has been computed until now begins, once those before it have ended."""
+        self.lane_s = max(self.lane_s, time.monotonic() if self.deadline_s is None else self.deadline_s) + duration_s
 
 
 class StreamClock:
@@ -88,6 +102,8 @@ class TimedStage(Stage):
         begins, ends: whether a route begins or ends here.
         xp: the array module, numpy or cupy.
         number, jitter: of the stage; and what makes some of its actions longer.
+        lengths: by microbatch, how many times as long as `durations_s`; None: all alike.
+        data_parallel_s: all-gather before the first F, reduction after the last of `microbatches` W.
     """
 
     def __init__(
@@ -101,9 +117,17 @@ class TimedStage(Stage):
         xp: Any = np,
         number: int = 0,
         jitter: Jitter = NO_JITTER,
+        lengths: Sequence[float] | None = None,
+        data_parallel_s: tuple[float, float] = (0.0, 0.0),
+        microbatches: int = 0,
     ) -> None:
         self.number = number
         self.jitter = jitter
+        self.lengths = lengths
+        self.data_parallel_s = data_parallel_s
+        self.microbatches = microbatches
+        # How many F and W are still to come.
+        self._left = {"F": 0, "W": 0}
         self.durations_s: tuple[float, ...] = tuple(durations_s)
         self.clock = clock
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)
@@ -113,21 +137,24 @@ class TimedStage(Stage):
 
     def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self.clock.restart()
+        self._left = dict.fromkeys(self._left, self.microbatches)
+        if isinstance(self.clock, Clock):
+            self.clock.lane_s = time.monotonic()
 
     def forward(
         self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
     ) -> Message:
-        self._work("F", microbatch, parts)
+        self._work("F", microbatch, part, parts)
         return self._message(self.output_shape, out, part == parts)
 
     def backward_input(
         self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
     ) -> Message:
-        self._work("B", microbatch, parts)
+        self._work("B", microbatch, part, parts)
         return self._message(self.input_shape, out, part == parts)
 
     def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
-        self._work("W", microbatch, parts)
+        self._work("W", microbatch, part, parts)
 
     def step(self) -> None:
         """Nothing to update."""
@@ -135,9 +162,18 @@ class TimedStage(Stage):
     def waited(self) -> None:
         self.clock.restart()
 
-    def _work(self, kind: str, microbatch: int, parts: int) -> None:
+    def _work(self, kind: str, microbatch: int, part: int, parts: int) -> None:
+        gather_s, reduce_s = self.data_parallel_s
+        if gather_s and kind == "F" and self._left["F"] == self.microbatches and isinstance(self.clock, Clock):
+            self.clock.gather(gather_s)
         factor = self.jitter.of(kind, self.number, microbatch) if self.jitter.share else 1.0
+        if self.lengths is not None:
+            factor *= self.lengths[microbatch]
         self.clock.work(self.durations_s["FBW".index(kind)] * factor / parts)
+        if kind in self._left and part == parts:
+            self._left[kind] -= 1
+            if reduce_s and kind == "W" and not self._left["W"] and isinstance(self.clock, Clock):
+                self.clock.reduce(reduce_s)
 
     def _message(self, shape: tuple[int, ...] | None, out: Message, is_last: bool) -> Message:
         if shape is None or not is_last:
@@ -161,13 +197,18 @@ def timed_stages(
     Args:
         clock, xp, jitter: as TimedStage has them; None for a new Clock.
     """
-    table, clock = costs(problem, placement), clock or Clock()
+    table, clock = costs(dataclasses.replace(problem, microbatch_lengths=None), placement), clock or Clock()
     stages = {}
     for stage in placement.stages_of(rank):
         durations_s = [unit_s * float(table.duration[table.id(KINDS.index(kind), stage, 0)]) for kind in "FBW"]
-        begins, ends = placement.step(stage, -1) is None, placement.step(stage, 1) is None
+        own: dict[str, Any] = {
+            "begins": placement.step(stage, -1) is None,
+            "ends": placement.step(stage, 1) is None,
+            "data_parallel_s": (unit_s * float(table.all_gather[stage]), unit_s * float(table.reduce[stage])),
+            "microbatches": len(placement.microbatches_of(stage, problem.microbatches)),
+        }
         nbytes = int(max(problem.message_nbytes))
         stages[stage] = TimedStage(
-            durations_s, clock, nbytes, begins=begins, ends=ends, xp=xp, number=stage, jitter=jitter
+            durations_s, clock, nbytes, **own, xp=xp, number=stage, jitter=jitter, lengths=problem.microbatch_lengths
         )
     return stages

@@ -83,6 +83,12 @@ class Layer(ABC):
     def backward_weight(self, kept: Kept, gradients: Views) -> None:
         """W: add the gradients by the parameters to `gradients`, arrays by name."""
 
+    def backward(self, parameters: Views, saved: Kept, dy: Array, gradients: Views, out: Out = None) -> Any:
+        """BW: dx as B gives it, and what W does; a layer that can do both for less than each says so."""
+        dx, kept = self.backward_input(parameters, saved, dy, out)
+        self.backward_weight(kept, gradients)
+        return dx
+
 
 @dataclass(frozen=True)
 class LayerChain(Layer):

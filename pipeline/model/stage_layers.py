@@ -241,6 +241,47 @@ class LayerStage(Stage):
         Raises:
             InputError: out of order, or an array of another shape or dtype.
         """
+
+        def through(index: int, held: _Microbatch, target: Message) -> None:
+            held.carried, held.entries[index] = self.layers[index].backward_input(
+                self._parameters[index], held.entries[index], held.carried, target
+            )
+
+        dx = self._back(microbatch, dy, out, part, parts, through)
+        if part == parts:
+            self._held[microbatch].state = "W"
+        return dx
+
+    def backward(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
+        """See Stage.
+
+        Raises:
+            InputError: out of order, or an array of another shape or dtype.
+        """
+
+        def through(index: int, held: _Microbatch, target: Message) -> None:
+            held.carried = self.layers[index].backward(
+                self._parameters[index], held.entries[index], held.carried, self._gradients[index], target
+            )
+            held.entries[index] = None
+
+        dx = self._back(microbatch, dy, out, part, parts, through)
+        if part == parts:
+            del self._held[microbatch]
+        return dx
+
+    def _back(
+        self,
+        microbatch: int,
+        dy: Message,
+        out: Message,
+        part: int,
+        parts: int,
+        through: Callable[[int, _Microbatch, Message], None],
+    ) -> Message:
+        """Go back `through` the layers of a part; the gradient by the stage's input after the last."""
         held = self._state(microbatch, "B")
         if part == 1 and self.output_shape is not None:
             held.carried = self._checked("dy", dy, self.output_shape)
@@ -249,13 +290,11 @@ class LayerStage(Stage):
             held.entries[-1] = None
         for index in self._run(part, parts, backward=True):
             target = None if index or self.input_shape is None else self._lent(out, self.input_shape)
-            held.carried, held.entries[index] = self.layers[index].backward_input(
-                self._parameters[index], held.entries[index], held.carried, target
-            )
+            through(index, held, target)
             held.passed += 1
         if part < parts:
             return None
-        dx, held.carried, held.state = held.carried, None, "W"
+        dx, held.carried = held.carried, None
         return dx if self.input_shape is not None else None
 
     def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:

@@ -2,8 +2,9 @@
 
 A module's parameters lie in its stage's flat vector, which torch's tensors share: what an optimizer, a reduction or a
 checkpoint writes there is what the module computes with. Arrays go to torch and back without a copy but of results.
-B and W each go back through the module, so W computes again what B did of the gradients between its parts: cut a
-network into several modules rather than into one. Has run on CPUs only. Needs the extra torch.
+BW goes back through the module once. B and W each do, so W computes again what B did of the gradients between its
+parts: for plans that split the backward, cut a network into several modules rather than into one. Has run on CPUs only.
+Needs the extra torch.
 """
 
 import copy
@@ -92,9 +93,23 @@ class TorchLayer(Layer):
         if not saved.parameters:
             return
         found = torch.autograd.grad(saved.y, saved.parameters, _tensor(torch, dy), allow_unused=True)
-        for into, gradient in zip(gradients.values(), found, strict=True):
-            if gradient is not None:
-                _tensor(torch, into).add_(gradient)
+        _add(torch, gradients, found)
+
+    def backward(self, parameters: Views, saved: TorchGraph, dy: Array, gradients: Views, out: Out = None) -> Any:
+        torch = import_torch()
+        wanted = [saved.x] * saved.x.requires_grad + saved.parameters
+        if not wanted:
+            return None
+        found = list(torch.autograd.grad(saved.y, wanted, _tensor(torch, dy), allow_unused=True))
+        dx = found.pop(0) if saved.x.requires_grad else None
+        _add(torch, gradients, found)
+        return None if dx is None else _result(dx, out)
+
+
+def _add(torch: Any, gradients: Views, found: Sequence[Any]) -> None:
+    for into, gradient in zip(gradients.values(), found, strict=True):
+        if gradient is not None:
+            _tensor(torch, into).add_(gradient)
 
 
 @dataclass(frozen=True)

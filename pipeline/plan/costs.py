@@ -148,10 +148,12 @@ def costs(problem: Problem, placement: Placement) -> Costs:
     def per_action(table: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(table, problem.microbatches)
 
+    lengths = np.ones(problem.microbatches) if problem.microbatch_lengths is None else problem.microbatch_lengths
+
     return Costs(
         problem,
         placement,
-        per_action(duration),
+        np.multiply.outer(duration, lengths).reshape(-1),
         per_action(latency),
         per_action(occupancy),
         per_action(link),

@@ -57,6 +57,8 @@ class Problem:
         data_parallel: {"kind": "all_reduce", "time"} or {"kind": "zero1", "reduce_scatter", "all_gather"}; see
             DataParallel.
         recompute: True, or {"time": its duration if not F's, "keeps": 0 to 1}; see Recompute.
+        microbatch_lengths: (microbatches,) how many times as long as that F, B and W of each take, above 0, such as of
+            sequences of unequal lengths; messages and memory stay. None: all alike.
 
     Raises:
         InputError: a value cannot be; the message begins with its key.
@@ -75,6 +77,7 @@ class Problem:
     memory: StageMemory | None
     data_parallel: DataParallel | None
     recompute: Recompute | None
+    microbatch_lengths: tuple[float, ...] | None
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Problem:
         memory: StageMemory | dict[str, Any] | None = None,
         data_parallel: DataParallel | dict[str, Any] | None = None,
         recompute: Recompute | dict[str, Any] | bool | None = None,
+        microbatch_lengths: Sequence[float] | None = None,
     ) -> None:
         def put(key: str, value: object) -> None:
             object.__setattr__(self, key, value)
@@ -123,6 +127,10 @@ class Problem:
         put("memory", read_memory(memory, self.stages))
         put("data_parallel", read_data_parallel(data_parallel, self.stages))
         put("recompute", read_recompute(recompute, self.stages, self.forward))
+        if microbatch_lengths is not None:
+            lengths = as_numbers("microbatch_lengths", microbatch_lengths, self.microbatches, fields.as_positive)
+            microbatch_lengths = lengths if len(set(lengths)) > 1 or lengths[0] != 1 else None
+        put("microbatch_lengths", microbatch_lengths)
         _check_capacity(self)
 
     @cached_property
@@ -198,6 +206,8 @@ class Problem:
             document["data_parallel"] = self.data_parallel.to_dict()
         if self.recompute is not None:
             document["recompute"] = {"time": list(self.recompute.time), "keeps": self.recompute.keeps}
+        if self.microbatch_lengths is not None:
+            document["microbatch_lengths"] = list(self.microbatch_lengths)
         return document
 
 

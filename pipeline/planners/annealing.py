@@ -12,15 +12,17 @@ from lanterne.pipeline.planners.words import Letters
 
 
 @njit(cache=True)
-def simulate_words(words: Ints, letters: Letters, sample: int, arrival: Floats, start: Floats, came: Floats) -> float:
+def simulate_words(
+    words: Ints, letters: Letters, sample: int, arrival: Floats, start: Floats, came: Floats, ended: Floats
+) -> float:
     """The makespan of `words`; 1e300 where ranks wait for each other for ever.
 
     The same times as the simulator finds: ranks run as far as they go, or, where ranks share a link, in order of ends.
 
     Args:
-        sample: row of the latencies.
+        sample: row of the durations and latencies; of the first where there is one.
         arrival: (num_letters, microbatches), overwritten: when the k-th of a letter may start.
-        start: (num_ranks, word_length), overwritten.
+        start, ended: (num_ranks, word_length), overwritten.
         came: (num_ranks, word_length), overwritten: when what each action waited for was there.
 
     Cost: about 10 ns per action.
@@ -40,9 +42,12 @@ def simulate_words(words: Ints, letters: Letters, sample: int, arrival: Floats, 
     stack = np.arange(num_ranks)
     waiting = np.zeros(num_ranks, np.bool_)
     depth = len(words)
+    took = letters.took[min(sample, len(letters.took) - 1)]
+    latency = letters.latency[min(sample, len(letters.latency) - 1)]
+    varied = took.shape[1] > 1
     while True:
         if letters.shared:
-            rank = _ends_first(words, letters, at, arrival, count, clock)
+            rank = _ends_first(words, letters, took, at, arrival, count, clock)
             if rank < 0:
                 break
         else:
@@ -64,7 +69,8 @@ def simulate_words(words: Ints, letters: Letters, sample: int, arrival: Floats, 
                 ready = max(ready, lane[rank])
             begins = max(clock[rank], ready)
             start[rank, i], came[rank, i] = begins, ready
-            now = begins + letters.duration[letter]
+            now = begins + took[letter, k if varied else 0]
+            ended[rank, i] = now
             clock[rank], at[rank], count[letter] = now, i + 1, k + 1
             finished[letter] = now
             target = letters.target[letter]
@@ -74,7 +80,7 @@ def simulate_words(words: Ints, letters: Letters, sample: int, arrival: Floats, 
                     used = letters.link[letter]
                     leaves = max(busy_until[used], now) + letters.occupancy[letter]
                     busy_until[used] = leaves
-                arrival[target, k] = leaves + letters.latency[sample, letter]
+                arrival[target, k] = leaves + latency[letter]
                 receiver = letters.rank[target]
                 if not letters.shared and waiting[receiver]:
                     waiting[receiver] = False
@@ -91,7 +97,9 @@ def simulate_words(words: Ints, letters: Letters, sample: int, arrival: Floats, 
 
 
 @njit(cache=True)
-def _ends_first(words: Ints, letters: Letters, at: Ints, arrival: Floats, count: Ints, clock: Floats) -> int:
+def _ends_first(
+    words: Ints, letters: Letters, took: Floats, at: Ints, arrival: Floats, count: Ints, clock: Floats
+) -> int:
     """The rank whose next action, which may start, ends first; -1 if none may."""
     rank, soonest = -1, 1e300
     for other in range(words.shape[0]):
@@ -99,7 +107,8 @@ def _ends_first(words: Ints, letters: Letters, at: Ints, arrival: Floats, count:
             letter = words[other, at[other]]
             ready = arrival[letter, count[letter]]
             if ready >= 0.0:
-                ends = max(ready, clock[other]) + letters.duration[letter]
+                turn = count[letter] if took.shape[1] > 1 else 0
+                ends = max(ready, clock[other]) + took[letter, turn]
                 if ends < soonest:
                     rank, soonest = other, ends
     return rank
@@ -143,17 +152,17 @@ def is_feasible(word: Ints, rank: int, letters: Letters) -> bool:
 
 @njit(cache=True)
 def score(
-    words: Ints, letters: Letters, quantile: float, arrival: Floats, start: Floats, came: Floats
+    words: Ints, letters: Letters, quantile: float, arrival: Floats, start: Floats, came: Floats, ended: Floats
 ) -> tuple[float, float]:
     """(what the search minimises, the makespan): with samples, half the makespans' quantile and half their mean.
 
     The quantile of a few samples alone would be fitted to them. If it is below 0 the mean alone counts. A little
     of the mean end of the ranks is added, which leads over plateaus.
     """
-    samples = letters.latency.shape[0]
+    samples = max(letters.latency.shape[0], letters.took.shape[0])
     spans = np.empty(samples)
     for sample in range(samples):
-        spans[sample] = simulate_words(words, letters, sample, arrival, start, came)
+        spans[sample] = simulate_words(words, letters, sample, arrival, start, came, ended)
         if spans[sample] >= 1e300:
             return 1e300, 1e300
     if samples == 1:
@@ -168,12 +177,12 @@ def score(
         while last >= 0 and words[rank, last] < 0:
             last -= 1
         if last >= 0:
-            ends += start[rank, last] + letters.duration[words[rank, last]]
+            ends += ended[rank, last]
     return span + 0.01 * ends / words.shape[0], span
 
 
 @njit(cache=True)
-def critical_path(words: Ints, letters: Letters, start: Floats, came: Floats, path: Ints) -> int:
+def critical_path(words: Ints, letters: Letters, came: Floats, ended: Floats, path: Ints) -> int:
     """Write the (rank, position) pairs of a longest chain of waiting into `path`, last first; return how many."""
     num_ranks, length = words.shape
     rank, i, latest = -1, -1, -1.0
@@ -185,7 +194,7 @@ def critical_path(words: Ints, letters: Letters, start: Floats, came: Floats, pa
         for j in range(last + 1):
             last_of[words[other, j]] = j
         if last >= 0:
-            ends = start[other, last] + letters.duration[words[other, last]] + letters.reduce[words[other, last]]
+            ends = ended[other, last] + letters.reduce[words[other, last]]
             if ends > latest:
                 rank, i, latest = other, last, ends
     size = 0
@@ -193,7 +202,7 @@ def critical_path(words: Ints, letters: Letters, start: Floats, came: Floats, pa
         path[size, 0], path[size, 1] = rank, i
         size += 1
         letter = words[rank, i]
-        before = start[rank, i - 1] + letters.duration[words[rank, i - 1]] if i > 0 else 0.0
+        before = ended[rank, i - 1] if i > 0 else 0.0
         if came[rank, i] > before or (i == 0 and came[rank, i] > 0.0):
             nth = 0
             for j in range(i):
@@ -256,7 +265,7 @@ def anneal(
     """
     num_ranks, length = words.shape
     arrival = np.empty((len(letters.rank), letters.total.max()))
-    start, came = np.zeros((num_ranks, length)), np.zeros((num_ranks, length))
+    start, came, ended = np.zeros((num_ranks, length)), np.zeros((num_ranks, length)), np.zeros((num_ranks, length))
     path = np.empty((num_ranks * length, 2), np.int64)
     lengths = np.zeros(num_ranks, np.int64)
     for rank in range(num_ranks):
@@ -266,8 +275,8 @@ def anneal(
     state[0] = np.uint64(88172645463325252) + np.uint64(seed) * np.uint64(7046029254386353131)
     words = words.copy()
     best = words.copy()
-    cost, best_span = score(words, letters, quantile, arrival, start, came)
-    size = critical_path(words, letters, start, came, path)
+    cost, best_span = score(words, letters, quantile, arrival, start, came, ended)
+    size = critical_path(words, letters, came, ended, path)
     cooling = (cold / hot) ** (1.0 / max(steps, 1))
     heat = hot
     step = 0
@@ -297,13 +306,13 @@ def anneal(
         if not is_feasible(word, rank, letters):
             _rotate(word, goal, source)
             continue
-        found, span = score(words, letters, quantile, arrival, start, came)
+        found, span = score(words, letters, quantile, arrival, start, came, ended)
         if found <= cost or (found < 1e300 and _next(state) < np.exp((cost - found) / heat)):
             cost = found
             if span < best_span * (1 - 1e-12):
                 best_span = span
                 best[:] = words
-            size = critical_path(words, letters, start, came, path)
+            size = critical_path(words, letters, came, ended, path)
         else:
             _rotate(word, goal, source)
     return best, best_span, step

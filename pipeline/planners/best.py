@@ -38,6 +38,7 @@ def best(
     start: Plan | None = None,
     robust: float | str | None = None,
     jitter: float = 0.5,
+    duration_jitter: float = 0.0,
     time_limit_s: float | None = None,
     wait: bool = True,
     progress: Progress = None,
@@ -55,12 +56,13 @@ def best(
         effort: how much to try; 0 only compares. 1 by default, and 0.015, to re-plan in 50 ms, with `start`.
         seed: of the search.
         start: a plan to start from instead of the other schedulers', such as the one running when a delay changed.
-        robust: plan against jitter of the link latencies: "mean", or a quantile of the makespan in (0, 1], over sampled
-            latencies. The plan may then be worse than others without jitter.
+        robust: plan against jitter: "mean", or a quantile of the makespan in (0, 1], over sampled latencies and
+            durations. The plan may then be worse than others without jitter.
         jitter: standard deviation of each link's latency, as a share of it.
+        duration_jitter: the same of how long each action takes.
         wait: False to plan for at most a second with readable loops where the compiled ones are not made yet on this
             machine, which is done in the background.
-        time_limit_s: what is left of it after the search goes to the solver.
+        time_limit_s: what is left of it after the search goes to the solver; a robust plan is made within it.
         progress: called with each Improvement.
 
     Raises:
@@ -71,10 +73,12 @@ def best(
     Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
     """
     effort = effort if effort is not None else 1.0 if start is None else 0.015
-    quantile = _check_options(effort, seed, robust, jitter, time_limit_s)
+    quantile = _check_options(effort, seed, robust, (jitter, duration_jitter), time_limit_s)
     began = time.monotonic()
     if placement == ANY:
-        options = {"seed": seed, "robust": robust, "jitter": jitter, "wait": wait, "progress": progress}
+        options: dict[str, Any] = {"seed": seed, "robust": robust}
+        options |= {"jitter": jitter, "duration_jitter": duration_jitter}
+        options |= {"wait": wait, "progress": progress}
         return _best_of_any(problem, effort, time_limit_s, options)
     placement = as_placement(placement, problem.stages)
     bound = lower_bound(problem, placement)
@@ -92,7 +96,20 @@ def best(
         if readable_s is not None:
             compile_in_background()
         given = [checked.plan for checked in plans]
-        plan, made = improve(given, problem, target, effort, seed, quantile, jitter, tell, readable_s)
+        until_s = math.inf if quantile is None or time_limit_s is None else began + time_limit_s
+        plan, made = improve(
+            given,
+            problem,
+            target,
+            effort,
+            seed,
+            quantile,
+            jitter,
+            tell,
+            readable_s,
+            duration_jitter=duration_jitter,
+            until_s=until_s,
+        )
     if time_limit_s is not None and quantile is None:
         plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
@@ -101,13 +118,21 @@ def best(
 def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, options: dict[str, Any]) -> Plan:
     """The best plan over the placements of ANY: each is tried a little, and in full where it may still be the best."""
     names = TRIED if problem.stages > 1 else TRIED[:1]
-    tried = {name: best(problem, placement=name, effort=effort * TRIAL, **options) for name in names}
+    until_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    # Robust plans have half of the time to be tried in; without jitter the search is short, and the rest the solver's.
+    limit_s = None if time_limit_s is None or options["robust"] is None else time_limit_s / (2 * len(names))
+    tried = {
+        name: best(problem, placement=name, effort=effort * TRIAL, time_limit_s=limit_s, **options) for name in names
+    }
     made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
     for name in sorted(names, key=lambda each: made[each]):
         least = min(made.values())
         if made[name] > least * (1 + HOPE) or tried[name].proved_bound > least * (1 + 1e-9):
             continue
-        found = best(problem, placement=name, effort=effort, time_limit_s=time_limit_s, **options)
+        left_s = None if time_limit_s is None else until_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            break
+        found = best(problem, placement=name, effort=effort, time_limit_s=left_s, **options)
         span = simulate(found, problem).makespan
         if span < made[name]:
             tried[name], made[name] = found, span
@@ -126,10 +151,10 @@ def load_search() -> None:
 
 
 def _check_options(
-    effort: float, seed: int, robust: float | str | None, jitter: float, time_limit_s: float | None
+    effort: float, seed: int, robust: float | str | None, jitters: tuple[float, float], time_limit_s: float | None
 ) -> float | None:
     """The quantile that `robust` asks for: None for no jitter, -1 for the mean."""
-    for key, value in (("effort", effort), ("jitter", jitter)):
+    for key, value in (("effort", effort), ("jitter", jitters[0]), ("duration_jitter", jitters[1])):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InputError(f"{key}: got {value!r}, expected a number of at least 0")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
@@ -192,7 +217,8 @@ def _polished(
 
     made = simulate(plan, problem).makespan
     whole = not any(action.parts > 1 or action.kind == "BW" for rank in plan.ranks for action in rank)
-    if made <= bound * (1 + 1e-9) or time_limit_s < least_limit_s(problem, plan.placement):
+    unequal = problem.microbatch_lengths is not None
+    if unequal or made <= bound * (1 + 1e-9) or time_limit_s < least_limit_s(problem, plan.placement):
         return plan, bound
     solution = solve(
         problem, placement=plan.placement, hint=plan if whole else None, time_limit_s=time_limit_s, progress=progress

@@ -13,18 +13,19 @@ Bound. On each rank, the pieces with their heads and tails are a one-machine pro
 rule) is at most the makespan. So is that of the messages on each link, and of a rank's data-parallel communication.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from heapq import heappop, heappush, heapreplace
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from lanterne.pipeline.plan.action import KINDS
 from lanterne.pipeline.plan.costs import Costs, Ints, costs
 from lanterne.pipeline.plan.placement import Placement
-from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.problem import TIMES, Problem
 from lanterne.pipeline.planners.heads import MessageChain, memory_coupling, releases_of, reversed_chain
 
 F, B, W = (KINDS.index(kind) for kind in ("F", "B", "W"))
@@ -62,6 +63,8 @@ def bounds(problem: Problem, placement: Placement) -> Bounds:
 
     Cost: some 5 ms for 8 ranks x 32 microbatches, 0.5 s for 64 x 256.
     """
+    if problem.microbatch_lengths is not None:
+        return _of_unequal_lengths(problem, placement, problem.microbatch_lengths)
     table = costs(problem, placement)
     work: list[list[Job]] = [[] for _ in range(placement.num_ranks)]
     link: list[list[Job]] = [[] for _ in range(table.num_links)]
@@ -72,6 +75,27 @@ def bounds(problem: Problem, placement: Placement) -> Bounds:
         if count:
             _add_route(table, stages, count, work, link, lane)
     return Bounds(*(tuple(map(preemptive_makespan, jobs)) for jobs in (work, link, lane)))
+
+
+def _of_unequal_lengths(problem: Problem, placement: Placement, lengths: Sequence[float]) -> Bounds:
+    """As if all microbatches were as short as the shortest; and each rank works for as long as it must, once the first
+    microbatch can have come to it.
+    """
+    shortest = min(lengths)
+    times: dict[str, Any] = {key: tuple(shortest * time for time in getattr(problem, key)) for key in TIMES}
+    again = problem.recompute and problem.recompute._replace(time=tuple(shortest * t for t in problem.recompute.time))
+    even = replace(problem, **times, recompute=again, microbatch_lengths=None)
+    least, table = bounds(even, placement), costs(even, placement)
+    head, busy, came = np.full(placement.num_ranks, inf), np.zeros(placement.num_ranks), 0.0
+    for stage in range(placement.num_stages):
+        rank, sent = placement.stage_to_rank[stage], table.id(F, stage, 0)
+        if stage % placement.route_length == 0:
+            came = 0.0
+        head[rank] = min(head[rank], came)
+        came += float(table.duration[sent] + table.occupancy[sent] + table.latency[sent])
+        own = sum(lengths[each] for each in placement.microbatches_of(stage, problem.microbatches)) / shortest
+        busy[rank] += own * sum(float(table.duration[table.id(kind, stage, 0)]) for kind in (F, B, W))
+    return least._replace(work=tuple(np.maximum(least.work, head + busy).tolist()))
 
 
 def _add_route(

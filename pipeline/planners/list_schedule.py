@@ -5,6 +5,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.errors import InputError
@@ -50,7 +51,9 @@ class ListState:
             by_id = table.tolist()
             return [[by_id[tables.id(kind, stage, 0)] for stage in range(stages)] for kind in (F, B, W)]
 
-        self.duration: list[list[float]] = per_stage(tables.duration)
+        # Microbatches of unequal lengths are planned for as if they were of their mean.
+        mean = np.repeat(tables.duration.reshape(-1, microbatches).mean(axis=1), microbatches)
+        self.duration: list[list[float]] = per_stage(mean)
         self.latency: list[list[float]] = per_stage(tables.latency)
         self.occupancy: list[list[float]] = per_stage(tables.occupancy)
         self.link: list[list[int]] = per_stage(tables.link)

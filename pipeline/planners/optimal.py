@@ -77,13 +77,16 @@ def solve(
 
     Raises:
         ScheduleError: the hint is not a plan of this problem that fits in memory.
-        InputError: it holds fused actions or pieces; or `time_limit_s` is below `least_limit_s`.
+        InputError: microbatches of unequal lengths; a hint with fused actions or pieces; or `time_limit_s` is below
+            `least_limit_s`.
 
     Cost: one variable per action and message; 4 to 8 stages x 8 to 16 microbatches are proved in seconds.
     Paper: Chen et al. 2025 (CrossPipe), section 4.1; differs: times are whole numbers, memory is taken from an action's
         start and memory given back until its end, and the makespan ends with the last communication on any rank.
     """
     began = time.monotonic()
+    if problem.microbatch_lengths is not None:
+        raise InputError("optimal: got microbatch_lengths, expected microbatches all alike; `best` plans unequal ones")
     placement = as_placement(placement, problem.stages)
     least_s = least_limit_s(problem, placement)
     if time_limit_s < least_s:

@@ -33,6 +33,8 @@ RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
 # With fewer moves than this, or than this share of the actions, the search is left out: it would change nothing.
 FEWEST_MOVES, FEWEST_SHARE = 500, 0.1
 FEWEST_RULES = 24
+# What is tried to learn how fast the search is, where its time is limited.
+PACING_MOVES = 20
 # The best words that searches begin from.
 KEPT = 8
 
@@ -67,23 +69,31 @@ def improve(
     jitter: float,
     tell: Callable[[float], object],
     readable_s: float | None = None,
+    *,
+    duration_jitter: float = 0.0,
+    until_s: float = math.inf,
 ) -> tuple[Plan, float]:
     """(the best plan found from `plans` and by rules, its makespan or, with a quantile, that of the samples).
 
     Args:
         plans: checked plans on one placement, at least one.
         target: the makespan at which to stop, latencies being as given.
-        quantile: None to plan for the latencies as given; else over sampled ones, -1 for the mean.
+        quantile: None to plan for latencies and durations as given; else over sampled ones, -1 for the mean.
+        jitter, duration_jitter: as for `sampled`.
         tell: called with each better makespan.
         readable_s: not None: search with the readable loops, for about so long.
+        until_s: of time.monotonic(): when to end, about.
     """
     table = costs(problem, plans[0].placement)
     letters = letters_of(table)
     if quantile is not None:
-        plain = improve(plans, problem, target, effort, seed, None, jitter, lambda found: None, readable_s)
+        half_s = until_s if until_s == math.inf else (time.monotonic() + until_s) / 2
+        plain = improve(
+            plans, problem, target, effort, seed, None, jitter, lambda found: None, readable_s, until_s=half_s
+        )
         plans = [*plans, plain[0]]
-        letters, target = sampled(letters, jitter, seed), 0.0
-    search = _WordSearch(letters, quantile, target, seed, tell, readable_s)
+        letters, target = sampled(letters, jitter, duration_jitter, seed), 0.0
+    search = _WordSearch(letters, quantile, target, seed, tell, readable_s, until_s)
     # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
     pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
     for plan in plans:
@@ -97,20 +107,33 @@ def improve(
     return plan, made
 
 
-def sampled(letters: Letters, jitter: float, seed: int, samples: int = SAMPLES) -> Letters:
-    """`letters` with `samples` rows of latencies: each link's, one for both ways, is gamma distributed around its own.
+def sampled(
+    letters: Letters, jitter: float, duration_jitter: float, seed: int, samples: int = SAMPLES
+) -> Letters:
+    """`letters` with `samples` rows of latencies and durations, each gamma distributed around its own.
 
     Args:
-        jitter: standard deviation as a share of the mean.
+        jitter: standard deviation of each link's latency, one for both ways, as a share of it.
+        duration_jitter: the same of how long each action takes, each for itself.
     """
-    if jitter == 0:
-        return letters
+    drawn = np.random.default_rng(seed)
+    if jitter:
+        letters = letters._replace(latency=_sampled_latency(letters, jitter, drawn, samples))
+    if duration_jitter:
+        shape = samples, len(letters.rank), int(letters.total.max())
+        took = np.array(np.broadcast_to(letters.took, shape))
+        letters = letters._replace(took=took * drawn.gamma(1 / duration_jitter**2, duration_jitter**2, shape))
+    return letters
+
+
+def _sampled_latency(letters: Letters, jitter: float, drawn: np.random.Generator, samples: int) -> Floats:
     ends = letters.rank, letters.rank[letters.target]
     pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
     _, link = np.unique(pair, return_inverse=True)
-    factor = np.random.default_rng(seed).gamma(1 / jitter**2, jitter**2, (samples, link.max() + 1))
+    factor = drawn.gamma(1 / jitter**2, jitter**2, (samples, link.max() + 1))
     # By `take`: factor[:, link] is laid out by columns, for which all loops would be compiled a second time.
-    return letters._replace(latency=letters.latency[0] * factor.take(link, axis=1))
+    taken: Floats = letters.latency[0] * factor.take(link, axis=1)
+    return taken
 
 
 class _WordSearch:
@@ -124,9 +147,13 @@ class _WordSearch:
         seed: int,
         tell: Callable[[float], object],
         readable_s: float | None,
+        until_s: float = math.inf,
     ) -> None:
         self.loops = compiled_loops() if readable_s is None else readable_loops()
-        self.until_s = None if readable_s is None else time.monotonic() + readable_s
+        self.is_readable = readable_s is not None
+        self.until_s = until_s if readable_s is None else min(until_s, time.monotonic() + readable_s)
+        # How many moves of the compiled search go into a second: known after the first.
+        self.moves_per_s = 0.0
         self.given = letters
         # Where ranks share links the order of messages is searched too.
         self.letters = with_messages(letters) if letters.shared else letters
@@ -147,8 +174,8 @@ class _WordSearch:
     def add(self, words: Ints) -> None:
         """Keep `words` if no others with their makespan are known; those without messages get them as they come."""
         if len(words) < len(self.letters.capacity):
-            arrival, start, came = self.given_scratch
-            if self.loops.simulate_words(words, self.given, 0, arrival, start, came) >= 1e300:
+            arrival, start, came, ended = self.given_scratch
+            if self.loops.simulate_words(words, self.given, 0, arrival, start, came, ended) >= 1e300:
                 return
             words = words_with_messages(words, self.given, start)
         _, span = self.loops.score(words, self.letters, self.quantile, *self.scratch)
@@ -175,10 +202,11 @@ class _WordSearch:
 
     def anneal(self, effort: float) -> None:
         """Short searches from each of the best words, then longer ones from the best of them."""
-        if self.until_s is not None:
+        if self.is_readable:
             self._anneal_until()
             return
-        moves = int(effort * SEARCH_ACTIONS / self.actions / self.letters.latency.shape[0])
+        samples = max(len(self.letters.latency), len(self.letters.took))
+        moves = int(effort * SEARCH_ACTIONS / self.actions / samples)
         if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         unit = float(self.letters.duration[self.letters.duration > 0].mean())
@@ -189,7 +217,7 @@ class _WordSearch:
             self._anneal(self.found[0][1], int(moves * share), hot * unit, salt)
 
     def _is_late(self) -> bool:
-        return self.until_s is not None and time.monotonic() > self.until_s
+        return time.monotonic() > self.until_s
 
     def _anneal_until(self) -> None:
         """Few moves at a time, from the best words, until it is late."""
@@ -199,17 +227,33 @@ class _WordSearch:
             salt += 1
 
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> None:
-        if self.makespan > self.target:
+        if self.until_s < math.inf and not self.is_readable:
+            if not self.moves_per_s:
+                self.moves_per_s = self._speed(words)
+            moves = min(moves, int(self.moves_per_s * (self.until_s - time.monotonic())))
+        if self.makespan > self.target and moves > 0:
             run = self.seed * 16 + salt
             with np.errstate(over="ignore"):  # Of the readable loops' random numbers.
                 heats = hot, hot / 50
                 found, _, _ = self.loops.anneal(words, self.letters, self.quantile, moves, *heats, self.target, run)
             self.add(found)
 
+    def _speed(self, words: Ints) -> float:
+        """Moves a second, told by few."""
+        unit = float(self.letters.duration.max())
+        took_s = 0.0
+        for _ in range(2):  # The first may load the compiled loop.
+            began_s = time.monotonic()
+            self.loops.anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed)
+            took_s = time.monotonic() - began_s
+        return PACING_MOVES / max(took_s, 1e-6)
 
-def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats]:
+
+def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats, Floats]:
+    """What simulate_words writes: arrival, start, came, ended."""
     shape = len(letters.capacity), word_length(letters)
-    return np.empty((len(letters.rank), int(letters.total.max()))), np.zeros(shape), np.zeros(shape)
+    arrival = np.empty((len(letters.rank), int(letters.total.max())))
+    return arrival, np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
 
 def _leads(problem: Problem) -> list[Ints]:

@@ -28,7 +28,8 @@ class Letters(NamedTuple):
         before: the letter of which the rank must have run as many, NONE for an F.
         target: the letter whose message it sends, NONE for none; waits: whether it waits for one.
         link: that the message occupies, NONE for none; int64.
-        duration, occupancy, alloc, free: as in Costs.
+        duration: as in Costs, the mean over microbatches; occupancy, alloc, free: as in Costs.
+        took: (num_samples, num_letters, microbatches or 1): how long the k-th of a letter takes; 1: all alike.
         latency: (num_samples, num_letters): the nominal ones, or sampled ones.
         gather, reduce: data-parallel time before the first of an F and after the last of a W.
         capacity: (num_ranks,).
@@ -42,6 +43,7 @@ class Letters(NamedTuple):
     waits: Ints
     link: Ints
     duration: Floats
+    took: Floats
     occupancy: Floats
     alloc: Floats
     free: Floats
@@ -68,6 +70,14 @@ def letters_of(table: Costs) -> Letters:
                 target[kind, sender] = kind * stages + receiver
                 waits[kind, receiver] = 1
     none = np.zeros(stages)
+    duration, took = table.duration[first], table.duration[first][None, :, None].copy()
+    if table.problem.microbatch_lengths is not None:
+        # By [letter][turn]; where a route has a turn less its last one counts twice, which nothing reads.
+        turns = np.arange(max(counts))[None, :] * placement.num_routes + route[:, None]
+        turns = np.minimum(turns, table.microbatches - 1)
+        kinds = np.array([F, B, W])[:, None, None]
+        took = table.duration[table.id(kinds, stage[:, None], turns)].reshape(1, 3 * stages, -1)
+        duration = took[0].mean(axis=1)
     capacity = np.array(table.problem.limits.capacity) * (1 + 1e-9)
     return Letters(
         rank=np.tile(table.stage_rank, 3).astype(np.int64),
@@ -76,7 +86,8 @@ def letters_of(table: Costs) -> Letters:
         target=target.reshape(-1).astype(np.int64),
         waits=waits.reshape(-1),
         link=table.link[first].astype(np.int64),
-        duration=table.duration[first],
+        duration=duration,
+        took=took,
         occupancy=table.occupancy[first],
         alloc=table.alloc[first],
         free=table.free[first],
@@ -116,6 +127,7 @@ def with_messages(letters: Letters) -> Letters:
         waits=longer(letters.waits, 1),
         link=longer(link, NONE),
         duration=longer(letters.duration, letters.occupancy[senders]),
+        took=_more_letters(letters.took, letters.occupancy[senders]),
         occupancy=longer(occupancy, 0.0),
         alloc=longer(letters.alloc, 0.0),
         free=longer(letters.free, 0.0),
@@ -126,6 +138,11 @@ def with_messages(letters: Letters) -> Letters:
         num_links=letters.num_links,
         shared=0,
     )
+
+
+def _more_letters(took: Floats, more: Floats) -> Floats:
+    samples, _, turns = took.shape
+    return np.concatenate([took, np.broadcast_to(more[:, None], (samples, len(more), turns))], axis=1)
 
 
 def shared_senders(letters: Letters) -> Ints:

@@ -155,14 +155,16 @@ def on_devices(
     return DeviceRun(checked, problem, devices, operations, *(tuple(each) for each in lists))
 
 
-def issue_order(checked: CheckedPlan) -> list[list[Issued]]:
+def issue_order(checked: CheckedPlan, *, instant: bool = False) -> list[list[Issued]]:
     """What hosts issue that post receives ahead, per rank: as the plan runs where all actions take as long.
 
     A receive is posted once its sender has begun, and both ends issue the messages of a pair in one order, so that they
-    never wait for each other. This is within some actions of what the published runs issued.
+    never wait for each other. This is within some actions of what the published runs issued. Messages take a tenth of
+    an action, or, `instant`, no time: then many meet, and one sent forward goes before one sent back.
     """
     plan = checked.plan
-    even = Problem(plan.placement.num_ranks, plan.microbatches, 10.0, 10.0, 10.0, link_latency=1.0)
+    latency = 0.0 if instant else 1.0
+    even = Problem(plan.placement.num_ranks, plan.microbatches, 10.0, 10.0, 10.0, link_latency=latency)
     timeline, columns = simulate(checked, even), _Columns.of(plan, costs(even, plan.placement))
     start, end = timeline.start.tolist(), timeline.end.tolist()
     messages: dict[tuple[int, int], list[tuple[float, int, int]]] = {}

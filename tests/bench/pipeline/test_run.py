@@ -102,10 +102,28 @@ def test_a_problem_file_names_its_unit(capsys, tmp_path):
     assert "--unit: got none and a problem without one" in capsys.readouterr().err
     assert main([*words, "--unit", "1ms", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_makespan_s"] == pytest.approx(0.012)
-    for key, value in (("shared_links", [[[0, 1], [1, 0]]]), ("data_parallel", {"kind": "all_reduce", "time": 1})):
-        file.write_text(json.dumps(problem | {key: value, "unit": "ms"}))
-        assert main(words) == 2
-        assert f"{key}: got some, expected none" in capsys.readouterr().err
+    file.write_text(json.dumps(problem | {"shared_links": [[[0, 1], [1, 0]]], "unit": "ms"}))
+    assert main(words) == 2
+    assert "shared_links: got some, expected none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "work", [{"kind": "all_reduce", "time": 40}, {"kind": "zero1", "reduce_scatter": 20, "all_gather": 30}]
+)
+def test_data_parallel_work_is_waited_for(work, capsys, tmp_path):
+    """Beside computing, one communication of a rank after the other; never sooner than simulated."""
+    file = tmp_path / "problem.json"
+    problem = {"stages": 2, "microbatches": 3, "forward": 2, "backward_input": 2, "backward_weight": 2, "unit": "ms"}
+    file.write_text(json.dumps(problem | {"data_parallel": work}))
+    words = ["pipeline", "run", str(file), "--transport", "local", "--iterations", "2"]
+    words += ["--scheduler", "zb_h1,interleaved_1f1b"]
+    assert main([*words, "--json", "-"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    for result in results:
+        assert result["predicted_makespan_s"] > 0.05
+        assert min(result["measured_makespan_s"]) > 0.98 * result["predicted_makespan_s"]
+    assert main([*words, "--adapt"]) == 2
+    assert "data_parallel: got some beside --adapt or events" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("limit", "code"), [(1e9, 0), (-1.0, 1)])

@@ -58,7 +58,8 @@ def test_the_published_parameters_are_what_the_runs_say(published):
 
 def test_parameters_are_found_again():
     """Runs that are made by the model, with one rank a host."""
-    made = DeviceCalibration({"X": GpuCalibration(GpuParameters(1.05, 0.5, 0.0, 2.0, 0.0, 0.5), 1, {})})
+    parameters = GpuParameters(spin=1.05, hold_ms_per_mbyte=0.5, message_cost_ms=2.0, gap_ms=0.5)
+    made = DeviceCalibration({"X": GpuCalibration(parameters, 1, {})})
     runs = []
     for policy, delegates in (("zb", 0), ("1f1b", 0), ("zb_delegates", 1), ("adaptra", 2)):
         for delay in (10, 30):
@@ -92,6 +93,39 @@ def test_the_healthy_iteration_is_met_and_its_least_of_many_is_not_taken():
     nothing_slow = read_run(CASE | {"delayed_sends": []})
     found = predict_run(nothing_slow, DeviceCalibration({"H800": GpuCalibration(GpuParameters(), 1, {})}))
     assert found.slow_ms == pytest.approx(200) == found.healthy_ms
+
+
+def test_over_delegates_the_usual_iteration_counts_and_over_nccl_the_least():
+    healthy = {"healthy_ms": {"min": 200.0, "median": 230.0, "n": 4}}
+    parameters = DeviceCalibration({"H800": GpuCalibration(GpuParameters(), 1, {})})
+    nothing_slow = CASE | healthy | {"delayed_sends": []}
+    gaps = [
+        predict_run(read_run(nothing_slow | {"policy": policy, "delegates": delegates}), parameters).parameters.gap_ms
+        for policy, delegates in (("zb", 0), ("zb_delegates", 2))
+    ]
+    assert gaps[0] < gaps[1]
+
+
+def test_a_delegate_holds_messages_longer_the_more_others_there_are():
+    case = CASE | {"policy": "zb_delegates", "ranks_per_host": 4}
+    parameters = GpuParameters(hold_per_sender_ms=1.0)
+    calibration = DeviceCalibration({"H800": GpuCalibration(parameters, 1, {})})
+    one, two = (predict_run(read_run(case | {"delegates": many}), calibration).slow_ms for many in (1, 2))
+    alone = predict_run(read_run(case | {"delegates": 2, "ranks_per_host": 1}), calibration).slow_ms
+    assert parameters.hold_ms(1e6, 4, 2) == 6.0 and alone < min(one, two)
+
+
+def test_hosts_of_tensor_parallel_ranks_may_issue_in_another_order():
+    """Not the same order, and only theirs."""
+    runs = [run for run in DOCUMENT["runs"] if run["id"] in ("trace/140B/zb/136", "single/14B/zb/6_7/60")]
+    for run, differs in zip(runs, (False, True), strict=True):
+        found = [
+            predict_run(
+                read_run(run), DeviceCalibration({"H800": GpuCalibration(GpuParameters(instant_issue=each), 1, {})})
+            ).slow_ms
+            for each in (0.0, 1.0)
+        ]
+        assert (found[0] != found[1]) == differs
 
 
 def without(key):

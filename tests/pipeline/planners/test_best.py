@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from random_problems import placements, problems
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
-from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.problem import TIMES, Problem
 from lanterne.pipeline.planners.annealing import anneal, is_feasible, simulate_words
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
@@ -33,6 +34,7 @@ from lanterne.pipeline.planners.words import (
     words_with_messages,
 )
 from lanterne.pipeline.simulate.check_plan import check
+from lanterne.pipeline.simulate.ready_first import simulate_with
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {
@@ -143,6 +145,63 @@ def test_planning_against_jitter_improves_the_sampled_quantile():
     assert sum(spans(average)) < sum(spans(plain))
 
 
+def test_planning_against_jitter_of_durations_improves_their_mean():
+    """Over durations that were not planned with."""
+
+    def mean(made):
+        drawn, checked = np.random.default_rng(7), check(made, HARD)
+        usual = simulate(checked, HARD)
+        took = usual.end - usual.start
+        factors = drawn.gamma(4, 0.25, (60, len(took)))
+        return np.mean([simulate_with(checked, HARD, took * factor).makespan for factor in factors])
+
+    plain, careful = best(HARD), best(HARD, robust="mean", jitter=0.0, duration_jitter=0.5)
+    assert mean(careful) < mean(plain)
+
+
+@pytest.mark.timing
+def test_a_robust_plan_ends_within_its_time_limit():
+    problem = Problem(8, 32, 10, 11, 8, [0, 0, 0, 25, 0, 0, 0], max_inflight_activations=12)
+    began = time.monotonic()
+    best(problem, placement="any", robust=0.9, duration_jitter=0.2, time_limit_s=3.0)
+    assert time.monotonic() - began < 4.5
+
+
+@settings(deadline=None, max_examples=25)
+@given(problem=problems(stages=3, microbatches=5), data=st.data())
+def test_microbatches_of_unequal_lengths(problem, data):
+    """Planned by all but the solver, none below the bound; and as many times as long all together is no difference."""
+    lengths = data.draw(st.lists(st.integers(1, 4), min_size=problem.microbatches, max_size=problem.microbatches))
+    uneven = dataclasses.replace(problem, microbatch_lengths=lengths)
+    assert Problem.from_dict(uneven.to_dict()) == uneven
+    placement = make_placement(data.draw(st.sampled_from(["unidirectional", "wave"])), problem.stages)
+    made = best(uneven, placement=placement, effort=0.01)
+    took = simulate(check(made, uneven), uneven)
+    assert made.proved_bound <= took.makespan * (1 + 1e-9)
+    usual = simulate(check(made, problem), problem)
+    actions = [action for rank in made.ranks for action in rank]
+    factor = np.array([lengths[action.microbatch] for action in actions])
+    assert took.end - took.start == pytest.approx((usual.end - usual.start) * factor)
+    twice = dataclasses.replace(problem, microbatch_lengths=[2.0] * problem.microbatches)
+    times = {key: [2 * each for each in getattr(problem, key)] for key in TIMES}
+    double = dataclasses.replace(problem, **times)
+    assert simulate(made, twice).makespan == pytest.approx(simulate(made, double).makespan)
+
+
+def test_the_longest_microbatch_is_where_the_plan_has_it():
+    problem = Problem(2, 3, 10, 10, 10, microbatch_lengths=[1, 3, 0.5])
+    took = simulate(best(problem), problem)
+    actions = [str(action) for rank in took.plan.ranks for action in rank]
+    lasted = dict(zip(actions, took.end - took.start, strict=True))
+    assert [lasted[f"F1.{i}"] for i in range(3)] == pytest.approx([10, 30, 5])
+    with pytest.raises(InputError, match="got microbatch_lengths, expected microbatches all alike"):
+        plan(problem, "optimal")
+    with pytest.raises(InputError, match=r"microbatch_lengths: got 2 values, expected 3"):
+        dataclasses.replace(problem, microbatch_lengths=[1, 2])
+    with pytest.raises(InputError, match=r"microbatch_lengths\[1\]: got 0"):
+        dataclasses.replace(problem, microbatch_lengths=[1, 0, 1])
+
+
 @pytest.mark.timing
 def test_the_solver_polishes_what_is_left():
     problem = Problem(4, 8, [100, 120, 90, 110], 113, 87, [50, 0, 170], max_inflight_activations=3)
@@ -168,7 +227,7 @@ def test_the_search_times_words_as_the_simulator_does(options, placement):
     table = costs(problem, placement)
     letters = letters_of(table)
     words = words_of(crosspipe(problem, placement=placement, weight_parts=1), letters)
-    rows = np.empty((len(letters.rank), 7)), np.zeros(words.shape), np.zeros(words.shape)
+    rows = np.empty((len(letters.rank), 7)), *(np.zeros(words.shape) for _ in range(3))
     spelt = plan_of(words, table, "")
     check(spelt, problem)
     assert simulate_words(words, letters, 0, *rows) == pytest.approx(simulate(spelt, problem).makespan)
@@ -186,7 +245,7 @@ def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem)
     size = int((words[rank] >= 0).sum())
     i, j = (data.draw(st.integers(0, size - 1)) for _ in range(2)) if size else (0, 0)
     words[rank, [i, j]] = words[rank, [j, i]]
-    rows = np.empty((len(letters.rank), problem.microbatches)), np.zeros(words.shape), np.zeros(words.shape)
+    rows = np.empty((len(letters.rank), problem.microbatches)), *(np.zeros(words.shape) for _ in range(3))
     spelt = plan_of(words, table, "")
     span = simulate_words(words, letters, 0, *rows) if is_feasible(words[rank], rank, letters) else 1e300
     try:
@@ -223,7 +282,7 @@ def test_words_with_messages_are_timed_as_the_plan_that_they_spell(placement, pr
     def timed(rows, own):
         start = np.zeros(rows.shape)
         arrival = np.empty((len(own.rank), own.total.max()))
-        return simulate_words(rows, own, 0, arrival, start, np.zeros(rows.shape)), start
+        return simulate_words(rows, own, 0, arrival, start, np.zeros(rows.shape), np.zeros(rows.shape)), start
 
     plain, start = timed(words, letters)
     ordered = words_with_messages(words, letters, start)

@@ -124,6 +124,7 @@ def test_own_issue_orders_never_deadlock_and_queues_only_cost(data):
     one = on_devices(checked, problem, Devices(hardware_queues=1)).timeline()
     assert (free.start >= simulate(checked, problem).start - 1e-9).all()
     assert (one.start >= free.start - 1e-9).all()
+    on_devices(checked, problem, Devices(), issue_order(checked, instant=True)).timeline()
 
 
 def test_what_cannot_be():
