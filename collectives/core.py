@@ -269,9 +269,10 @@ class CommunicatorCore(CommunicatorBase):
     def mailbox(self) -> Mailbox:
         """The Mailbox of this communicator."""
         self.check_open()
-        if self._mailbox is None:
-            self._mailbox = Mailbox(self, self.messages)
-        return self._mailbox
+        with self.lock:
+            if self._mailbox is None:
+                self._mailbox = Mailbox(self, self.messages)
+            return self._mailbox
 
     def check_peers(self, request: CollectiveRequest) -> None:
         """Raise what ends this communicator if a rank that `request` waits for is known to be dead."""

@@ -38,7 +38,7 @@ class Mailbox:
     """Messages of host memory between the ranks of a communicator: its `mailbox()`.
 
     What is sent here is received here, and neither by the communicator's `recv` nor in the order of its messages.
-    Messages from one rank that a receive could take come in the order in which they were started. One thread at a time.
+    Messages from one rank that a receive could take come in the order in which they were started.
     Errors are as those of its messages; a receive from any rank also fails if one of them dies.
     """
 
@@ -91,9 +91,10 @@ class Mailbox:
         if not array.flags.writeable:
             raise InputError("recv: got a read-only array, expected a writable one")
         request = MailRequest(self, array, peer, tag)
-        self._waiting.append(request)
-        self._comm.mail = self._progress
+        # The engine's thread may look through those that wait.
         with self._comm.lock, self._comm.failing:
+            self._waiting.append(request)
+            self._comm.mail = self._progress
             self._progress()
         return request
 

@@ -104,5 +104,5 @@ class StartedMessages:
                 self._open = [message for message in self._open if not message.done and not message._poll()]
                 # However many are open, a start looks at two of them on average.
                 self._sweep_at = max(LEAST_SWEEP, 2 * len(self._open))
-        self._open.append(request)
+            self._open.append(request)
         return request

@@ -81,10 +81,12 @@ def host_transport(group: "Group", timeout_s: float | None = None, *, by_mpi: bo
     if by_mpi and is_started_by_mpi():
         return "mpi"
     one_host = len(set(group.hosts)) == 1
-    told = bytes((has_ucx(), one_host or has_rdma(), one_host or is_trusted()))
+    rdma, trusted = one_host or has_rdma(), one_host or is_trusted()
+    # Where it is not to be used it is not loaded either, which takes half a second.
+    told = bytes(((rdma or trusted) and has_ucx(), rdma, trusted))
     ranks = group.exchange("lanterne/host-transport", told, timeout_s)
-    has_it, by_rdma, trusted = (all(column) for column in zip(*ranks, strict=True))
-    return "ucx" if has_it and (by_rdma or trusted) else "tcp"
+    has_it, rdma, trusted = (all(column) for column in zip(*ranks, strict=True))
+    return "ucx" if has_it and (rdma or trusted) else "tcp"
 
 
 def has_ucx() -> bool:

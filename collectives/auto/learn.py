@@ -213,27 +213,26 @@ def measure_model(communicator: TrialGroup) -> CostModel:
     All ranks run at once, so that what a message costs the executor, and what sharing cores and links costs, is in it.
     """
     world_size = communicator.world_size
+    fitting = [nbytes for nbytes in MESSAGE_NBYTES if nbytes * world_size <= MAX_BUFFER_NBYTES]
     sizes: list[int] = []
     rounds_s: list[float] = []
-    adding_s: list[float] = []
-    for nbytes in MESSAGE_NBYTES:
-        if sizes and nbytes * world_size > MAX_BUFFER_NBYTES:
-            break
+    for nbytes in fitting or MESSAGE_NBYTES[:1]:
         part = trial_array(communicator, nbytes // 4)
         whole = trial_array(communicator, part.size * world_size)
         calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
         gather_s = _time(communicator, partial(communicator.all_gather, part, whole, algorithm="ring"), calls)
-        scatter_s = _time(communicator, partial(communicator.reduce_scatter, whole, part, algorithm="ring"), calls)
         sizes.append(nbytes)
         rounds_s.append(gather_s / (world_size - 1))
-        adding_s.append((scatter_s - gather_s) / (world_size - 1) / nbytes)
         if gather_s > ENOUGH_S:
             break
+    # What adding costs shows in the longest messages.
+    scatter_s = _time(communicator, partial(communicator.reduce_scatter, whole, part, algorithm="ring"), calls)
+    adding_s = max(0.0, (scatter_s - gather_s) / (world_size - 1) / nbytes)
     tiny, out = trial_array(communicator, 16), trial_array(communicator, 16 * world_size)
     spread_s = _time(communicator, lambda: communicator.all_gather(tiny, out, algorithm="allpairs"))
     # Nearer, in ratio, to one message after the other than to all at once?
     serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
-    return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial_messages=serial)
+    return fit(sizes, rounds_s, adding_s, serial_messages=serial)
 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:

@@ -5,17 +5,19 @@ it load and then wraps its calls. The program's own code stays as it is. Standar
 
 What an adapter records of a call: its name; how many ranks take part in it; a number for its communicator which is the
 same on all of them; and its bytes. Those that are queued on a GPU's stream are timed there (device_times.py). Calls
-that do not pass Python cannot be seen: those that torch's DistributedDataParallel issues from C++, whose iterations are
-known by its `forward`.
+that do not pass Python cannot be seen: those that torch's DistributedDataParallel issues from C++. There `forward`
+tells the iterations, and the autograd engine when a rank has all its gradients, and when those of all are summed.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lanterne.failslow.record.device_times import CupyEvents, QueuedCalls, TorchEvents
 from lanterne.failslow.record.recorder import (
@@ -47,6 +49,7 @@ MPI_MESSAGES = ("Send", "Ssend", "Recv", "Sendrecv", "Isend", "Irecv", "send", "
 MPI_MAKERS = ("Split", "Split_type", "Create", "Create_group", "Create_cart", "Clone", "Dup", "Dup_with_info")
 TORCH = (
     *("all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor").split(),
+    *("all_gather_single reduce_scatter_single").split(),
     *("all_to_all all_to_all_single barrier gather scatter all_gather_object broadcast_object_list").split(),
 )
 TORCH_STARTED = ("isend", "irecv", "batch_isend_irecv")
@@ -54,7 +57,7 @@ TORCH_MESSAGES = ("send", "recv", *TORCH_STARTED)
 NCCL = ("allReduce", "reduce", "broadcast", "bcast", "reduceScatter", "allGather")
 # Bytes of an element, by NCCL's number of its type.
 NCCL_NBYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 1, 11: 1}
-DDP_FORWARD = "DistributedDataParallel.forward"
+DDP_FORWARD, DDP_BACKWARD = (f"DistributedDataParallel.{name}" for name in ("forward", "backward"))
 
 # Wraps the calls of a module, which is of any library and so of any kind.
 Adapt: TypeAlias = Callable[[Any, Recorder], None]
@@ -303,25 +306,86 @@ def adapt_torch(module: Any, recorder: Recorder) -> None:
             setattr(module, name, timed(call, describe, recorder, inside=module.__name__, on_device=queues))
 
 
-def adapt_ddp(module: Any, recorder: Recorder) -> None:
-    """torch.nn.parallel.distributed: its all-reduces do not pass Python; a forward that will be followed by them does.
+class DdpModel(NamedTuple):
+    """What is recorded of a DistributedDataParallel: the numbers that stand for its forwards and its backwards."""
 
-    Such a forward is recorded as a call of all the model's ranks, one in `no_sync` or without gradients as one of none.
+    rank: int
+    ranks: int
+    forward: int
+    backward: int
+
+
+def adapt_ddp(module: Any, recorder: Recorder) -> None:
+    """torch.nn.parallel.distributed: the forwards of DistributedDataParallel, and the ends of its backwards.
+
+    A forward that all-reduces will follow marks an iteration; one in `no_sync` or without gradients is recorded as a
+    call of no rank. A backward is a call of all the model's ranks: it begins when this rank has all its gradients, and
+    ends when they are summed. Where it cannot be seen, since the output holds no tensor, the forward stands for it.
     """
     kind = module.DistributedDataParallel
     recorder.queued.add(DDP_FORWARD)
-    models: dict[int, tuple[int, int, int]] = {}
+    models: dict[int, DdpModel] = {}
+    # Those whose last output led to their backward.
+    followed: set[int] = set()
+
+    def known(model: Any) -> DdpModel:
+        if id(model) not in models:
+            if getattr(model, "device_type", "cpu") != "cpu":
+                recorder.queued.add(DDP_BACKWARD)
+            numbers = (number_of((name, len(models))) for name in (DDP_FORWARD, DDP_BACKWARD))
+            models[id(model)] = DdpModel(environment_rank(), model.process_group.size(), *numbers)
+        return models[id(model)]
+
+    def synchronizes(model: Any) -> bool:
+        return bool(model.require_backward_grad_sync and module.torch.is_grad_enabled())
 
     def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
         model = args[0]
-        if id(model) not in models:
-            number = number_of((DDP_FORWARD, len(models)))
-            models[id(model)] = environment_rank(), number, model.process_group.size()
-        rank, number, ranks = models[id(model)]
-        synchronizes = model.require_backward_grad_sync and module.torch.is_grad_enabled()
-        return rank, DDP_FORWARD, ranks if synchronizes else 0, number, nbytes_of(args[1:2])
+        found = known(model)
+        ranks = (1 if id(model) in followed else found.ranks) if synchronizes(model) else 0
+        return found.rank, DDP_FORWARD, ranks, found.forward, nbytes_of(args[1:2])
 
-    kind.forward = timed(kind.forward, describe, recorder)
+    def follow(model: Any, output: Any) -> None:
+        """Record the backward pass that begins at `output`."""
+        tensors = [tensor for tensor in module._find_tensors(output) if tensor.requires_grad]
+        if not tensors:
+            followed.discard(id(model))
+            return
+        followed.add(id(model))
+        found = known(model)
+        channel = recorder.channel(found.rank, DDP_BACKWARD, found.ranks, found.backward)
+        engine, begun = module.torch.autograd.Variable._execution_engine, list[int]()
+
+        # DDP has the engine call what waits for its all-reduces once all gradients are computed. What is queued before
+        # that, as this is at the first gradient of all, is called before it, and what this queues then, after.
+        def begins(_gradient: object) -> None:
+            if not begun:
+                begun.append(-1)
+                engine.queue_callback(is_computed)
+
+        def is_computed() -> None:
+            begun[0] = channel.begin(0, time.monotonic())
+            engine.queue_callback(ends)
+
+        def ends() -> None:
+            channel.end(begun.pop(), time.monotonic())
+
+        for tensor in tensors:
+            tensor.register_hook(begins)
+
+    forward = kind.forward
+
+    @functools.wraps(forward)
+    def followed_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(model, *args, **kwargs)
+        try:
+            if synchronizes(model):
+                follow(model, output)
+        except Exception:
+            recorder.fault()
+        return output
+
+    kind.forward = timed(followed_forward, describe, recorder)
 
 
 def _position(function: Callable[..., Any], parameter: str) -> int | None:

@@ -204,6 +204,8 @@ class HangFinder:
             if rank in self._lost:
                 continue
             last = self._last.get(rank)
+            # What a rank does alone waits for nobody.
+            calls = {index: call for index, call in calls.items() if call.ranks != 1}
             if calls:
                 index = max(calls)
                 call = calls[index]

@@ -16,7 +16,7 @@ from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
-from lanterne.failslow.record.adapters import DDP_FORWARD
+from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 from lanterne.failslow.record.hangs import Hang, HangFinder, join_ranks
@@ -131,7 +131,7 @@ class JobLog:
                 self._matcher.lose(rank)
             self._finder.add(rank, calls)
             self._per_rank[rank] = self._per_rank.get(rank, 0) + len(calls)
-            # The all-reduces, which are not seen, begin when the last rank's forward has ended.
+            # Where the backward is not seen, its all-reduces begin when the last rank's forward has ended.
             self._matcher.add(rank, [c._replace(start_s=c.end_s) if c.name == DDP_FORWARD else c for c in calls])
             if rank == self.lead:
                 leading = calls
@@ -419,7 +419,8 @@ class JobLog:
             notes.append(f"{timed}: the first {SKIPPED_ROWS} show what is normal")
         if any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
-        if any(name == DDP_FORWARD for name, _ in self._calls):
+        names = {name for name, _ in self._calls}
+        if DDP_FORWARD in names and DDP_BACKWARD not in names:
             seen = "not seen, the ends of its forwards are"
             notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")
         return notes

@@ -38,6 +38,7 @@ INTERNAL = (
     "lanterne.collectives.",
     "lanterne.failslow.validate.",
     "lanterne.failslow.record.watch",
+    "lanterne.torch.",
 )
 # What is of the recorder in a program's stack.
 OWN = "lanterne.failslow.record."

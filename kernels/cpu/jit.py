@@ -59,7 +59,8 @@ def multiply_function(dtype: Dtype) -> Callable[..., None]:
 
 
 @functools.cache
-def _llvm() -> Any:
+def load_compiler() -> Any:
+    """llvmlite's binding, loaded and ready; some 0.1 s the first time."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -68,7 +69,7 @@ def _llvm() -> Any:
 
 
 def _target_machine(cpu: str | None) -> Any:
-    llvm = _llvm()
+    llvm = load_compiler()
     features = "" if cpu else llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu or llvm.get_host_cpu_name(), features=features, opt=3)
@@ -81,7 +82,7 @@ def compile_ir(ir: str, argument_types: list[Any], result: Any = None, cpu: str 
         cpu: another instruction set than this machine's best, for tests.
     """
     with _lock:
-        llvm = _llvm()
+        llvm = load_compiler()
         module = llvm.parse_assembly(ir)
         module.verify()
         engine = llvm.create_mcjit_compiler(module, _target_machine(cpu))
@@ -97,7 +98,7 @@ def _check_cpu(dtype: Dtype) -> None:
     # Without the instruction LLVM would call a library function that is not there, and abort the process.
     if dtype.name != "float16" or platform.machine() not in ("x86_64", "AMD64"):
         return
-    if not _llvm().get_host_cpu_features().get("f16c"):
+    if not load_compiler().get_host_cpu_features().get("f16c"):
         raise Unavailable(
             "float16: this CPU lacks the F16C instructions (x86 of 2012 and later); use float32 or bfloat16"
         )

@@ -6,7 +6,7 @@ how groups come to be, `ddp_hook` lanterne in a job of another backend, `late_re
 """
 
 from lanterne.torch.ddp_hook import comm_hook
-from lanterne.torch.joining import NAME, Options, create
+from lanterne.torch.joining import NAME, Options, create, load_libraries
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.step_log import LateStep
@@ -14,4 +14,5 @@ from lanterne.torch.torch_internals import register
 
 __all__ = ["LanterneGroup", "LateReport", "LateStep", "Options", "comm_hook", "report"]
 
+load_libraries()
 register(NAME, create)

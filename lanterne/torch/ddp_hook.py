@@ -17,7 +17,8 @@ class _Made:
     group: LanterneGroup | None = None
 
 
-def comm_hook(group: LanterneGroup | None, bucket: dist.GradBucket) -> Any:
+# DDP refuses a hook of another annotation.
+def comm_hook(group: LanterneGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The mean of a bucket of gradients over all ranks, by lanterne; a future of the tensor.
 
     `model.register_comm_hook(None, lanterne.torch.comm_hook)` on all ranks; for a model on some of them `None` is a
@@ -27,7 +28,8 @@ def comm_hook(group: LanterneGroup | None, bucket: dist.GradBucket) -> Any:
         group = _group_of_all()
     options = OPTIONS["Allreduce"]()
     options.reduceOp = dist.ReduceOp.AVG
-    return group.allreduce([bucket.buffer()], options).get_future().then(_first)
+    summed: torch.futures.Future[torch.Tensor] = group.allreduce([bucket.buffer()], options).get_future().then(_first)
+    return summed
 
 
 def _first(future: Any) -> torch.Tensor:

@@ -5,11 +5,10 @@ after the last but one. Beside it each rank notes when its own calls began and e
 they take by the ordinary algorithm once all are there (step_log.py).
 """
 
-import json
 from io import StringIO
 from typing import Any, NamedTuple
 
-from lanterne.bench.output.report import print_table
+from lanterne.bench.output.report import print_table, write_json
 from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.errors import InputError
 from lanterne.torch.ddp_hook import default_group
@@ -52,7 +51,7 @@ def report(group: Any = None, last: int | None = None, file: str | None = None) 
         file: written as JSON, too.
 
     Raises:
-        InputError: no group of lanterne.
+        InputError: no group of lanterne, or a file that cannot be written.
     """
     found = default_group() if group is None else group
     log = getattr(found, "steps", None)
@@ -61,6 +60,5 @@ def report(group: Any = None, last: int | None = None, file: str | None = None) 
     comm = found.communicator
     made = LateReport(comm.ranks[comm.rank], log.steps(last))
     if file is not None:
-        with open(file, "w") as out:
-            json.dump(made.to_json(), out)
+        write_json(file, made.to_json())
     return made

@@ -58,11 +58,13 @@ class Draft:
         return view_of(fresh)
 
     def finish(self) -> None:
-        """The requests are complete: copy."""
-        for tensor, fresh in self._copies:
+        """The requests are complete: copy; a second time there is nothing to do."""
+        copies, self._copies = self._copies, []
+        for tensor, fresh in copies:
             tensor.detach().copy_(fresh)
-        if self.ended is not None:
-            self.ended()
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended()
 
 
 @old_names
@@ -86,17 +88,14 @@ class LanterneGroup(ProcessGroup):
         self._on_shutdown = on_shutdown
         self._name = self._desc = ""
         self._sequence = 0
-        self._together: list[RequestWork] | None = None
+        self._together: list[Draft] | None = None
         self.steps: StepLog = StepLog(communicator)
-        self._mailbox: Mailbox = communicator.mailbox()
 
     # -- collectives
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
         tensors, opts = _options("Allreduce", tensors, opts, timeout)
         op, draft, result = op_of(opts.reduceOp), Draft(), tensors
-        if len(tensors) == 1 and tensors[0].layout is not torch.strided:
-            raise InputError(f"all_reduce: got a tensor of {tensors[0].layout}, expected a dense one")
         with torch_errors():
             for tensor in tensors:
                 array, dtype = draft.write(tensor, holds=True)
@@ -257,6 +256,8 @@ class LanterneGroup(ProcessGroup):
             for tensors in (inputs, outputs):
                 if len(tensors) != self.size():
                     raise InputError(f"all_to_all: got {len(tensors)} tensors, expected {self.size()}")
+                for tensor in tensors:
+                    _check_dtypes("all_to_all", tensor, inputs[0])
             counts = {
                 "in_counts": [tensor.numel() for tensor in inputs],
                 "out_counts": [tensor.numel() for tensor in outputs],
@@ -266,6 +267,11 @@ class LanterneGroup(ProcessGroup):
         return self._work(draft, opts, outputs)
 
     # -- messages
+
+    @property
+    def _mailbox(self) -> Mailbox:
+        # Made when first needed: the transport keeps its receives.
+        return self.communicator.mailbox()
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> RequestWork:
         draft = Draft()
@@ -304,10 +310,9 @@ class LanterneGroup(ProcessGroup):
     def _work(
         self, draft: Draft, opts: Any, result: Tensors, source: Callable[[], int] | None = None
     ) -> RequestWork:
-        work = RequestWork(draft.requests, self._limit_s(opts), result, draft.finish, source)
         if self._together is not None:
-            self._together.append(work)
-        return work
+            self._together.append(draft)
+        return RequestWork(draft.requests, self._limit_s(opts), result, draft.finish, source)
 
     def _limit_s(self, opts: Any) -> float:
         limit_s = None if opts is None else seconds(opts.timeout)
@@ -328,7 +333,12 @@ class LanterneGroup(ProcessGroup):
 
     def _end_coalescing(self, _device: torch.device) -> RequestWork:
         together, self._together = self._together or [], None
-        return RequestWork([WorkRequest(work) for work in together], self._limit_s(None))
+
+        def finish() -> None:
+            for draft in together:
+                draft.finish()
+
+        return RequestWork([each for draft in together for each in draft.requests], self._limit_s(None), (), finish)
 
     # -- names, numbers, the end
 
@@ -373,6 +383,21 @@ class LanterneGroup(ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
+    def _get_backend(self, device: torch.device) -> "LanterneGroup":
+        """What serves `device`: torch asks it what it can, and this says of what lanterne does not have that it cannot.
+
+        RuntimeError is what torch expects where there is none.
+        """
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"lanterne: got device {device}, expected the CPU, which lanterne serves")
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        """Whether it has memory of its own for tensors."""
+        return False
+
     def _set_sequence_number_for_group(self) -> None:
         pass
 
@@ -381,7 +406,10 @@ class LanterneGroup(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Calls that are given no timeout have this one from now on."""
-        self.communicator.timeout_s = timeout.total_seconds()
+        limit_s = seconds(timeout)
+        if limit_s is None:
+            raise InputError(f"set_timeout: got {timeout}, expected more than 0")
+        self.communicator.timeout_s = limit_s
 
     def errored(self) -> LanterneError | None:
         """What has ended this group; None: it works."""
@@ -397,25 +425,6 @@ class LanterneGroup(ProcessGroup):
         on_shutdown(self)
         with torch_errors():
             self.communicator.close()
-
-
-class WorkRequest:
-    """A Work as a request of another."""
-
-    def __init__(self, work: RequestWork) -> None:
-        self._work = work
-
-    def test(self) -> bool:
-        """Whether it is over; raises what it failed with."""
-        return self._work.is_completed() and self._work.wait()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """See RequestWork.wait."""
-        self._work.wait(None if timeout_s is None else timedelta(seconds=timeout_s))
-
-    def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:
-        """Call `callback` once it is over."""
-        self._work.get_future().add_done_callback(lambda _: callback())
 
 
 def _options(kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> tuple[list[torch.Tensor], Any]:

@@ -29,12 +29,15 @@ def view_of(tensor: torch.Tensor) -> View:
     """The View of a contiguous tensor.
 
     Raises:
-        InputError: it is not dense, or of another device.
+        InputError: it is not dense, of another device, or of a dtype that NumPy cannot show.
     """
     check_tensor(tensor)
     flat = tensor.detach().view(-1)
     seen, name = _SEEN.get(tensor.dtype, (None, None))
-    return View((flat if seen is None else flat.view(seen)).numpy(), name)
+    try:
+        return View((flat if seen is None else flat.view(seen)).numpy(), name)
+    except (TypeError, RuntimeError) as error:
+        raise InputError(f"tensor: got one of {tensor.dtype}, which lanterne cannot move: {error}") from error
 
 
 def check_tensor(tensor: torch.Tensor) -> None:

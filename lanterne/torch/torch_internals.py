@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as c10d
 
 from lanterne.errors import InputError, LanterneError, TransportTimeout
 from lanterne.kernels.dtypes import Op, PremulSum
+from lanterne.transport.timeouts import LONGEST_S
 
 # Python may derive from these. Of `Backend` it may not, so a group of ours is a whole ProcessGroup.
 ProcessGroup: Any = dist.ProcessGroup
@@ -55,10 +56,10 @@ def old_names(kind: type) -> type:
 
 
 def seconds(limit: timedelta | None) -> float | None:
-    """`limit` in seconds; None where it is none, which torch writes as 0 or less."""
+    """`limit` in seconds, LONGEST_S at most; None where it is none, which torch writes as 0 or less."""
     if limit is None or limit <= timedelta(0):
         return None
-    return limit.total_seconds()
+    return min(limit.total_seconds(), LONGEST_S)
 
 
 def after_each_step(hook: Callable[..., None]) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from processes import free_port
 
-JOB = Path(__file__).with_name("torch_rank.py")
+from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
+from lanterne.failslow.record.job_log import JobLog
+
+JOB, WATCHED = (Path(__file__).with_name(f"{name}_rank.py") for name in ("torch", "watched"))
 SIZE = 3
 CHECKS = re.findall(r"^def (check_\w+)", JOB.read_text(), re.MULTILINE)
 pytestmark = [
@@ -24,13 +27,13 @@ pytestmark = [
 ]
 
 
-def run(*words, size=SIZE):
+def run(*words, size=SIZE, job=JOB, **variables):
     """By rank, (what it said: a dict by name, its exit code, its error output)."""
     shared = os.environ | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    shared |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **variables}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(JOB), *words],
+            [sys.executable, str(job), *words],
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -64,3 +67,22 @@ def test_a_rank_that_is_killed_is_named_by_the_others():
     for said, code, errors in survivors:
         assert "rank 2 failed" in said.get("killed", errors), said or errors
         assert code == 0, errors
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    "phases",
+    [("backward",), pytest.param(("data", "forward", "backward", "optimizer"), marks=pytest.mark.slow)],
+    ids="-".join,
+)
+def test_watch_names_the_rank_wherever_it_loses_the_time(phases, tmp_path):
+    for _, code, errors in run(*phases, job=WATCHED, LANTERNE_WATCH=str(tmp_path)):
+        assert code == 0, errors
+    job = JobLog(tmp_path)
+    job.poll()
+    found = job.report()
+    assert [incident["cause"]["ranks"] for incident in found["incidents"]] == [[1]] * len(phases), found["incidents"]
+    assert not any("from C++" in note or "could not be recorded" in note for note in found["notes"])
+    (backward,) = (call for call in found["calls"] if call["name"] == DDP_BACKWARD)
+    (forward,) = (call for call in found["calls"] if call["name"] == DDP_FORWARD)
+    assert backward["count"] == forward["count"]

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -255,6 +256,22 @@ def check_ddp():
         assert torch.allclose(ours, theirs, rtol=1e-5), (ours, theirs)
 
 
+def check_comm_hook_and_report():
+    def wrap(model, hooked=True):
+        ddp = DistributedDataParallel(model, process_group=GLOO, bucket_cap_mb=0.005)
+        if hooked:
+            ddp.register_comm_hook(None, lanterne.torch.comm_hook)
+        return ddp
+
+    ours = train(wrap)
+    report = lanterne.torch.report(last=3)
+    theirs = train(lambda model: wrap(model, hooked=False))
+    assert torch.allclose(ours, theirs, rtol=1e-5), (ours, theirs)
+    assert report.rank == RANK and len(report.steps) == 3 and "late rank" in str(report)
+    assert {(step.calls >= 1, step.nbytes) for step in report.steps} == {(True, 4 * (32 * 64 + 64 + 64 * 8 + 8))}
+    refuses(ValueError, "expected a process group of lanterne", lambda: lanterne.torch.report(GLOO))
+
+
 def check_fsdp2():
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -284,27 +301,118 @@ def refuses(kind, words, call):
 
 def check_errors():
     refuses(ValueError, "expected the CPU", lambda: dist.all_reduce(torch.zeros(1, device="meta")))
-    wrong = torch.zeros(2 + (RANK == 1))
-    group = dist.new_group(list(range(SIZE)))
-    refuses(ValueError, "expected the same on every rank", lambda: dist.all_reduce(wrong, group=group))
-    refuses(ValueError, "expected", lambda: dist.all_reduce(torch.zeros(1), group=group))
-    assert group.errored() is not None
     quick = dist.new_group(list(range(SIZE)), timeout=timedelta(seconds=1))
     if RANK != 1:
         refuses(dist.DistBackendError, " Timed out ", lambda: dist.barrier(quick))
+    dist.barrier()
+    slow = dist.new_group(list(range(SIZE)))
+    work = None if RANK == 1 else dist.all_reduce(torch.zeros(9), group=slow, async_op=True)
+    if work is not None:
+        refuses(dist.DistBackendError, " Timed out ", lambda: work.wait(timedelta(milliseconds=300)))
+        assert work.is_completed() and not work.is_success() and isinstance(work.exception(), dist.DistBackendError)
     dist.barrier()
     ended = dist.new_group(list(range(SIZE)))
     if RANK == 2:
         ended.abort()
     refuses(dist.DistBackendError, "aborted", lambda: dist.all_reduce(torch.zeros(1 << 18), group=ended))
-    options = {"backend": "lanterne", "pg_options": {"fast": True}}
-    refuses(ValueError, "expected lanterne.torch.Options", lambda: dist.new_group(list(range(SIZE)), **options))
 
 
-def check_use_after_destroy():
+def check_ranks_that_differ():
+    """The group ends on all ranks, each of which is told what the others gave."""
+    odd = RANK == 1
+    one = torch.zeros(3)
+
+    def mixed(group):
+        work = dist.broadcast(one, 0, group, async_op=True) if odd else dist.all_reduce(one, group=group, async_op=True)
+        work.get_future().wait()
+
+    for call in (
+        lambda group: dist.all_reduce(torch.zeros(2 + odd), group=group),
+        lambda group: dist.all_reduce(torch.zeros(2, dtype=torch.float64 if odd else torch.float32), group=group),
+        lambda group: dist.all_reduce(one, dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group),
+        lambda group: dist.all_gather([torch.zeros(2 + odd) for _ in range(SIZE)], torch.zeros(2 + odd), group),
+        lambda group: dist.barrier(group) if odd else dist.all_reduce(one, group=group),
+        mixed,
+    ):
+        group = dist.new_group(list(range(SIZE)))
+        refuses((ValueError, RuntimeError), "expected the same on every rank", lambda: call(group))
+        refuses(ValueError, "expected", lambda: dist.all_reduce(one, group=group))
+        assert group.errored() is not None
+    if RANK == 0:
+        dist.send(torch.zeros(5), 1, tag=3)
+    elif odd:
+        refuses(ValueError, "got a message of 20 bytes", lambda: dist.recv(torch.zeros(4), 0, tag=3))
+        dist.recv(torch.zeros(5), 0, tag=3)
+
+
+def check_bad_input():
+    """What is wrong on this rank alone is said before anything is sent: the group goes on."""
+    ranks, one, world = list(range(SIZE)), torch.zeros(SIZE), dist.group.WORLD
+    parts, others = [torch.zeros(1) for _ in ranks], [torch.zeros(1, dtype=torch.int32) for _ in ranks]
+    for words, call in (
+        ("expected lanterne.torch.Options", lambda: dist.new_group(ranks, backend="lanterne", pg_options={"a": 1})),
+        (
+            "did you mean 'tcp'",
+            lambda: dist.new_group(ranks, backend="lanterne", pg_options=lanterne.torch.Options(transport="tpc")),
+        ),
+        ("expected a dense one", lambda: dist.all_reduce(one.to_sparse())),
+        ("which lanterne cannot move", lambda: world.broadcast([torch.zeros(2, dtype=torch.complex32)], 0)),
+        ("got a list of 1", lambda: world.allgather([[one]], [one])),
+        ("expected 3 as the other", lambda: world.allgather([parts], [one])),
+        ("expected one dtype", lambda: world.allgather([others], [parts[0]])),
+        ("expected one dtype", lambda: world.alltoall(parts, [*parts[1:], others[0]])),
+        ("got split sizes", lambda: world.alltoall_base(one, one, [1] * SIZE, [2] * SIZE)),
+        ("expected one dtype", lambda: world.reduce_scatter([parts[0]], [others])),
+        ("expected 0 to 2", lambda: world.broadcast([one], SIZE)),
+        ("got peer", lambda: world.send([one], SIZE, 0)),
+        ("got tag", lambda: world.send([one], (RANK + 1) % SIZE, -1)),
+        ("expected more than 0", lambda: world.set_timeout(timedelta(0))),
+    ):
+        refuses(ValueError, words, call)
+    refuses(RuntimeError, "expected the CPU", lambda: world._get_backend(torch.device("cuda")))
+    dist.barrier()
+
+
+def check_after_the_end():
+    """Of a group that was destroyed, calls under way and new ones raise."""
     group = dist.new_group(list(range(SIZE)))
+    work = dist.all_reduce(torch.zeros(1 << 18), group=group, async_op=True) if RANK == 0 else None
     dist.destroy_process_group(group)
-    refuses(dist.DistBackendError, "closed", lambda: group.allreduce([torch.zeros(1)]).wait())
+    if work is not None:
+        refuses(dist.DistBackendError, "closed", work.wait)
+        refuses(RuntimeError, "closed", work.get_future().wait)
+    one = torch.zeros(SIZE)
+    for call in (
+        lambda: group.allreduce([one]).wait(),
+        lambda: group.barrier().wait(),
+        lambda: group.send([one], (RANK + 1) % SIZE, 0),
+        lambda: group.recv([one], (RANK + 1) % SIZE, 0),
+        lambda: group.allgather([[one] * SIZE], [one]),
+    ):
+        refuses(dist.DistBackendError, "closed", call)
+    refuses(ValueError, "", lambda: dist.all_reduce(one, group=group))
+    group.shutdown()
+    group.abort()
+
+
+def check_abort_in_another_thread():
+    group = dist.new_group(list(range(SIZE)))
+    told = []
+
+    def call():
+        try:
+            dist.barrier(group)
+        except dist.DistBackendError as error:
+            told.append(str(error))
+
+    waiting = threading.Thread(target=call)
+    if RANK == 0:
+        waiting.start()
+        time.sleep(0.1)
+        group.abort()
+        waiting.join(20)
+        assert told and "aborted" in told[0], told
+    dist.barrier()
 
 
 def killed():

@@ -121,31 +121,26 @@ def be_rank(backend, rank, folder, names):
     os._exit(0)
 
 
-def run_all(backend, names, ranks, until_s):
-    """{name: (verdict, why)} of all `names` that time allows."""
-    found, left = {}, list(names)
+def run_all(backend, names, ranks, until_s, found):
+    """`found`, {name: (verdict, why)}, with those of `names` that it lacks, as far as time allows."""
+    left = [name for name in names if name not in found]
     while left and time.monotonic() < until_s:
         with tempfile.TemporaryDirectory() as folder:
             lines = run_job(backend, left, ranks, Path(folder), until_s)
-        done = min(map(len, lines))
-        # A test that only some have ended did not end well.
-        count = done if done == max(map(len, lines)) == len(left) else max(done, 1)
-        for index in range(count):
-            told = [line[index] for line in lines if len(line) > index]
-            bad = [each for each in told if each[1] == FAILED]
-            if bad or len(told) < ranks:
-                why = bad[0][2] if bad else "a rank crashed, or did not end"
-                found[left[index]] = FAILED, why
+        # A job ends early in a test that fails, or that not all ranks end.
+        ended = min(map(len, lines))
+        is_told = ended == len(left) or any(line[ended - 1][1] == FAILED for line in lines if ended)
+        count = ended if is_told or time.monotonic() >= until_s else ended + 1
+        for index, name in enumerate(left[:count]):
+            told = [line[index][1:] for line in lines if len(line) > index]
+            failed = [why for verdict, why in told if verdict == FAILED]
+            if failed or len(told) < ranks:
+                found[name] = FAILED, (failed or ["a rank crashed, or did not end"])[0]
             else:
-                found[left[index]] = next(((v, why) for _, v, why in told if v == SKIPPED), (OK, ""))
-        unfinished = left[count:]
-        if unfinished and count == done and done < max(map(len, lines)):
-            told = next(line[done] for line in lines if len(line) > done)
-            found[unfinished[0]] = (FAILED, told[2] or "a rank crashed, or did not end")
-            unfinished = unfinished[1:]
-        left = unfinished
-        print(f"{backend}: {len(found)} of {len(names)}", file=sys.stderr, flush=True)
-    return found
+                found[name] = next(((SKIPPED, why) for verdict, why in told if verdict == SKIPPED), (OK, ""))
+        left = left[count:]
+        print(f"{backend}: {len(names) - len(left)} of {len(names)}", file=sys.stderr, flush=True)
+    return {name: found[name] for name in names if name in found}
 
 
 def run_job(backend, names, ranks, folder, until_s):
@@ -183,7 +178,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--only", default="", help="tests whose names contain this")
     parser.add_argument("--seconds", type=float, default=3600.0, help="start no test after that")
-    parser.add_argument("--json", help="write all verdicts; gloo's are read from there if they are there")
+    parser.add_argument("--json", help="write all verdicts; those that are there are not found out again")
     for hidden in ("--rank", "--backend", "--folder", "--names"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -195,12 +190,11 @@ def main():
         names = [name for name in names_of(load()[0]) if args.only in name]
     until_s = time.monotonic() + args.seconds
     kept = json.loads(Path(args.json).read_text()) if args.json and Path(args.json).exists() else {}
-    gloo = {name: kept["gloo"][name] for name in names if name in kept.get("gloo", {})}
-    gloo |= run_all("gloo", [name for name in names if name not in gloo], args.ranks, until_s)
+    gloo = run_all("gloo", names, args.ranks, until_s, kept.setdefault("gloo", {}))
     passed = [name for name, (verdict, _) in gloo.items() if verdict == OK]
-    ours = run_all("lanterne", passed, args.ranks, until_s)
+    ours = run_all("lanterne", passed, args.ranks, until_s, kept.setdefault("lanterne", {}))
     if args.json:
-        Path(args.json).write_text(json.dumps({"gloo": gloo, "lanterne": ours}, indent=1))
+        Path(args.json).write_text(json.dumps(kept, indent=1))
     missed = {name: why for name, (verdict, why) in ours.items() if verdict != OK}
     for name, why in missed.items():
         print(f"missed {name}: {why.splitlines()[0] if why else 'skipped'}")

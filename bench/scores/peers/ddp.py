@@ -2,6 +2,7 @@
 
   lanterne bench ddp                                        four ranks of this host, nobody late
   lanterne bench ddp --hosts 4 --late 0,2 --caps 1,2,25     an emulated cluster (root): one rank late by 2 s/rate
+  lanterne bench ddp --caps 1,2,25 --memory                 and what memory a job over each takes
 
 Both backends train the same model in the same processes, iteration by iteration; what they have learnt is compared at
 the end of each case. A model of s bytes of gradients needs s/rate to pass a link once. With a late rank, x is what that
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caps", default="1,25", metavar="MB,...", help="bucket_cap_mb (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=3, help="3.2 MB each (default 3)")
     parser.add_argument("--iterations", type=int, default=5, metavar="K", help="that count, of each (default 5)")
+    parser.add_argument("--memory", action="store_true", help="of two more jobs on this host, one over each")
     parser.add_argument("--python", metavar="PATH", help="a Python with PyTorch and lanterne")
     parser.add_argument("--json", metavar="FILE", help="write everything")
 
@@ -58,14 +60,21 @@ def run(args: argparse.Namespace) -> int:
         "layers": args.layers,
         "iterations": args.iterations,
         "rate_bytes_per_s": rate,
+        "memory_of": None,
     }
     with tempfile.TemporaryDirectory(prefix="lanterne") as folder:
-        options["out"] = str(Path(folder) / "samples.json")
-        words = [python, "-P", str(RANK), json.dumps(options)]
-        code = _in_a_lab(words, args.hosts, rate) if args.hosts else _on_this_host(words, args.ranks)
-        if code:
-            raise TransportError(f"bench ddp: a rank ended with exit code {code}")
-        found = json.loads(Path(options["out"]).read_text())
+
+        def job(hosts: int, **more: object) -> Any:
+            file = Path(folder) / "found.json"
+            words = [python, "-P", str(RANK), json.dumps(options | more | {"out": str(file)})]
+            code = _in_a_lab(words, hosts, rate) if hosts else _on_this_host(words, args.ranks)
+            if code:
+                raise TransportError(f"bench ddp: a rank ended with exit code {code}")
+            return json.loads(file.read_text())
+
+        found = job(args.hosts)
+        if args.memory:
+            found["memory_nbytes"] = {name: job(0, memory_of=name) for name in ("gloo", "lanterne")}
     document = report.envelope(**found, ranks=args.hosts or args.ranks, hosts=args.hosts, rate_bytes_per_s=rate)
     document["results"] = [_summed_up(record, rate) for record in found["results"]]
     report.tell(args.json, document, _show)
@@ -133,4 +142,8 @@ def _show(document: dict[str, Any], file: TextIO) -> None:
     columns = [("cap", "MB"), ("model", "MB"), ("late", "s/rate"), ("gloo", "ms"), ("lanterne", "ms"), ("ratio", "")]
     columns += [("gloo", "x"), ("lanterne", "x"), ("differ", "")]
     notes = [f"torch {document['torch']}; init_process_group took {document['init_s']:.2f} s"]
+    if "memory_nbytes" in document:
+        theirs, ours = (sum(document["memory_nbytes"][name]) for name in ("gloo", "lanterne"))
+        told = f"gloo {theirs / 1e6:.0f} MB, lanterne {ours / 1e6:.0f} MB, {ours / theirs:.3f} of it"
+        notes.append(f"memory of a job: {told}")
     report.print_table(columns, rows, notes=notes, left=(), file=file)

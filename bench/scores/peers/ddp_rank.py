@@ -11,14 +11,12 @@ import sys
 import time
 from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-
-# Like a user's program: no other part of lanterne needs its backend.
-importlib.import_module("lanterne.torch")
 
 BACKENDS = ("gloo", "lanterne")
 WIDTH, TOKENS, BATCH = 256, 16, 2
@@ -84,10 +82,55 @@ class Contest:
         return max(float((one - other).abs().max() / (other.abs().max() + 1e-30)) for one, other in pairs)
 
 
+def load(backend: str) -> None:
+    """Have torch know `backend`, like a user's program: no other part of lanterne needs its own."""
+    if backend == "lanterne":
+        importlib.import_module("lanterne.torch")
+
+
+def memory_of_job(backend: str, layers: int, cap_mb: float) -> list[int]:
+    """By rank, bytes that a job of `backend` takes after some iterations: the rank's process and its children's.
+
+    Memory that processes share counts in parts: Linux' PSS.
+    """
+    load(backend)
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    ddp = DistributedDataParallel(make_model(layers), bucket_cap_mb=cap_mb)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
+    for _ in range(WARMUPS):
+        ddp(torch.ones(BATCH, TOKENS, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    mine = sum(pss_nbytes(pid) for pid in (os.getpid(), *children()))
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    dist.destroy_process_group()
+    return found
+
+
+def pss_nbytes(pid: int) -> int:
+    """Bytes of process `pid`, those that it shares with others in parts."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def children() -> list[int]:
+    """The children of this process."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
 def main() -> None:
     """Run all that the options ask for."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
+    if options["memory_of"]:
+        found = memory_of_job(options["memory_of"], options["layers"], options["caps_mb"][0])
+        if os.environ["RANK"] == "0":
+            Path(options["out"]).write_text(json.dumps(found))
+        return
+    load("lanterne")
     start_s = time.monotonic()
     dist.init_process_group("lanterne", timeout=timedelta(seconds=60))
     init_s = time.monotonic() - start_s

@@ -19,7 +19,14 @@ ROOT = Path(__file__).resolve().parents[3]
 PREAMBLE = "from lanterne.failslow.record.adapters import start; start()\n"
 
 TORCH = {
-    "torch/__init__.py": "def is_grad_enabled(): return True\n",
+    "torch/__init__.py": """
+class autograd:
+    class Variable:
+        class _execution_engine:
+            queued = []
+            def queue_callback(call): autograd.Variable._execution_engine.queued.append(call)
+def is_grad_enabled(): return True
+""",
     "torch/distributed/__init__.py": "from .distributed_c10d import *\n",
     "torch/distributed/distributed_c10d.py": """
 __all__ = ["all_reduce", "all_gather_object", "send", "get_rank", "get_world_size", "get_process_group_ranks"]
@@ -41,6 +48,15 @@ def send(tensor, dst=None, group=None, tag=0): pass
 import torch
 class Group:
     def size(self): return 4
+class Tensor:
+    requires_grad = True
+    hooks = ()
+    def register_hook(self, hook): self.hooks = *self.hooks, hook
+    def backward(self):
+        queued = torch.autograd.Variable._execution_engine.queued
+        for hook in self.hooks: hook("gradient")
+        while queued: queued.pop(0)()
+def _find_tensors(found): return found if isinstance(found, list) else []
 class DistributedDataParallel:
     process_group, require_backward_grad_sync = Group(), True
     def forward(self, x): return x
@@ -141,6 +157,13 @@ model = DistributedDataParallel()
 assert model("input") == "input"
 model.require_backward_grad_sync = False
 model("input")
+model.require_backward_grad_sync = True
+from torch.nn.parallel.distributed import Tensor
+one = Tensor()
+for _ in range(2):
+    assert model([one, one]) == [one, one]
+    one.backward()
+    one.hooks = ()
 """
     calls = calls_of(tmp_path, program, TORCH, {"RANK": "1"})[1]
     assert [(name, ranks, nbytes) for name, ranks, _, nbytes in calls] == [
@@ -152,6 +175,11 @@ model("input")
         ("send", 0, 64),
         ("DistributedDataParallel.forward", 4, -1),
         ("DistributedDataParallel.forward", 0, -1),
+        # Known by its backward from the second on, which begins once, however many of its outputs have a gradient.
+        ("DistributedDataParallel.forward", 4, -1),
+        ("DistributedDataParallel.backward", 4, 0),
+        ("DistributedDataParallel.forward", 1, -1),
+        ("DistributedDataParallel.backward", 4, 0),
     ]
     numbers = [number for _, _, number, _ in calls]
     assert numbers[0] == numbers[3] == 0 != numbers[1] == numbers[2]

@@ -175,6 +175,16 @@ def test_messages_wait_for_those_that_compute(tmp_path):
     assert not any(hang.is_incident for hang in job.told), "listeners that are idle"
 
 
+def test_who_is_in_a_call_of_its_own_has_not_come(tmp_path):
+    job = Job(tmp_path)
+    job.iterate(5)
+    job.call([2], name="forward", communicator=7, size=1)
+    job.call([0, 1, 3])
+    job.run(STATUS_S + 1)
+    (hang,) = job.told
+    assert (hang.kind, hang.ranks, hang.came) == ("missing", (2,), (0, 1, 3))
+
+
 def test_calls_that_are_only_queued_wait_later(tmp_path):
     job = Job(tmp_path)
     for rank in range(RANKS):

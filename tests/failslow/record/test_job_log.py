@@ -7,7 +7,7 @@ import pytest
 from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
 
 from lanterne.bench.failslow.watch import print_report
-from lanterne.failslow.record.adapters import DDP_FORWARD
+from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.call_ring import RecordedCall
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
@@ -138,6 +138,23 @@ def test_forwards_of_ddp_mark_iterations_and_their_ends_say_who_is_late(tmp_path
     assert abs(incident["onset"] - 60) <= 1 and abs(incident["relief"] - 90) <= 1
     assert (incident["cause"]["kind"], incident["cause"]["rank"]) == ("rank", 1)
     assert found["iterations"]["count"] >= 138 and any("from C++" in note for note in found["notes"])
+
+
+def test_backwards_of_ddp_say_who_is_late_and_forwards_that_are_followed_by_one_do_not(tmp_path):
+    logs, now_s = {0: [], 1: [], 2: []}, 100.0
+    for i in range(140):
+        # Rank 2's forward is longer in all iterations, rank 1's backward in some.
+        begins = {rank: now_s + 8e-3 + (6e-3 if rank == 1 and 60 <= i < 90 else 1e-5 * rank) for rank in logs}
+        end_s = max(begins.values()) + 1e-3
+        for rank, begin_s in begins.items():
+            forward_s = now_s + (7e-3 if rank == 2 and i >= 60 else 2e-3)
+            logs[rank].append((DDP_FORWARD, 3 if i == 0 else 1, 7, 64, now_s, forward_s))
+            logs[rank].append((DDP_BACKWARD, 3, 8, 0, begin_s, end_s))
+        now_s = end_s + 3e-3
+    found, _ = report_of(tmp_path, logs)
+    (incident,) = found["incidents"]
+    assert (incident["cause"]["kind"], incident["cause"]["ranks"]) == ("rank", [1])
+    assert abs(incident["onset"] - 60) <= 1 and not any("from C++" in note for note in found["notes"])
 
 
 def test_it_reads_while_the_job_runs(tmp_path):
