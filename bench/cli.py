@@ -22,6 +22,7 @@ from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "demo": ("demo.command", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
+    "launch": ("launch", "start a job of ranks here; those that fail are started again, or spares stand in for them"),
     "bench": ("collective.all_reduce", "benchmark a collective, with and without a late rank"),
     "lab": ("lab.command", "run a command on every host of an emulated cluster with rate-limited links"),
     "schedule": ("collective.schedule", "make, check, price, draw or export a collective schedule"),
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "experiment": ("papers.experiment", "redo a figure of the papers: table, JSON and plot"),
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "bench deaths": ("scores.deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench rejoins": ("scores.rejoins", "benchmark jobs whose ranks are killed, which go on and take them back"),
     "bench strangers": ("scores.strangers", "benchmark a running job under forged connections to its ports"),
     "bench persistence": ("scores.persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench mpi": ("scores.peers.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
@@ -85,11 +87,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # These run the user's program, whose exit code they pass on; codes of a `lanterne` that was told to stop.
-USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+USERS_PROGRAM, STOPPED = ("launch", "watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 # These start jobs of their own and compare them: not from inside a job.
 STARTS_JOBS = (
-    *("lab", "bench deaths", "bench strangers", "bench failover"),
+    *("lab", "bench deaths", "bench rejoins", "bench strangers", "bench failover"),
     *("bench lab-peers", "bench lab-arrivals", "bench ddp", "bench torch-pipelining"),
 )
 

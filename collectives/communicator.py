@@ -24,15 +24,19 @@ from lanterne.collectives.core import Closing, CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.native import algorithm_names
 from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.collectives.growth import enter, known_to
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Movements
 from lanterne.collectives.reductions import Reductions
+from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.dtypes import Op
 from lanterne.transport.base import Recv, Send, Transport
+from lanterne.transport.rank_group import Group
+from lanterne.transport.timeouts import check_timeout_s
 
 
 class Communicator(Reductions, Movements):
@@ -45,11 +49,14 @@ class Communicator(Reductions, Movements):
         ranks_here: how many ranks of the job run on this host; None: as many as members.
         hosts: the host of each member, alike on all; None: one host.
         closes: objects to close with this communicator, in order.
+        epoch: how often the job has grown.
 
     Attributes:
         rank, world_size: this rank's place among the members, and how many they are.
         ranks: transport ranks of the members; those in errors are these.
         transport, communicator_id, hosts: as above.
+        epoch: 0, or how often the job has grown since its start.
+        newcomers: ranks that `grow` took in when it made this communicator; they know nothing of what went before.
         timeout_s: the default of waits, seconds; may be set.
         tuning: what "auto" goes by.
         deterministic: False: where it matters, an all_reduce by "auto" finds out who is late (late/calls.py), and so in
@@ -92,9 +99,12 @@ class Communicator(Reductions, Movements):
         ranks_here: int | None = None,
         hosts: Sequence[str] | None = None,
         closes: Sequence[Closing] = (),
+        epoch: int = 0,
     ) -> None:
         pauses = None if ranks_here is None else transport.machine.pauses(ranks_here)
-        core = CommunicatorCore(transport, ranks, communicator_id, pauses=pauses, closes=closes)
+        core = CommunicatorCore(
+            transport, ranks, communicator_id, pauses=pauses, closes=closes, board_key=str(epoch), epoch=epoch
+        )
         if hosts is not None:
             core.hosts = tuple(hosts)
         self._show(core)
@@ -111,6 +121,8 @@ class Communicator(Reductions, Movements):
         self.transport: Transport = core.transport
         self.communicator_id: int = core.communicator_id
         self.hosts: tuple[str, ...] = core.hosts
+        self.epoch: int = core.epoch
+        self.newcomers: tuple[int, ...] = ()
         self.tuning: Tuning = Tuning(self)
         core.tuning = self.tuning
 
@@ -332,6 +344,60 @@ class Communicator(Reductions, Movements):
                 # Another one has died since they met.
                 core = core.shrink(timeout_s)
         return self._child(core)
+
+    def grow(self, model: str = "", timeout_s: float | None = None) -> Self:
+        """The Communicator of these ranks and those that wait to be taken in; this one if nobody does.
+
+        All members call it, between two calls, and are all that live of the job. New are ranks that were started again,
+        spares, and any other process that called `init(join=...)`; `newcomers` of what is returned says which they are.
+        All ranks are numbered anew, in their old order, a rank that came back in its old place. This communicator, and
+        what was made of it, is over then. If a newcomer dies before all are ready, or is refused, this communicator is
+        returned and goes on.
+
+        Args:
+            model: what the program says of itself, at most 200 characters; who gives another to `init` is refused.
+            timeout_s: for each of some few steps; None for the communicator's. A member that does not come within it is
+                dead to the job.
+
+        Raises:
+            Unavailable: the transport is none of tcp and ucx.
+            InputError: members give different `model`.
+            PeerFailed, TransportTimeout: as in every call: a member died before it; `shrink`, then come again.
+
+        Cost: an all_reduce of a byte where nobody waits; else a connection to each rank, some 0.1 s on one host.
+        """
+        limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        core = self._core
+        groups = core.next_group(model, limit_s) if core.somebody_waits() else None
+        if groups is None:
+            return self
+        before, group = groups
+        told = known_to(self.tuning.model, deterministic=self.deterministic)
+        grown = enter(group, core.transport.name, self._of_epoch, limit_s, told)
+        if grown is None:
+            return self
+        grown.timeout_s = self.timeout_s
+        group.take_over(before)
+        core.succeed(grown._core)
+        return grown
+
+    @classmethod
+    def _of_epoch(cls, opened: Transport, group: Group, model: CostModel | None) -> Self:
+        """That of all ranks of `group`, which have come to know each other by `grow`. A collective call."""
+        made = cls(
+            opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group), epoch=group.epoch
+        )
+        made.newcomers = group.newcomers
+        try:
+            if model is None:
+                made.tuning.learn()
+            else:
+                made.tuning.adopt(model, "told")
+            made._core.share_memory()
+        except LanterneError:
+            made.close()
+            raise
+        return made
 
     def _child(self, core: CommunicatorCore) -> Self:
         """The face of `core`, which came from this one."""

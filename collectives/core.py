@@ -33,6 +33,7 @@ from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import check_timeout_s
 
 if TYPE_CHECKING:
+    from lanterne.transport.rank_group import Group
     from lanterne.transport.store.client import StoreClient
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -93,6 +94,7 @@ class CommunicatorCore(CommunicatorBase):
         transport, ranks, communicator_id, closes: as Communicator has them.
         used_ids: id -> OPEN or CLOSED, of this transport's communicators, which share it.
         board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
+        epoch: of the job: how often it has grown.
 
     Attributes: `late`, a LateRanks; `messages`, StartedMessages; see CommunicatorBase, too.
     """
@@ -107,13 +109,16 @@ class CommunicatorCore(CommunicatorBase):
         closes: Sequence[Closing] = (),
         used_ids: dict[int, int] | None = None,
         board_key: str = "0",
+        epoch: int = 0,
         engine: Engine | None = None,
     ) -> None:
         members = tuple(range(transport.world_size) if ranks is None else ranks)
         super().__init__(transport, members, communicator_id, pauses or transport.machine.pauses(len(members)), engine)
         self.used_ids: dict[int, int] = {} if used_ids is None else used_ids
         self.used_ids[communicator_id] = OPEN
+        self.epoch = epoch
         self._closes = tuple(closes)
+        self._growths = 0  # so often it has asked for those that wait
         # By ranks, how many groups of them were made.
         self._grouped: Counter[tuple[int, ...]] = Counter()
         self._successor: CommunicatorCore | None = None  # what shrink has made of this one
@@ -330,6 +335,7 @@ class CommunicatorCore(CommunicatorBase):
             closes=closes,
             used_ids=self.used_ids,
             board_key=board_key,
+            epoch=self.epoch,
             engine=self.engine if transport in (None, self.transport) else None,
         )
         child.hosts = tuple(self.hosts[rank] for rank in members)
@@ -365,6 +371,26 @@ class CommunicatorCore(CommunicatorBase):
         self._closes, self._successor = (), child
         self.transport.forget(self.communicator_id)
         return child
+
+    def somebody_waits(self) -> bool:
+        """Whether a rank waits to be taken into the job, alike on all members. A collective call."""
+        self.check_open()
+        with self.lock:
+            waits = self.transport.somebody_waits()
+        anybody = np.zeros(1, np.uint8)
+        self.call("all_reduce", np.array([waits], np.uint8), anybody, "max")
+        return bool(anybody[0])
+
+    def next_group(self, model: str, limit_s: float) -> "tuple[Group, Group] | None":
+        """See Transport.grow; of the members, all that live."""
+        self._growths += 1
+        with self.failing:
+            return self.transport.grow(f"{self._key}/grow/{self._growths}", self.ranks, model, limit_s)
+
+    def succeed(self, successor: "CommunicatorCore") -> None:
+        """This one is over, with its transport; `successor`, which has another, is closed with it."""
+        self._release()
+        self._successor = successor
 
     def _agreed_number(self, store: "StoreClient", ranks: tuple[int, ...], timeout_s: float | None) -> int:
         """A number that no other group of the job has: the first of `ranks` asks for it, and tells the others."""

@@ -8,23 +8,29 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
+from lanterne import __version__
 from lanterne.collectives.auto.tuning import GPUS, THREADS
+from lanterne.collectives.growth import enter
 from lanterne.collectives.topology.presets import find_topology
 from lanterne.collectives.topology.topology import Topology
 from lanterne.collectives.topology.topology_json import to_document
-from lanterne.errors import InputError, LanterneError
+from lanterne.errors import InputError, LanterneError, TransportTimeout
 from lanterne.transport.base import Transport
-from lanterne.transport.job.bootstrap import MeetingPlace, connect, connect_at
+from lanterne.transport.job.bootstrap import MeetingPlace, ask_to_join, connect, connect_at
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, host_transport, open_transport
-from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.store.terms import OPEN, Terms
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+
+# So often a process tries to be taken into a job, among whose ranks somebody dies meanwhile.
+ATTEMPTS = 10
 
 _thread = threading.local()
 
@@ -36,6 +42,9 @@ def init(
     deterministic: bool = False,
     spare_rails: Sequence[str] = (),
     topology: str | Topology | None = None,
+    join: str | None = None,
+    place: int | str | None = None,
+    model: str = "",
 ) -> "Communicator":
     """The Communicator of all ranks of this job.
 
@@ -52,12 +61,19 @@ def init(
             once MPI's or UCX's own path to a peer dies (transport/rails/spare.py). Every message then costs a copy.
         topology: a file (docs/topology.md), a preset such as "dgx-2x8", or a Topology, alike on all ranks; `auto` goes
             by it, and nothing is measured. None for LANTERNE_TOPOLOGY, else what is found.
+        join: host:port of the store of a job that runs, such as its MASTER_ADDR:MASTER_PORT, with its LANTERNE_TOKEN:
+            this process waits, `timeout_s` at most, until the job's ranks take it in (Communicator.grow), and nothing
+            else says in which job it is. None for LANTERNE_JOIN, which launchers that start a rank again set.
+        place: of `join`: the rank that it was, or stands for; "spare": that of a dead rank, for which it waits as long
+            as the job lasts; None for RANK, else any, a new one where none is free.
+        model: of `join`: as those that take it in give to `grow`.
 
     Raises:
         InputError: no such transport, or it cannot span this job; rails that cannot be; a topology that a rank cannot
             read, that is not the same on all ranks, or has other ranks: on all ranks, before anything is sent.
         Unavailable: its library is missing.
         TransportTimeout: another rank did not come.
+        TransportError: the job that is to be joined does not take this rank in; says why.
     """
     if isinstance(spare_rails, str):
         raise InputError(f"spare rails: got {spare_rails!r}, expected a tuple of addresses or interfaces")
@@ -69,7 +85,10 @@ def init(
         if transport not in (None, "local"):
             raise InputError(f"transport: got {transport!r} inside spawn, expected local or none")
         return spawned
-    group = connect(check_timeout_s(timeout_s))
+    limit_s = check_timeout_s(timeout_s)
+    if address := join or os.environ.get("LANTERNE_JOIN"):
+        return _taken_in(address, place, Terms(__version__, name or OPEN, model), limit_s)
+    group = connect(limit_s)
     try:
         known = agreed_topology(topology or os.environ.get("LANTERNE_TOPOLOGY"), group.world_size, group.exchange)
         if group.world_size == 1 and name in (None, "local"):
@@ -86,6 +105,19 @@ def init(
         group.abandon()
         raise
     return open_communicator(opened, group, deterministic=deterministic, topology=known)
+
+
+def _taken_in(address: str, place: int | str | None, terms: Terms, timeout_s: float | None) -> "Communicator":
+    """The Communicator of the job at `address`, once it has grown by this rank."""
+    from lanterne.collectives.communicator import Communicator
+
+    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    for _ in range(ATTEMPTS):
+        group, agreed = ask_to_join(address, place, terms, limit_s)
+        found = enter(group, agreed.transport, Communicator._of_epoch, limit_s)
+        if found is not None:
+            return found
+    raise TransportTimeout(f"join: each of {ATTEMPTS} times a rank of the job at {address} died, or did not come")
 
 
 def agreed_topology(

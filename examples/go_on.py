@@ -1,54 +1,56 @@
-"""A rank is killed in the middle of a run, and the others go on: four processes, started here as torchrun would."""
+"""A rank is killed in the middle of a run; the others go on, and take it back in once it has been started again."""
 
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 
 import lanterne
 
-STEPS, RANKS, VICTIM = 30, 4, 2
+STEPS, RANKS, VICTIM = 60, 4, 2
+
+
+def agree(comm: lanterne.Communicator, step: int, weights: np.ndarray) -> int:
+    """Have the weights of the rank that is furthest, and its step; a new one has step -1."""
+    steps = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([step]), steps)
+    comm.broadcast(weights, root=int(steps.argmax()))
+    return int(steps.max())
 
 
 def main() -> None:
     """One rank."""
-    comm = lanterne.init(transport="tcp", timeout_s=20)
-    gradient, total = np.full(1000, 1.0, np.float32), np.empty(1000, np.float32)
-    step = 0
-    while step < STEPS:
-        if step == 10 and comm.world_size == RANKS and comm.rank == VICTIM:
-            os.kill(os.getpid(), signal.SIGKILL)
+    comm = lanterne.init(timeout_s=20)
+    gradient, total, weights = np.ones(1000), np.empty(1000), np.zeros(1000)
+    step = -1 if comm.epoch else 0
+    changed = comm.epoch > 0
+    while True:
         try:
+            if changed:
+                step = agree(comm, step, weights)
+                print(f"step {step}: rank {comm.rank} of {comm.world_size}, new: {comm.newcomers}", flush=True)
+            if step == STEPS:
+                break
+            if step == 10 and not comm.epoch and comm.rank == VICTIM and comm.world_size == RANKS:
+                os.kill(os.getpid(), signal.SIGKILL)
             comm.all_reduce(gradient, total)
+            weights += total / comm.world_size
+            step += 1
+            time.sleep(0.05)
+            after = comm.grow()  # between two steps: takes in who waits, else the same
         except lanterne.TransportError as error:
-            comm = comm.shrink()
-            print(f"step {step}: {error}; rank {comm.rank} of {comm.world_size} goes on", flush=True)
-            continue  # The step is done again, by those that there are.
-        assert (total == comm.world_size).all()
-        step += 1
+            print(f"step {step}: {error}", flush=True)
+            after = comm.shrink()  # those that live; the step is done again
+        changed, comm = after is not comm, after
+    assert (weights == STEPS).all()
     comm.close()
-
-
-def start() -> list[int]:
-    """The exit codes of all ranks."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    job = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    job["LANTERNE_TOKEN"] = secrets.token_hex(16)
-    ranks = [
-        subprocess.Popen([sys.executable, __file__], env=os.environ | job | {"RANK": str(rank)})
-        for rank in range(RANKS)
-    ]
-    return [rank.wait(60) for rank in ranks]
 
 
 if "RANK" in os.environ:
     main()
 else:
-    codes = start()
-    print("exit codes", codes)
-    assert codes == [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(RANKS)]
+    launch = [sys.executable, "-m", "lanterne", "launch", "-n", str(RANKS), "--restarts", "1", "--"]
+    sys.exit(subprocess.run([*launch, sys.executable, __file__]).returncode)

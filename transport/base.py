@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
+from lanterne import __version__
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
+from lanterne.transport.store.terms import Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 from lanterne.transport.waiting import wait
 
@@ -350,6 +352,24 @@ class Transport(ABC):
         if self._job is None:
             raise Unavailable(f"shrink: got transport {self.name}, where no rank outlives another; expected tcp or ucx")
         return self._job.survivors(name, ranks, cut, payload, limit_s)
+
+    def somebody_waits(self) -> bool:
+        """Whether a rank waits to be taken into the job, as far as this one has heard.
+
+        Raises:
+            Unavailable: over this transport nobody can be taken in.
+        """
+        raise Unavailable(f"grow: got transport {self.name}, over which no rank is taken in; expected tcp or ucx")
+
+    def grow(self, name: str, ranks: Sequence[int], model: str, limit_s: float) -> "tuple[Group, Group] | None":
+        """This rank's Group, and that in the job's next epoch, with those that wait; None: there are none.
+
+        All living ranks of the job call it; see Group.grow. Raises as that.
+        """
+        assert self._job is not None
+        terms = Terms(__version__, self.name, model)
+        group = self._job.grow(name, ranks, terms, limit_s)
+        return None if group is None else (self._job, group)
 
     def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Those of `ranks` that no message reaches from here, dead or not."""

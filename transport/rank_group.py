@@ -14,6 +14,7 @@ from lanterne.errors import InputError, PeerFailed, TransportError, TransportTim
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ LOOK_S = 2e-3
 # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
 LEFT_GRACE_S = 1.0
 FOREVER_S = 1e6
+# As transport/store/epoch.py has it.
+BEGIN = "lanterne/begin"
 # A meeting's answer comes so much after its limit, at most.
 ANSWER_S = 5.0
 
@@ -40,6 +43,8 @@ class Group:
         host: this host's identity; `hosts` has every rank's. Equal: same kernel, shared memory and network.
         store: None in a job of one rank.
         machine: that of the store's client.
+        epoch: 0, or how often the job has grown since; `newcomers`: ranks that came in then.
+        somebody_waits: to be taken in, as far as is known without asking.
         ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
     """
 
@@ -50,6 +55,9 @@ class Group:
         store: "StoreClient | None" = None,
         store_process: "StoreProcess | None" = None,
         timeout_s: float | None = None,
+        *,
+        epoch: int = 0,
+        newcomers: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -58,6 +66,9 @@ class Group:
         self.host: str = host_identity()
         self.hosts: tuple[str, ...] = (self.host,)
         self.ends_together = False
+        self.epoch = epoch
+        self.newcomers: tuple[int, ...] = tuple(newcomers)
+        self.somebody_waits = False
         self._store_process = store_process
         self._failed: dict[int, str] = {}
         self._left: dict[int, float] = {}
@@ -71,7 +82,10 @@ class Group:
 
     def _join(self, store: "StoreClient", timeout_s: float | None) -> None:
         try:
-            store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
+            if self.epoch:
+                store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)
+            else:
+                store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
             hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
         except BaseException:
             store.close()
@@ -139,6 +153,69 @@ class Group:
         finally:
             self._check_alive()
         return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
+
+    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Group | None":
+        """This rank's Group in the next epoch, with those that waited to be taken in; None: there were none.
+
+        All living ranks of the job call it, with the same `name`, and `ranks`, which are they. The epoch is in force,
+        and this one over, once all of it have said that they are ready (`begin`).
+
+        Raises:
+            InputError: ranks differ in their terms.
+            PeerFailed: of this rank: it came too late, and is dead to the others.
+            TransportError: the store is lost, or `ranks` are not all that live.
+        """
+        assert self.store is not None
+        self._look()
+        self.somebody_waits = False
+        fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), terms.pack(), int(limit_s * 1e3)]
+        try:
+            *came, roll = self.store.call(Kind.GROW, fields, limit_s + ANSWER_S, "grow", self._check_alive)
+        finally:
+            self._check_alive()
+        for each in came:
+            if why := unpack(each[RANK_NBYTES:]).refusal(terms):
+                raise InputError(f"grow: rank {unpack_ranks(each[:RANK_NBYTES])[0]}: {why}")
+        if not roll:
+            return None
+        epoch, world_size, *newcomers = unpack_ranks(roll)
+        before = sorted(unpack_ranks(each[:RANK_NBYTES])[0] for each in came)
+        others = [rank for rank in range(world_size) if rank not in newcomers]
+        rank = others[before.index(self.rank)]
+        store = self.store.again(limit_s)
+        return Group(rank, world_size, store, timeout_s=limit_s, epoch=epoch, newcomers=newcomers)
+
+    @staticmethod
+    def taken_in(
+        store: "StoreClient", terms: Terms, wait_s: float, limit_s: float, place: int = ANY, number: int = -1
+    ) -> "tuple[Group, Terms]":
+        """The Group in the next epoch, and the Terms, of a job that takes this process in; `begin` says whether it has.
+
+        Args:
+            wait_s: for the ranks of the job; `limit_s` is that of each step from then on.
+            place: the rank that it was at the start of the job; ANY; or SPARE: only a dead one's.
+            number: of its guard; -1: none.
+
+        Raises:
+            TransportError: it is not taken in, and why.
+        """
+        fields: list[int | bytes] = [place, number, terms.pack(), int(wait_s * 1e3)]
+        epoch, agreed, ranks = store.call(Kind.APPLY, fields, wait_s + ANSWER_S, "join")
+        world_size, rank, *newcomers = unpack_ranks(ranks)
+        group = Group(rank, world_size, store, timeout_s=limit_s, epoch=epoch, newcomers=newcomers)
+        return group, unpack(agreed)
+
+    def begin(self, limit_s: float) -> bool:
+        """Whether all ranks of this epoch are ready for it: then it is in force, and the one before is over.
+
+        If not, nothing has changed for the ranks that were there before. Raises as `survivors`.
+        """
+        return len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
+
+    def take_over(self, before: "Group") -> None:
+        """`before` was this rank's in the epoch before: leave that."""
+        self._store_process, before._store_process = before._store_process, None
+        before.leave()
 
     def barrier(self, name: str = "lanterne/barrier", timeout_s: float | None = None) -> None:
         """Return once every rank has called it. Raises as `exchange`."""
@@ -268,6 +345,8 @@ class Group:
                 (rank,) = unpack_fields(body, "i")
                 self._left[rank] = self.machine.now_s()
                 self._gone.setdefault(rank, "it has left the job")
+            elif kind == Kind.WAITING_NOTICE:
+                self.somebody_waits = True
             elif kind == Kind.RECORD_NOTICE:
                 key, record = unpack_record(body)
                 if key in self._records:

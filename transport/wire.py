@@ -61,6 +61,10 @@ class Kind(enum.IntEnum):
     MEET = 19
     REPLY = 20
     ERROR = 21
+    APPLY = 22
+    GROW = 23
+    ENTER = 24
+    RESTART = 25
     DIED_NOTICE = 30
     LEFT_NOTICE = 31
     ENDED_NOTICE = 32
@@ -68,6 +72,8 @@ class Kind(enum.IntEnum):
     FAULT_NOTICE = 34
     RECORD_NOTICE = 35
     GOES_ON_NOTICE = 36
+    WAITING_NOTICE = 37
+    RESTART_NOTICE = 38
 
 
 class WireError(TransportError):

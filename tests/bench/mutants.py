@@ -22,7 +22,8 @@ from lanterne.bench.scores.simulation.world import run
 
 # Whose conditions are turned around, one by one.
 MODULES = (
-    *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "members", "server", "values")),
+    *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "epoch", "members")),
+    *(f"lanterne.transport.store.{name}" for name in ("server", "values")),
     *(f"lanterne.transport.board.{name}" for name in ("seat", "sequencer")),
     "lanterne.transport.rank_group",
 )
@@ -36,14 +37,14 @@ REVERTS = {
     ),
     "the store ends with the first rank that dies": (
         "lanterne.transport.store.server", "Store._drop",
-        "connection.rank is not None and self.members.all_came", "connection.rank is not None",
+        "connection.rank is not None and self.members.epoch.all_came", "connection.rank is not None",
     ),
     "of several deaths any is named": (
         "lanterne.transport.rank_group", "Group.check_peers",
         "for rank, reason in self._failed.items():", "for rank, reason in reversed(self._failed.items()):",
     ),
     "who never joined is not told of": (
-        "lanterne.transport.store.members", "Members._absent",
+        "lanterne.transport.store.epoch", "Epoch.absent",
         "if rank not in self._members and rank not in self._left:", "if False:",
     ),
     "a death that a neighbour's death follows is not named": (

@@ -26,13 +26,13 @@ MORE_OPTIONS = {
     **dict.fromkeys(("reduce_scatter", "all_gather", "gather", "scatter"), {"counts"}),
 }
 ATTRIBUTES = {"rank", "world_size", "ranks", "hosts", "transport", "communicator_id"}
-ATTRIBUTES |= {"timeout_s", "tuning", "deterministic"}
+ATTRIBUTES |= {"timeout_s", "tuning", "deterministic", "epoch", "newcomers"}
 METHODS = {
     *COLLECTIVES,
     *(f"start_{name}" for name in COLLECTIVES),
     *("barrier", "start_barrier", "algorithms", "bind", "capture", "arrivals"),
     *("send", "start_send", "recv", "start_recv", "send_recv", "mailbox"),
-    *("split", "group", "shrink", "revoke", "abort", "failure", "close"),
+    *("split", "group", "shrink", "grow", "revoke", "abort", "failure", "close"),
 }
 NAMES = {
     Captured: {"asks", "launch", "close"},

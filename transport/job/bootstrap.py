@@ -34,6 +34,7 @@ from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
+from lanterne.transport.store.terms import ANY, SPARE, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ OPEN_TOKEN = "loopback-without-a-secret"
 # How long a name may have no address yet, and the port of a job that was killed may still be taken.
 RESOLVE_S, PORT_S = 2.0, 4.0
 RETRY_S = 0.1
+# A spare rank waits for so long at most: ten days.
+SPARE_S = 864_000.0
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -116,6 +119,45 @@ def _connect(launch: Launch, timeout_s: float | None) -> Group:
             num_tasks,
         )
     return Group(0, 1)
+
+
+def ask_to_join(
+    address: str, place: int | str | None, terms: Terms, timeout_s: float | None = None
+) -> tuple[Group, Terms]:
+    """The Group that this process enters with the ranks of a job that runs, and its Terms; see collectives/growth.py.
+
+    Args:
+        address: host:port of its store.
+        place: the rank that it was, or stands for; "spare": a dead one's; None: RANK, else any.
+
+    Raises:
+        InputError: an address or a place that cannot be.
+        TransportError: it is not taken in, and why.
+    """
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise InputError(f"join: got {address!r}, expected host:port")
+    number = os.environ.get("RANK", "")
+    if place is None:
+        place = SPARE if os.environ.get("LANTERNE_SPARE") == "1" else int(number) if number.isdecimal() else ANY
+    elif place == "spare":
+        place = SPARE
+    if type(place) is not int or place < SPARE:
+        raise InputError(f"join: got place {place!r}, expected a rank, or 'spare'")
+    token = os.environ.get("LANTERNE_TOKEN")
+    if token is None:
+        if not _is_loopback(host):
+            raise InputError(f"join: got {host} and no LANTERNE_TOKEN, expected that of the job")
+        token = job_secret(f"port {_port('join', port)}") or OPEN_TOKEN
+    store = StoreClient((host, _port("join", port)), token, timeout_s)
+    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    # Only our launcher has guards, each with a number.
+    own = int(number) if number.isdecimal() and "LANTERNE_STORE" in os.environ else -1
+    try:
+        return Group.taken_in(store, terms, SPARE_S if place == SPARE else limit_s, limit_s, place, own)
+    except BaseException:
+        store.close()
+        raise
 
 
 class MeetingPlace(Protocol):

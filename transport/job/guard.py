@@ -2,8 +2,8 @@
 
 MPI launchers kill the whole job when one rank dies, and never tell the others why. So the launcher's child is this
 small process: it runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies,
-tells the store how the rank ended, and ends only when all ranks have, or the store is gone. Whatever the rank leaves
-behind it ends too: it adopts orphans.
+tells the store how the rank ended, and ends only when all ranks have, or the store is gone. With LANTERNE_RESTARTS it
+starts a rank that has failed again. Whatever the rank leaves behind it ends too: it adopts orphans.
 """
 
 import ctypes
@@ -25,6 +25,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TERMINATE_S = 1.0
 # How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would never return.
 EXIT_S = 2.0
+STOPPED = "its launcher asked for it"
 # The store's counter of guards that have started.
 STARTED_KEY = "lanterne/guards"
 # rank, size and rank on this host, as MPICH (and what descends from it) and Open MPI name them.
@@ -94,9 +95,16 @@ class Guard:
 
     Args:
         wakeup: readable once a signal has come.
+        restarts: so often it is started again when it fails, to be taken in by the others.
     """
 
-    def __init__(self, command: list[str], rank: int, client: StoreClient, wakeup: socket.socket) -> None:
+    def __init__(
+        self, command: list[str], rank: int, client: StoreClient, wakeup: socket.socket, restarts: int = 0
+    ) -> None:
+        self._command = command
+        self._restarts = restarts
+        # It waits to be taken in: what befalls the others is not its affair.
+        self._outside = os.environ.get("LANTERNE_SPARE") == "1"
         self._rank = rank
         self._client = client
         self._wakeup = wakeup
@@ -133,7 +141,7 @@ class Guard:
         except BlockingIOError:
             return
         if any(number in STOPPING for number in numbers):
-            self._end_rank(0.0, "its launcher asked for it")
+            self._end_rank(0.0, STOPPED)
 
     def _reap(self) -> None:
         while True:
@@ -149,8 +157,21 @@ class Guard:
                 code, reason = exit_code(status)
                 if code > 128 and self._why:
                     reason += f": {self._why}"
+                if code != 0 and self._restarts and self._why != STOPPED:
+                    self._start_again(reason)
+                    return
                 self._client.call(Kind.ENDED, [self._rank, code, reason.encode()])
                 self._end_descendants()
+
+    def _start_again(self, reason: str) -> None:
+        self._end_descendants()
+        self._restarts -= 1
+        self._client.call(Kind.RESTART, [self._rank, reason.encode()])
+        # What was told until then is of the process that has ended.
+        self._client.notices.clear()
+        self._outside, self._ended, self._why = True, False, ""
+        os.environ["LANTERNE_JOIN"] = os.environ["LANTERNE_STORE"]
+        self._child = _start(self._command)
 
     def _finished(self) -> bool:
         self._client.pump()
@@ -158,13 +179,13 @@ class Guard:
             kind, body = self._client.notices.popleft()
             if kind == Kind.FINISHED_NOTICE:
                 return True
-            if kind == Kind.DIED_NOTICE and not self._ended:
+            if kind == Kind.DIED_NOTICE and not self._ended and not self._outside:
                 dead, _reason = unpack_fields(body, "ib")
                 grace_s = min(survivors_s(), EXIT_S) if dead == self._rank else survivors_s()
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
             if kind == Kind.GOES_ON_NOTICE and self._rank in unpack_ranks(unpack_fields(body, "bb")[1]):
                 # It has done what a survivor can: no end by itself is asked of it any more.
-                self._terminate_at, self._why = float("inf"), ""
+                self._terminate_at, self._why, self._outside = float("inf"), "", False
         return False
 
     def _end_rank(self, delay_s: float, why: str) -> None:
@@ -280,8 +301,10 @@ def main(command: list[str]) -> int:
         reader, _writer = _signals_to_a_socket()
         client.call(Kind.GUARD, [rank, world_size])
         client.add(STARTED_KEY)
+        # A spare has a number beyond the ranks.
+        world_size = max(world_size, rank + 1)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
-        return Guard(command, rank, client, reader).run()
+        return Guard(command, rank, client, reader, int(os.environ.get("LANTERNE_RESTARTS", "0"))).run()
     except LanterneError as error:
         print(f"lanterne: {error}", file=sys.stderr)
         return 1

@@ -30,7 +30,7 @@ from lanterne.transport.store.members import UNKNOWN_CODE
 from lanterne.transport.store.process import StoreProcess
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
-MAX_WORLD_SIZE = 1024
+MAX_WORLD_SIZE, MAX_RESTARTS = 1024, 1000
 # How long mpiexec may take to end after its last rank, or guards after the store; and all after they were told to.
 END_S, STOP_S = 5.0, 3.0
 # How long the launcher may take until all guards have started, and for each of them.
@@ -77,6 +77,9 @@ def launch(
     launcher: str = "mpi",
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
+    *,
+    spares: int = 0,
+    restarts: int = 0,
 ) -> int:
     """Run `command` as `world_size` ranks on this host and return the job's exit code.
 
@@ -87,9 +90,11 @@ def launch(
         launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
         timeout_s: end the job after so many seconds; None: never.
         env: variables that the ranks get beside ours.
+        spares: so many more processes, whose `lanterne.init` waits until they are taken in for ranks that have died.
+        restarts: so often each rank is started again when it fails; its `lanterne.init` waits until it is taken in.
 
     Raises:
-        InputError: no such command or launcher, or a world size that is none.
+        InputError: no such command or launcher, or a world size that is none; spares or restarts by mpiexec.
         Unavailable: no mpiexec, or one that does not make one world of `world_size` ranks; too little shared memory,
             too few file descriptors.
         TransportTimeout: `timeout_s` is over; names the ranks that still ran.
@@ -101,6 +106,12 @@ def launch(
         raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")
     if launcher not in ("mpi", "direct"):
         raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
+    if launcher == "mpi" and (spares or restarts):
+        raise InputError("launch: got spares or restarts by mpiexec, whose ranks end together, expected tcp or ucx")
+    if not (0 <= spares <= MAX_WORLD_SIZE and 0 <= restarts <= MAX_RESTARTS):
+        raise InputError(
+            f"launch: got {spares} spares, {restarts} restarts, expected 0 to {MAX_WORLD_SIZE}, 0 to {MAX_RESTARTS}"
+        )
     survivors_s()  # refuses what cannot be, before anything is started
     mpiexec = find_mpiexec() if launcher == "mpi" else None
     make_room_for_files(world_size)
@@ -120,13 +131,14 @@ def launch(
             "LANTERNE_TOKEN": token,
             "LANTERNE_LAUNCHER": launcher,
             "LANTERNE_WORLD_SIZE": str(world_size),
+            "LANTERNE_RESTARTS": str(restarts),
             JOB_VARIABLE: job,
         }
         check_shared_memory(world_size, variables, mpich=mpiexec is not None)
         watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped)
         processes: list[Process] = []
         try:
-            _start_guards(processes, command, world_size, mpiexec, variables)
+            _start_guards(processes, command, world_size, mpiexec, variables, spares)
             return watch.run(processes, timeout_s)
         finally:
             # Before the store ends: ranks and guards would tell that they have lost it.
@@ -160,6 +172,7 @@ class JobWatch:
         self._stopped = stopped
         self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
         self._lost: set[int] = set()  # without whom the others went on
+        self._needed = set(range(world_size))  # whose end is that of the job: also spares that were taken in
         self._world_size = world_size
         self._start_s = START_S + START_RANK_S * world_size
         client.call(Kind.WATCH)
@@ -184,7 +197,7 @@ class JobWatch:
                 if all(process.returncode is not None for process in processes):
                     self._read_notices()
                     return self._exit_code(processes)
-                if len(self._codes) == self._world_size:
+                if self._needed <= self._codes.keys():
                     deadline = min(deadline, THIS_MACHINE.now_s() + END_S)
                 if THIS_MACHINE.now_s() >= started_by:
                     self._check_started()
@@ -227,10 +240,20 @@ class JobWatch:
                 level = logging.INFO if 0 <= code < 128 else logging.WARNING
                 log.log(level, "lanterne: rank %d %s", rank, reason.decode(errors="replace"))
             if kind == Kind.GOES_ON_NOTICE:
-                group, survivors = map(unpack_ranks, unpack_fields(body, "bb"))
-                if lost := sorted(set(group) - set(survivors)):
-                    self._lost.update(lost)
-                    log.warning("lanterne: rank %s go on without rank %s", _join(survivors), _join(lost))
+                self._go_on(*map(unpack_ranks, unpack_fields(body, "bb")))
+            if kind == Kind.RESTART_NOTICE:
+                rank, reason = unpack_fields(body, "ib")
+                log.warning("lanterne: rank %d %s, and is started again", rank, reason.decode(errors="replace"))
+
+    def _go_on(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Those of `before` have become those of `now`."""
+        lost, new = set(before) - set(now) - self._lost, set(now) & self._lost | set(now) - set(before)
+        self._lost = (self._lost | lost) - new
+        self._needed |= new
+        if lost:
+            log.warning("lanterne: rank %s go on without rank %s", _join(now), _join(sorted(lost)))
+        if new:
+            log.warning("lanterne: rank %s was taken in: %s go on", _join(sorted(new)), _join(now))
 
     def _exit_code(self, processes: Sequence[Process]) -> int:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
@@ -251,7 +274,7 @@ class JobWatch:
         raise TransportTimeout(f"launch: rank {_join(running)} still ran after {timeout_s:g} s and was ended", running)
 
     def _running(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if rank not in self._codes]
+        return sorted(self._needed - self._codes.keys())
 
 
 def _join(ranks: Iterable[int]) -> str:
@@ -268,7 +291,12 @@ def _terminals() -> dict[str, str]:
 
 
 def _start_guards(
-    processes: list[Process], command: Sequence[str], world_size: int, mpiexec: str | None, variables: dict[str, str]
+    processes: list[Process],
+    command: Sequence[str],
+    world_size: int,
+    mpiexec: str | None,
+    variables: dict[str, str],
+    spares: int,
 ) -> None:
     guard = [*own_python(), "-m", "lanterne.transport.job.guard", *command]
     if mpiexec is not None:
@@ -277,6 +305,9 @@ def _start_guards(
     for rank in range(world_size):
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
         processes.append(_popen(guard, variables | place))
+    waits = {"WORLD_SIZE": str(world_size), "LANTERNE_SPARE": "1", "LANTERNE_JOIN": variables["LANTERNE_STORE"]}
+    for number in range(world_size, world_size + spares):
+        processes.append(_popen(guard, variables | waits | {"RANK": str(number), "LOCAL_RANK": str(number)}))
 
 
 def _popen(command: Sequence[str], variables: Mapping[str, str]) -> Process:

@@ -20,7 +20,7 @@ from lanterne.transport.wire import Kind
 RETRY_S = 0.05
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
-    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib", Kind.MEET: "b*"},
+    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
 
 
@@ -87,6 +87,10 @@ class StoreClient:
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Forget `key`; True if it was there."""
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
+
+    def again(self, timeout_s: float | None = None) -> "StoreClient":
+        """Another connection to this store, for another epoch. Raises as StoreClient."""
+        return StoreClient(self.address, self._key.decode(), timeout_s, machine=self.machine)
 
     def secret(self, purpose: bytes) -> bytes:
         """32 bytes for `purpose`, which all who know the job's token can make, and nobody else."""

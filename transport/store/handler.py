@@ -20,17 +20,24 @@ class Refusal(Exception):
 
 
 class Connection:
-    """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
+    """One client. `rank`, with its `epoch`, and `guards` are set once it has joined as a member, or a rank's parent."""
 
-    __slots__ = ("guards", "inbox", "lost", "outbox", "rank", "sock")
+    __slots__ = ("epoch", "guards", "inbox", "lost", "outbox", "rank", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
         self.inbox: bytearray = bytearray()
         self.outbox: bytearray = bytearray()
         self.rank: int | None = None
+        self.epoch: Roll | None = None
         self.guards: int | None = None
         self.lost: str = "its connection ended without goodbye"
+
+
+class Roll(Protocol):
+    """What a connection knows of the Epoch whose member it is."""
+
+    number: int
 
 
 class Service(Protocol):

@@ -4,29 +4,35 @@ The store is one process and answers one request at a time, so every rank of a m
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from lanterne.transport.store.handler import Connection, Refusal, Service
-from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, Kind, pack_ranks, unpack_ranks
+from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, pack_ranks, unpack_ranks
 
 # A rank that gave up waiting for the answer may ask again: so many answers are kept.
 MAX_ANSWERS = 256
 MAX_LIMIT_MS = 86_400_000
 
 
+# What the answer of a meeting to grow ends with: by its ranks, and what they brought.
+Last: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], bytes]
+
+
 class Membership(Protocol):
-    """What a meeting needs of the Members."""
+    """What a meeting needs of the Epoch."""
 
     def rank_of(self, connection: Connection) -> int: ...
     def lives(self, rank: int) -> bool: ...
     def declare_dead(self, rank: int, reason: bytes) -> None: ...
-    def tell_guards(self, kind: Kind, fields: list[int | bytes]) -> None: ...
+    def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
 
 
 @dataclass
 class _Meeting:
     ranks: tuple[int, ...]
+    last: Last | None
     # By rank: (connection, request_id, payload); and those that it cannot reach.
     came: dict[int, tuple[Connection, int, bytes]] = field(default_factory=dict)
     cut: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -44,9 +50,8 @@ class Meetings:
         self._members = members
         self._open: dict[bytes, _Meeting] = {}
         self._answers: OrderedDict[bytes, list[bytes]] = OrderedDict()
-        store.route(Kind.MEET, "bbbbi", self._meet)
 
-    def _meet(
+    def meet(
         self,
         connection: Connection,
         request_id: int,
@@ -55,7 +60,9 @@ class Meetings:
         cut: bytes,
         payload: bytes,
         limit_ms: int,
+        last: Last | None = None,
     ) -> list[bytes] | None:
+        """MEET, and GROW with what it adds."""
         rank = self._members.rank_of(connection)
         if len(key) > MAX_KEY_NBYTES or not 0 <= limit_ms <= MAX_LIMIT_MS:
             raise Refusal("got a meeting with too long a name, or time")
@@ -66,12 +73,17 @@ class Meetings:
             return answer
         meeting = self._open.get(key)
         if meeting is None:
-            meeting = self._open[key] = _Meeting(ranks)
+            meeting = self._open[key] = _Meeting(ranks, last)
             self._store.after(limit_ms / 1e3, lambda: self._end(key, meeting, limit_ms / 1e3))
         elif meeting.ranks != ranks:
             raise Refusal(f"got a meeting of ranks {ranks}, expected {meeting.ranks} as on the other ranks")
         meeting.came[rank] = connection, request_id, payload
         meeting.cut[rank] = unpack_ranks(cut)
+        for name, growing in list(self._open.items()):
+            if growing.last is not None and any(
+                {*growing.ranks} & other.came.keys() for other in self._open.values() if other is not growing
+            ):
+                self._answer(name, growing, b"")
         self._look(key, meeting)
         return None
 
@@ -80,22 +92,36 @@ class Meetings:
 
     def _look(self, key: bytes, meeting: _Meeting) -> None:
         """Answer if nobody is waited for any more."""
-        if self._open.get(key) is not meeting or not meeting.came or self._absent(meeting):
+        if self._open.get(key) is not meeting or not meeting.came:
+            return
+        if meeting.last is not None and not all(map(self._members.lives, meeting.ranks)):
+            self._answer(key, meeting, b"")
+            return
+        if self._absent(meeting):
             return
         if (worst := _worst(meeting)) is not None:
             rank, others = worst
             names = ", ".join(map(str, others))
             self._members.declare_dead(rank, f"there is no path between it and rank {names}".encode())
             return  # `gone` looks again.
+        told = [came[2] for came in meeting.came.values()]
+        last = None if meeting.last is None else meeting.last(meeting.ranks, told)
+        survivors = self._answer(key, meeting, last)
+        if last is None:
+            self._members.met(key, meeting.ranks, survivors)
+
+    def _answer(self, key: bytes, meeting: _Meeting, last: bytes | None) -> list[int]:
+        """The meeting is over: tell those that came, with `last` where there is something; they."""
         del self._open[key]
         survivors = [rank for rank in meeting.ranks if rank in meeting.came]
         answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
+        answer += [] if last is None else [last]
         self._answers[key] = answer
         if len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
         for connection, request_id, _payload in meeting.came.values():
             self._store.reply(connection, request_id, answer)
-        self._members.tell_guards(Kind.GOES_ON_NOTICE, [pack_ranks(meeting.ranks), pack_ranks(survivors)])
+        return survivors
 
     def _end(self, key: bytes, meeting: _Meeting, limit_s: float) -> None:
         """The first one's time is over."""
@@ -109,12 +135,9 @@ class Meetings:
         """A member has died or left."""
         for key, meeting in list(self._open.items()):
             meeting.came.pop(rank, None)
-            if not meeting.came:
+            if self._open.get(key) is meeting and not meeting.came:
                 del self._open[key]
             self._look(key, meeting)
-
-    def connection_closed(self, connection: Connection) -> None:
-        """The Members say what has become of the rank."""
 
 
 def _worst(meeting: _Meeting) -> tuple[int, list[int]] | None:

@@ -1,81 +1,88 @@
-"""The store's list of a job's members: who is in it, who left, who died, and what they do all together."""
+"""The store's list of who takes part in a job: ranks by epochs, guards, the launcher, and who waits to come in."""
 
-from collections.abc import Callable, Container
+from collections.abc import Sequence
 
+from lanterne.transport.store.admissions import Admissions
+from lanterne.transport.store.epoch import Epoch, of_its_epoch
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
-from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
+from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
 
-# How long a lost connection waits for the rank's guard to say what happened to it.
-VERDICT_S = 0.1
 MAX_WORLD_SIZE = 1 << 16
 # The exit code of a rank whose guard ended before it.
 UNKNOWN_CODE = -1
 
 
 class Members:
-    """Membership, death notices, the all-gather that brings members together, and their vote on how to end.
+    """Membership and death notices.
 
-    A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended. A *watcher* is the launcher. A
-    member whose connection ends without goodbye has died.
+    A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended; its number is what its launcher
+    calls it. A *watcher* is the launcher. A member whose connection ends without goodbye has died.
 
-    Attributes: `on_gone`, called with each rank that has died or left; may be set.
+    Attributes: `epoch`, the Epoch in force.
     """
 
     def __init__(self, store: Service) -> None:
         self._store = store
-        self.on_gone: Callable[[int], object] = lambda rank: None
-        self._world_size = 0  # as the first rank says
-        self._members: dict[int, Connection] = {}
+        self._world_size = 0  # that the job began with, as the first rank says
+        self.epoch: Epoch = Epoch(store, self)
+        self._next: Epoch | None = None  # in force once all of its ranks have what it needs
+        self._admissions = Admissions(store, self.epoch)
         self._guards: dict[int, Connection] = {}
         self._watchers: set[Connection] = set()
-        self._left: set[int] = set()
-        self._died: dict[int, bytes] = {}  # why, by rank
-        self._gone: list[tuple[Kind, list[int | bytes]]] = []  # the notices of both
-        self._ended: dict[int, int] = {}  # exit codes, by rank
+        self._ended: dict[int, int] = {}  # exit codes, by number
         self._fault: list[int | bytes] | None = None
-        # By rank: its vote on how to end; (connection, request_id) of who waits for the outcome.
-        self._willing: dict[int, bool] = {}
-        self._ending: dict[int, tuple[Connection, int]] = {}
-        # By name and rank: (connection, request_id, payload).
-        self._gathers: dict[bytes, dict[int, tuple[Connection, int, bytes]]] = {}
         store.route(Kind.JOIN, "ii", self._join)
+        store.route(Kind.ENTER, "ii", self._enter)
         store.route(Kind.GUARD, "ii", self._guard)
         store.route(Kind.WATCH, "", self._watch)
-        store.route(Kind.LEAVE, "", self._leave)
         store.route(Kind.ENDED, "iib", self._end)
+        store.route(Kind.RESTART, "ib", self._restart)
         store.route(Kind.FAULT, "ib", self._report_fault)
-        store.route(Kind.END, "i", self._vote)
-        store.route(Kind.GATHER, "bb", self._gather)
-        store.route(Kind.ABSENT, "b", self._absent)
+        store.route(Kind.LEAVE, "", of_its_epoch(Epoch.leave))
+        store.route(Kind.END, "i", of_its_epoch(Epoch.vote))
+        store.route(Kind.GATHER, "bb", of_its_epoch(Epoch.gather))
+        store.route(Kind.ABSENT, "b", of_its_epoch(Epoch.absent))
+        store.route(Kind.MEET, "bbbbi", of_its_epoch(lambda epoch, *args: epoch.meetings.meet(*args)))
+        store.route(Kind.GROW, "bbbi", of_its_epoch(self._grow))
 
-    def _check_rank(self, connection: Connection, rank: int, world_size: int, taken: Container[int]) -> None:
+    # -- who comes
+
+    def _check_new(self, connection: Connection, world_size: int) -> None:
         if connection.rank is not None or connection.guards is not None:
             raise Refusal("got a second rank from one client")
         if not 1 <= world_size <= MAX_WORLD_SIZE:
             raise Refusal(f"got a world of {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
-        self._world_size = self._world_size or world_size
+        if not self._world_size:
+            self._world_size = world_size
+            self.epoch.begin_with(world_size)
         if world_size != self._world_size:
             raise Refusal(f"got a world of {world_size} ranks, expected {self._world_size} as on the other ranks")
-        if not 0 <= rank < world_size:
-            raise Refusal(f"got rank {rank}, expected 0 to {world_size - 1}")
-        if rank in taken:
-            raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
 
     def _join(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
-        if rank in self._died:
-            raise Refusal(f"got rank {rank}, which is dead to this job: {self._died[rank].decode(errors='replace')}")
-        self._check_rank(connection, rank, world_size, self._members.keys() | self._left)
-        self._members[rank] = connection
-        connection.rank = rank
-        self._store.reply(connection, request_id)
-        self._tell_gone(connection)
+        if self.epoch.number:
+            raise Refusal(f"got rank {rank} of a job that has gone on without it, expected init(join=...)")
+        self._check_new(connection, world_size)
+        self.epoch.enter(connection, request_id, rank)
+        self._admissions.look(self.epoch)
 
-    def _guard(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
-        self._check_rank(connection, rank, world_size, self._guards)
-        self._guards[rank] = connection
-        connection.guards = rank
+    def _enter(self, connection: Connection, request_id: int, number: int, rank: int) -> None:
+        epoch = next((each for each in self._epochs if each.number == number), None)
+        if epoch is None or connection.rank is not None or connection.guards is not None:
+            raise Refusal(f"got rank {rank} of epoch {number}, which is over, or from a client that is another")
+        epoch.enter(connection, request_id, rank)
+
+    @property
+    def _epochs(self) -> list[Epoch]:
+        return [self.epoch] if self._next is None else [self.epoch, self._next]
+
+    def _guard(self, connection: Connection, request_id: int, number: int, world_size: int) -> None:
+        self._check_new(connection, world_size)
+        if number in self._guards or not 0 <= number < MAX_WORLD_SIZE:
+            raise Refusal(f"got rank {number} twice, expected each rank of the job once")
+        self._guards[number] = connection
+        connection.guards = number
         self._store.reply(connection, request_id)
-        self._tell_gone(connection)
+        self.epoch.tell_gone(connection)
 
     def _watch(self, connection: Connection, request_id: int) -> None:
         self._watchers.add(connection)
@@ -83,59 +90,99 @@ class Members:
         if self._fault is not None:
             self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
 
-    def _tell_gone(self, connection: Connection) -> None:
-        """Who has left or died, in that order: who comes late blames the first."""
-        for kind, fields in self._gone:
-            self._store.send(connection, kind, 0, fields)
+    # -- who is taken in
 
-    def _leave(self, connection: Connection, _request_id: int) -> Answer:
-        rank = self.rank_of(connection)
-        self._members.pop(rank)
-        self._tell_left(rank)
-        return ()
+    def _grow(
+        self,
+        epoch: Epoch,
+        connection: Connection,
+        request_id: int,
+        key: bytes,
+        packed: bytes,
+        terms: bytes,
+        limit_ms: int,
+    ) -> Answer:
+        """GROW: a meeting after which those that wait are taken in."""
+        if epoch is not self.epoch:
+            raise Refusal("got a communicator of an epoch that is over, expected the one that grow returned")
+        if others := set(epoch.living) - set(unpack_ranks(packed)):
+            raise Refusal(f"got ranks without {sorted(others)}, expected the communicator of all that live")
 
-    def _tell_left(self, rank: int) -> None:
-        self._left.add(rank)
-        self._gone.append((Kind.LEFT_NOTICE, [rank]))
-        for member in self._members.values():
-            self._store.send(member, Kind.LEFT_NOTICE, 0, [rank])
-        self.on_gone(rank)
+        def take_in(ranks: Sequence[int], told: Sequence[bytes]) -> bytes:
+            made = self._admissions.admit(epoch, ranks, terms) if len(set(told)) == 1 else None
+            if made is None:
+                return b""
+            places, numbers, new = made
+            self._next = Epoch(self._store, self, max(each.number for each in self._epochs) + 1, places)
+            self._next.numbers = tuple(numbers)
+            newcomers = [places.index(place) for place in new]
+            self._admissions.answer(self._next.number, places, terms, newcomers)
+            return pack_ranks((self._next.number, len(places), *newcomers))
 
-    def rank_of(self, connection: Connection) -> int:
-        """The rank of a member."""
-        if connection.rank in self._died:
-            reason = self._died[connection.rank].decode(errors="replace")
-            raise Refusal(f"got a request of rank {connection.rank}, which is dead to this job: {reason}")
-        if connection.rank is None or self._members.get(connection.rank) is not connection:
-            raise Refusal("got a request of a member from a client that has not joined, or has left")
-        return connection.rank
+        return epoch.meetings.meet(connection, request_id, key, packed, b"", terms, limit_ms, take_in)
 
-    def lives(self, rank: int) -> bool:
-        """Whether `rank` is a member, or may become one."""
-        return rank not in self._died and rank not in self._left
+    def begin(self, epoch: Epoch) -> None:
+        """All ranks of `epoch` have what it needs: it is in force."""
+        if epoch is self._next:
+            before, self.epoch, self._next = self.epoch, epoch, None
+            self._tell_who_goes_on(before.numbers, epoch.numbers)
+            self._admissions.look(epoch)
+
+    # -- who goes
+
+    def has_guard(self, number: int) -> bool:
+        """Whether a guard sees to the end of that process."""
+        return number in self._guards
+
+    def on_gone(self, epoch: Epoch, rank: int, reason: bytes | None) -> None:
+        """A rank has died, or without a reason left: guards are told of what befalls the epoch in force."""
+        if epoch is not self.epoch:
+            return
+        if reason is not None:
+            self.tell_guards(Kind.DIED_NOTICE, [epoch.numbers[rank], reason])
+            if self._next is not None:
+                self._next.place_died(epoch.places[rank], reason)
+        self._admissions.look(epoch)
+
+    def on_met(self, epoch: Epoch, ranks: Sequence[int], survivors: Sequence[int]) -> None:
+        """Some ranks go on without those that did not come."""
+        self._tell_who_goes_on([epoch.numbers[rank] for rank in ranks], [epoch.numbers[rank] for rank in survivors])
+
+    def _tell_who_goes_on(self, before: Sequence[int], now: Sequence[int]) -> None:
+        self.tell_guards(Kind.GOES_ON_NOTICE, [pack_ranks(before), pack_ranks(now)])
 
     def tell_guards(self, kind: Kind, fields: list[int | bytes]) -> None:
         """Send a notice to all guards and watchers."""
         for connection in [*self._guards.values(), *self._watchers]:
             self._store.send(connection, kind, 0, fields)
 
-    def _end(self, connection: Connection, _request_id: int, rank: int, code: int, reason: bytes) -> Answer:
-        if connection.guards != rank:
-            raise Refusal(f"got the end of rank {rank} from a client that is not its guard")
-        self._record_end(rank, code, reason)
+    def _check_guard(self, connection: Connection, number: int) -> None:
+        if connection.guards != number:
+            raise Refusal(f"got the end of rank {number} from a client that is not its guard")
+
+    def _end(self, connection: Connection, _request_id: int, number: int, code: int, reason: bytes) -> Answer:
+        self._check_guard(connection, number)
+        self._record_end(number, code, reason)
         return ()
 
-    def _record_end(self, rank: int, code: int, reason: bytes) -> None:
-        if rank in self._ended:
-            return
-        self._ended[rank] = code
+    def _restart(self, connection: Connection, _request_id: int, number: int, reason: bytes) -> Answer:
+        self._check_guard(connection, number)
         for watcher in self._watchers:
-            self._store.send(watcher, Kind.ENDED_NOTICE, 0, [rank, code, reason])
-        if code != 0 or rank in self._members:
-            self.declare_dead(rank, reason)
-        elif rank not in self._left:  # who never joined is not waited for either
-            self._tell_left(rank)
-        if len(self._ended) == self._world_size:
+            self._store.send(watcher, Kind.RESTART_NOTICE, 0, [number, reason])
+        for epoch in self._epochs:
+            epoch.process_ended(number, 1, reason)
+        return ()
+
+    def _record_end(self, number: int, code: int, reason: bytes) -> None:
+        if number in self._ended:
+            return
+        self._ended[number] = code
+        for watcher in self._watchers:
+            self._store.send(watcher, Kind.ENDED_NOTICE, 0, [number, code, reason])
+        for epoch in self._epochs:
+            epoch.process_ended(number, code, reason)
+        # Spares that were never needed are told, too.
+        if {*range(self._world_size), *(self._guards.keys() & {*self.epoch.numbers})} <= self._ended.keys():
             for guard in self._guards.values():
                 self._store.send(guard, Kind.FINISHED_NOTICE, 0)
 
@@ -146,76 +193,14 @@ class Members:
                 self._store.send(watcher, Kind.FAULT_NOTICE, 0, self._fault)
         return ()
 
-    def declare_dead(self, rank: int, reason: bytes) -> None:
-        """From now on `rank` is dead to this job: all are told, it too if it can still hear."""
-        if rank in self._died:
-            return
-        self._died[rank] = reason
-        self._gone.append((Kind.DIED_NOTICE, [rank, reason]))
-        for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
-            self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
-        self._members.pop(rank, None)
-        self.on_gone(rank)
-
-    def _vote(self, connection: Connection, request_id: int, willing: int) -> None:
-        if connection.rank is None:
-            raise Refusal("got a vote from a client that has not joined")
-        self._ending[connection.rank] = (connection, request_id)
-        self._willing.setdefault(connection.rank, bool(willing))
-        self._count_votes()
-
-    def _count_votes(self) -> None:
-        together = all(self._willing.values())
-        if not together or len(self._willing) == self._world_size:
-            for connection, request_id in self._ending.values():
-                self._store.reply(connection, request_id, [int(together)])
-            self._ending.clear()
-
-    def _gather(self, connection: Connection, request_id: int, name: bytes, payload: bytes) -> None:
-        member = self.rank_of(connection)
-        if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
-            raise Refusal(
-                f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}"
-            )
-        entries = self._gathers.setdefault(name, {})
-        entries[member] = (connection, request_id, payload)
-        if len(entries) == self._world_size:
-            del self._gathers[name]
-            payloads = [entries[rank][2] for rank in range(self._world_size)]
-            for waiting, its_request_id, _payload in entries.values():
-                self._store.reply(waiting, its_request_id, payloads)
-
-    @property
-    def all_came(self) -> bool:
-        """Whether every rank of the job has joined, or never will."""
-        return all(map(self.knows, range(self._world_size)))
-
-    def knows(self, rank: int) -> bool:
-        """Whether `rank` has joined, or is known never to."""
-        return rank in self._members or rank in self._left or rank in self._died
-
-    def _absent(self, connection: Connection, _request_id: int, name: bytes) -> Answer:
-        """Who has not come to a gather whose time is over; all are told of those that never joined."""
-        present = self._gathers.get(name, {})
-        absent = [rank for rank in range(self._world_size) if rank not in present]
-        for rank in absent:
-            if rank not in self._members and rank not in self._left:
-                self.declare_dead(rank, f"it did not join within the time of rank {connection.rank}".encode())
-        return absent
-
     def connection_closed(self, connection: Connection) -> None:
-        """The client is gone: a member that has not left is dead, unless its guard knows better."""
+        """The client is gone."""
         self._watchers.discard(connection)
+        self._admissions.connection_closed(connection)
         if connection.guards is not None:
             del self._guards[connection.guards]
             self._record_end(
                 connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost"
             )
-        rank = connection.rank
-        if rank is None:
-            return
-        if self._willing.setdefault(rank, False) is False:
-            self._count_votes()
-        if self._members.get(rank) is connection:
-            lost = connection.lost.encode()
-            self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self.declare_dead(rank, lost))
+        if isinstance(connection.epoch, Epoch):
+            connection.epoch.connection_closed(connection)

@@ -3,7 +3,7 @@
 `python -m lanterne.transport.store.server` prints its port on standard output and serves from one thread until its
 owner closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives
 its job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS, a class for each service, beside the members
-of the job and their meetings.
+of the job.
 
 Strangers are kept out by door.py. Clients are bounded in number and in unread bytes.
 """
@@ -25,7 +25,6 @@ from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
-from lanterne.transport.store.meetings import Meetings
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.values import KeyValues
 
@@ -70,9 +69,7 @@ class Store:
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", self._tell_refused)
         self.members: Members = Members(self)
-        meetings = Meetings(self, self.members)
-        self.members.on_gone = meetings.gone
-        self.handlers: list[Handler] = [self.members, meetings, *(handler(self) for handler in HANDLERS)]
+        self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
             self.after(FIRST_CLIENT_S, self._stop_if_alone)
 
@@ -201,7 +198,7 @@ class Store:
             handler.connection_closed(connection)
         if not self._clients and self._until == "members":
             # The job is over: another one may want the port at once. Else others may still come.
-            over = connection.rank is not None and self.members.all_came
+            over = connection.rank is not None and self.members.epoch.all_came
             self.after(0.0 if over else LINGER_S, self._stop_if_alone)
 
     def _owner_gone(self, owner: int) -> None:

@@ -218,6 +218,10 @@ class TcpTransport(Transport):
 
     # -- communicators that are over
 
+    def somebody_waits(self) -> bool:
+        self._group.check_peers(())
+        return self._group.somebody_waits
+
     def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
 

@@ -240,6 +240,10 @@ class UcxTransport(Transport):
                 if not end.alive:
                     raise PeerFailed(peer, "its connection is closed")
 
+    def somebody_waits(self) -> bool:
+        self._group.check_peers(())
+        return self._group.somebody_waits
+
     def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(rank for rank in ranks if not all(end.alive for end in self._peers.get(rank, ())))
 

@@ -213,7 +213,7 @@ class World:
 
     def _restart(self, rank: int) -> None:
         def again() -> None:
-            has_joined = self._members is not None and self._members.knows(rank)
+            has_joined = self._members is not None and self._members.epoch.knows(rank)
             try:
                 client = StoreClient(ADDRESS, TOKEN, TIMEOUT_S, machine=self.machine)
                 Group(rank, self.scenario.ranks, client, timeout_s=TIMEOUT_S)

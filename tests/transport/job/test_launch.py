@@ -332,3 +332,58 @@ def test_survivors_go_on_and_the_job_ends_well(mark, transport):
     code, output, errors = finish(process, mark)
     assert code == 0 and output == "(1, 3)\n" * 2, (output, errors)
     assert "rank 0, 1, 3 go on without rank 2" in errors and "rank 1, 3 go on without rank 0" in errors
+
+
+GROWS = """
+import os, signal, time
+import numpy as np
+import lanterne
+comm = lanterne.init(timeout_s=30)
+step, more = (-1, 5) if comm.epoch else (0, 5)
+while more:
+    if step == 5 and comm.epoch == 0 and comm.rank == 1 and comm.world_size == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        told = np.empty(comm.world_size, np.int64)
+        comm.all_gather(np.array([step]), told)
+        step = told.max() + 1
+        more -= comm.epoch
+        after = comm.grow()
+    except lanterne.TransportError:
+        after = comm.shrink()
+    comm = after
+    time.sleep(0.02)
+os.write(1, f"{comm.rank} of {comm.world_size} {comm.newcomers} {os.environ['RANK']}\\n".encode())
+comm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("transport", "how", "number"),
+    [
+        ("tcp", "--restarts", 1),
+        ("tcp", "--spares", 3),
+        pytest.param("ucx", "--restarts", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_was_killed_is_started_again_or_a_spare_stands_in_for_it(mark, transport, how, number):
+    command = [sys.executable, "-P", "-m", "lanterne", "launch", "-n", "3", how, "1", "--transport", transport]
+    variables = {name: text for name, text in os.environ.items() if name != "LANTERNE_TRANSPORT"}
+    process = subprocess.Popen(
+        [*command, "--", sys.executable, "-P", "-c", GROWS],
+        env=variables | {MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    code, output, errors = finish(process, mark)
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == ["0 of 3 (1,) 0", f"1 of 3 (1,) {number}", "2 of 3 (1,) 2"], errors
+    assert "rank 0, 2 go on without rank 1" in errors and f"rank {number} was taken in" in errors
+    assert ("is started again" in errors) == (how == "--restarts")
+
+
+@pytest.mark.parametrize("more", [{"spares": 1}, {"restarts": 1}])
+def test_mpiexec_has_neither_spares_nor_restarts(more):
+    with pytest.raises(InputError, match="whose ranks end together, expected tcp or ucx"):
+        launch([sys.executable], 2, "mpi", **more)

@@ -7,7 +7,7 @@ import pytest
 
 from lanterne.transport.store.handler import Refusal
 from lanterne.transport.store.meetings import MAX_ANSWERS, Meetings
-from lanterne.transport.wire import RANK_NBYTES, Kind, WireError, pack_ranks, unpack_ranks
+from lanterne.transport.wire import RANK_NBYTES, WireError, pack_ranks, unpack_ranks
 
 RANKS = (2, 3, 5)
 
@@ -16,11 +16,8 @@ class World:
     """The store and its members, for one meeting after another."""
 
     def __init__(self):
-        self.routes, self.timers, self.answers, self.told, self.dead = {}, [], {}, [], {}
+        self.timers, self.answers, self.told, self.dead = [], {}, [], {}
         self.meetings = Meetings(self, self)
-
-    def route(self, kind, types, function):
-        self.routes[kind] = function
 
     def after(self, delay_s, function):
         self.timers.append(function)
@@ -42,14 +39,13 @@ class World:
             self.dead[rank] = reason
             self.meetings.gone(rank)
 
-    def tell_guards(self, kind, fields):
-        assert kind == Kind.GOES_ON_NOTICE
-        self.told.append(tuple(map(unpack_ranks, fields)))
+    def met(self, key, ranks, survivors):
+        self.told.append((ranks, tuple(survivors)))
 
     def come(self, rank, key=b"k", ranks=RANKS, cut=(), payload=None):
         payload = str(rank).encode() if payload is None else payload
         fields = key, pack_ranks(ranks), pack_ranks(cut), payload, 1000
-        answer = self.routes[Kind.MEET](SimpleNamespace(rank=rank), 1, *fields)
+        answer = self.meetings.meet(SimpleNamespace(rank=rank), 1, *fields)
         if answer is not None:
             self.answers[rank] = parse(answer)
 

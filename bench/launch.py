@@ -1,0 +1,37 @@
+"""Start a job of N ranks on this host, as torchrun does; ranks that fail are started again, or spares stand in.
+
+  lanterne launch -n 4 -- python examples/go_on.py
+  lanterne launch -n 4 --restarts 3 -- python examples/go_on.py     # a rank that fails is started again
+  lanterne launch -n 4 --spares 1 -- python examples/go_on.py       # a fifth process waits to stand in for one
+
+The program calls `lanterne.init()`; one that goes on after a death calls `comm.shrink()` then, and between its steps
+`comm.grow()`, which takes in whoever waits: docs/going-on.md. The exit code is 0 if that of all ranks is that were
+there at the end, else that of the first that failed.
+"""
+
+import argparse
+import os
+
+from lanterne.bench.output.units import whole
+from lanterne.errors import InputError
+from lanterne.transport.job.launch import MAX_RESTARTS, MAX_WORLD_SIZE, launch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument("-n", "--ranks", type=whole(1), required=True, metavar="N", help="start N ranks here")
+    parser.add_argument("--transport", default="tcp", choices=("tcp", "ucx"), help="of the ranks (default tcp)")
+    parser.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more wait to stand in")
+    parser.add_argument(
+        "--restarts", type=whole(0), default=0, metavar="R", help="so often each rank is started again when it fails"
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program, after --")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job; its exit code."""
+    if args.ranks > MAX_WORLD_SIZE or args.restarts > MAX_RESTARTS:
+        most = f"{MAX_WORLD_SIZE} ranks, {MAX_RESTARTS} restarts"
+        raise InputError(f"launch: got {args.ranks} ranks, {args.restarts} restarts, expected at most {most}")
+    env = {"LANTERNE_TRANSPORT": os.environ.get("LANTERNE_TRANSPORT", args.transport)}
+    return launch(args.command, args.ranks, "direct", env=env, spares=args.spares, restarts=args.restarts)

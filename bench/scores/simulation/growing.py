@@ -1,0 +1,273 @@
+"""Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones and spares come.
+
+The program is the one of docs/going-on.md: after each of its steps the ranks look who waits to be taken in, after an
+error those that live go on, and whoever is new gets the state of another. A seed decides all, as in scenario.py.
+"""
+
+import gc
+import random
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lanterne import __version__
+from lanterne.bench.scores.simulation.baton import Actor, Baton, Killed
+from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine, guard
+from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.growth import enter
+from lanterne.collectives.schedule.cost import CostModel
+from lanterne.errors import LanterneError, TransportError
+from lanterne.transport.rank_group import Group
+from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.server import Store
+from lanterne.transport.store.terms import ANY, SPARE, Terms
+from lanterne.transport.tcp.over_tcp import TcpTransport
+
+TOKEN = "a simulated job's token"
+ADDRESS = "10.0.0.1", 4444
+TERMS = Terms(__version__, "tcp", "simulated")
+# Of every wait; until when all is to be over; and how long a rank may wait for a job that goes on, and nobody falls in.
+TIMEOUT_S, LIMIT_S, PROMPT_S = 5.0, 400.0, 8.0
+MODEL = CostModel(1e-4, 1 / 50e6)
+RANKS, STEPS, STEP_S = (2, 6), (10, 50), (0.01, 0.4)
+# How likely a process is killed, frozen or cut off from another; and one that was killed is started again, how soon.
+FALLS = {"kill": 0.3, "freeze": 0.05, "cut": 0.08}
+AGAIN, AGAIN_S = 0.8, (0.0, 2.0)
+FROZEN_S, CUT_S = (8.0, 30.0), (0.001, 2.5)
+# The step of a process, as the baton counts them, at which it falls: between these, EARLY of them while ranks meet.
+FALLS_AT = 20, 400, 9000
+EARLY = 0.35
+MOST_PROCESSES = 14
+
+
+@dataclass
+class Process:
+    """A process that was a rank, or wanted to be. `place`: that which it has, claims, or ANY or SPARE."""
+
+    name: str
+    place: int
+    actor: Actor | None = None
+    befallen: str = ""
+    asked_s: float | None = None  # to be taken in
+    entered_s: float | None = None
+    steps: int = 0
+    total: float = 0.0
+    error: BaseException | None = None
+    groups: list[tuple[tuple[int, int], int, tuple[int, ...]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GrowthOutcome:
+    """What came of a seed: `problems`, none if all is well; ranks that were `taken_in`; `epochs` that began."""
+
+    seed: int
+    problems: tuple[str, ...]
+    digest: int
+    taken_in: int
+    epochs: int
+    seconds: float
+    trace: tuple[tuple[float, str, str], ...] = ()
+
+
+class GrowingWorld:
+    """A job as it happens."""
+
+    def __init__(self, seed: int, *, traced: bool = False) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"growing {seed}")
+        self.baton = Baton(seed, traced=traced)
+        self.machine = SimulatedMachine(self.baton)
+        self.ranks = self.rng.randint(*RANKS)
+        self.steps = self.rng.randint(*STEPS)
+        self.processes: list[Process] = []
+        self.problems: list[str] = []
+        self.fell_s: list[float] = []
+        self.over_s: float | None = None
+
+    def run(self) -> GrowthOutcome:
+        """All of it."""
+        rng, baton = self.rng, self.baton
+        with guard():
+            baton.start("store", self._store)
+            for rank in range(self.ranks):
+                self._begin(f"rank {rank}", rank, joins=False)
+            for _ in range(rng.choice((0, 0, 1, 1, 2))):
+                place = rng.choice((ANY, SPARE))
+                baton.after(rng.uniform(0, 4), partial(self._begin, f"new {len(self.processes)}", place))
+            hanging = baton.run(LIMIT_S)
+        self.problems += [f"hang: after {LIMIT_S:g} s: {place}" for place in hanging]
+        self._judge()
+        taken_in = sum(process.asked_s is not None and bool(process.groups) for process in self.processes)
+        epochs = max((key[0] for process in self.processes for key, _, _ in process.groups), default=0)
+        return GrowthOutcome(
+            self.seed, tuple(self.problems), baton.digest, taken_in, epochs, baton.now_s, tuple(baton.trace)
+        )
+
+    # -- the processes
+
+    def _store(self) -> None:
+        Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine).run()
+
+    def _begin(self, name: str, place: int, *, joins: bool = True) -> None:
+        if len(self.processes) == MOST_PROCESSES or self.baton.is_over:
+            return
+        process = Process(name, place)
+        self.processes.append(process)
+        process.actor = self.baton.start(name, partial(self._live, process, joins))
+        for kind, likely in FALLS.items():
+            first, soon, last = FALLS_AT
+            step = self.rng.randint(first, soon if self.rng.random() < EARLY else last)
+            if self.rng.random() < likely:
+                process.actor.at_step.setdefault(step, []).append(partial(self._befall, process, kind))
+
+    def _befall(self, process: Process, kind: str) -> None:
+        baton, rng, actor = self.baton, self.rng, process.actor
+        assert actor is not None
+        baton.note(f"event: {kind} of {process.name}")
+        process.befallen = process.befallen or kind
+        self.fell_s.append(baton.now_s)
+        if kind == "kill":
+            baton.kill(actor)
+            self.machine.network.close_all(actor)
+            if rng.random() < AGAIN:
+                baton.after(rng.uniform(*AGAIN_S), partial(self._begin, f"{process.name}'", process.place))
+        elif kind == "freeze":
+            actor.stopped_s = baton.now_s + rng.uniform(*FROZEN_S)
+        else:
+            others = [each for each in self.processes if each is not process and each.actor is not None]
+            other = rng.choice([*others, None])
+            if other is not None:
+                other.befallen = other.befallen or kind
+            names = frozenset((actor.name, "store" if other is None else other.name))
+            self.machine.network.cuts[names] = baton.now_s + rng.uniform(*CUT_S)
+
+    def _live(self, process: Process, joins: bool) -> None:
+        try:
+            self._work(process, self._join(process) if joins else self._open(process.place), joins)
+        except Killed:
+            raise
+        except BaseException as error:
+            self.baton.note(f"ends with {type(error).__name__}: {error}")
+            process.error = error
+
+    def _open(self, rank: int) -> Communicator:
+        client = StoreClient(ADDRESS, TOKEN, TIMEOUT_S, early=True, machine=self.machine)
+        group = Group(rank, self.ranks, client, timeout_s=TIMEOUT_S)
+        try:
+            opened = TcpTransport(group, TIMEOUT_S)
+        except BaseException:
+            group.abandon()
+            raise
+        communicator = Communicator(opened, ranks_here=self.ranks, hosts=group.hosts, closes=(opened, group))
+        communicator.tuning.adopt(MODEL, "simulated")
+        return communicator
+
+    def _join(self, process: Process) -> Communicator:
+        process.asked_s = self.baton.now_s
+        while True:
+            client = StoreClient(ADDRESS, TOKEN, TIMEOUT_S, machine=self.machine)
+            try:
+                group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, TIMEOUT_S, process.place)
+            except BaseException:
+                client.close()
+                raise
+            found = enter(group, agreed.transport, Communicator._of_epoch, TIMEOUT_S)
+            if found is not None:
+                process.entered_s = self.baton.now_s
+                return found
+
+    def _work(self, process: Process, communicator: Communicator, is_new: bool) -> None:
+        knows, agreed, step_s = not is_new, False, self.rng.uniform(*STEP_S)
+        with communicator:
+            while True:
+                try:
+                    if not agreed:
+                        self._note_group(process, communicator)
+                        self._agree(process, communicator, knows)
+                        knows = agreed = True
+                    if process.steps == self.steps:
+                        self.over_s = self.over_s or self.baton.now_s
+                        return
+                    self._step(process, communicator)
+                    self.machine.sleep(step_s)
+                    after = communicator.grow(TERMS.model)
+                    agreed = after is communicator
+                except TransportError as error:
+                    self.baton.note(f"gets {type(error).__name__}: {error}")
+                    after, agreed = communicator.shrink(), False
+                communicator = after
+
+    def _note_group(self, process: Process, communicator: Communicator) -> None:
+        self.baton.note(f"is rank {communicator.rank} of {communicator.ranks}, epoch {communicator.epoch}")
+        key = communicator.epoch, communicator.communicator_id
+        process.groups.append((key, communicator.rank, communicator.ranks))
+
+    def _agree(self, process: Process, communicator: Communicator, knows: bool) -> None:
+        """Have the state of whoever is furthest."""
+        told: Any = np.empty((communicator.world_size, 3))
+        communicator.all_gather(np.array([knows, process.steps, process.total]), told)
+        known = told[told[:, 0] == 1]
+        if not len(known):
+            raise RuntimeError("nobody knows the state")
+        for steps in set(known[:, 1]):
+            if len(set(known[known[:, 1] == steps, 2])) > 1:
+                self.problems.append(f"apart: {process.name}: states after step {steps:g} are {known[:, 2]}")
+        furthest = known[known[:, 1].argmax()]
+        process.steps, process.total = int(furthest[1]), float(furthest[2])
+
+    def _step(self, process: Process, communicator: Communicator) -> None:
+        give, out = process.steps + 1.0, np.full(500, -1.0)
+        communicator.all_reduce(np.full(500, give), out, algorithm="ring")
+        if not (out == give * communicator.world_size).all():
+            self.problems.append(f"wrong: {process.name}: step {process.steps} gave {out[0]:g}")
+        process.steps, process.total = process.steps + 1, process.total + float(out[0])
+
+    # -- what is to hold
+
+    def _judge(self) -> None:
+        seen: dict[tuple[tuple[int, int], int], str] = {}
+        ranks: dict[tuple[int, int], tuple[int, ...]] = {}
+        for process in self.processes:
+            actor = process.actor
+            assert actor is not None
+            if actor.error is not None:
+                self.problems.append(f"crash: {process.name}: {type(actor.error).__name__}: {actor.error}")
+            if process.error is not None and not isinstance(process.error, LanterneError):
+                self.problems.append(f"crash: {process.name}: {type(process.error).__name__}: {process.error}")
+            for key, rank, members in process.groups:
+                other = seen.setdefault((key, rank), process.name)
+                if other != process.name:
+                    self.problems.append(f"twice: {process.name} and {other} are rank {rank} of communicator {key}")
+                if ranks.setdefault(key, members) != members:
+                    self.problems.append(f"apart: {process.name} has ranks {members} in {key}, others {ranks[key]}")
+            if not process.befallen:
+                self._judge_end(process)
+                left = [sock for sock in self.machine.network.by_fd.values() if sock.owner is actor]
+                if left and not actor.is_killed:
+                    self.problems.append(f"descriptors: {process.name} leaves {len(left)} of {left[0].peer_name} open")
+
+    def _judge_end(self, process: Process) -> None:
+        """Whom nothing befell gets to the end; whoever asked in time is taken in."""
+        error = f"{type(process.error).__name__}: {process.error}"
+        if process.asked_s is None or process.groups:
+            # Before all had joined a death ends the job, as ever.
+            if process.error is not None and process.groups:
+                self.problems.append(f"gave up: {process.name}: {error}")
+        elif process.place != SPARE and self.over_s is not None:
+            quiet = not any(each.befallen in ("cut", "freeze") for each in self.processes)
+            last_s = max([process.asked_s, *(at_s for at_s in self.fell_s if at_s < self.over_s)])
+            # Somebody else may stand in for it.
+            quiet = quiet and not any(each.place < 0 and each.groups for each in self.processes)
+            if quiet and self.over_s - last_s > PROMPT_S and any(each.groups for each in self.processes):
+                self.problems.append(f"left out: {process.name} was not taken in: {error}")
+
+
+def run(seed: int, *, traced: bool = False) -> GrowthOutcome:
+    """What comes of a seed: the same each time."""
+    gc.disable()
+    try:
+        return GrowingWorld(seed, traced=traced).run()
+    finally:
+        gc.enable()

@@ -1,0 +1,219 @@
+"""An epoch of a job as the store sees it: a numbering of its ranks, who of them lives, and what they do together."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
+from lanterne.transport.store.meetings import Meetings
+from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
+
+# How long a lost connection waits for the rank's guard to say what happened to it.
+VERDICT_S = 0.1
+# Who meet there have all that the epoch needs: from then on it is in force.
+BEGIN_KEY = b"lanterne/begin"
+
+
+class Job(Protocol):
+    """What an epoch needs of the Members."""
+
+    def has_guard(self, number: int) -> bool: ...
+    def on_gone(self, epoch: "Epoch", rank: int, reason: bytes | None) -> None: ...
+    def on_met(self, epoch: "Epoch", ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
+    def begin(self, epoch: "Epoch") -> None: ...
+
+
+class Epoch:
+    """Ranks 0 to n-1 of a job, from its start on, or from when others were taken in; until they are again.
+
+    Args:
+        number: 0 at the start of the job.
+        places: of each rank, ascending: that which it had, or would have had, in epoch 0. Who comes back claims it.
+        numbers: of each rank, that of its guard.
+
+    Attributes: as the arguments; `meetings`.
+    """
+
+    def __init__(self, store: Service, job: Job, number: int = 0, places: Sequence[int] = ()) -> None:
+        self._store = store
+        self._job = job
+        self.number = number
+        self.places: tuple[int, ...] = tuple(places)
+        self.numbers: tuple[int, ...] = self.places
+        self.meetings = Meetings(store, self)
+        self._members: dict[int, Connection] = {}
+        self._left: set[int] = set()
+        self._died: dict[int, bytes] = {}  # why, by rank
+        self._gone: list[tuple[Kind, list[int | bytes]]] = []  # the notices of both
+        # By rank: its vote on how to end; (connection, request_id) of who waits for the outcome.
+        self._willing: dict[int, bool] = {}
+        self._ending: dict[int, tuple[Connection, int]] = {}
+        # By name and rank: (connection, request_id, payload).
+        self._gathers: dict[bytes, dict[int, tuple[Connection, int, bytes]]] = {}
+
+    # -- who is in it
+
+    def begin_with(self, world_size: int) -> None:
+        """It has so many ranks, as the first client of the job says."""
+        self.places = self.numbers = tuple(range(world_size))
+
+    def enter(self, connection: Connection, request_id: int, rank: int) -> None:
+        """`connection` is that of `rank` from now on."""
+        if rank in self._died:
+            raise Refusal(f"got rank {rank}, which is dead to this job: {self._died[rank].decode(errors='replace')}")
+        if not 0 <= rank < len(self.places):
+            raise Refusal(f"got rank {rank}, expected 0 to {len(self.places) - 1}")
+        if rank in self._members or rank in self._left:
+            raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
+        self._members[rank] = connection
+        connection.rank, connection.epoch = rank, self
+        self._store.reply(connection, request_id)
+        self.tell_gone(connection)
+
+    def tell_gone(self, connection: Connection) -> None:
+        """Who has left or died, in that order: who comes late blames the first."""
+        for kind, fields in self._gone:
+            self._store.send(connection, kind, 0, fields)
+
+    def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
+        """Send a notice to all members."""
+        for member in self._members.values():
+            self._store.send(member, kind, 0, fields)
+
+    def leave(self, connection: Connection, _request_id: int) -> Answer:
+        """LEAVE."""
+        rank = self.rank_of(connection)
+        self._members.pop(rank)
+        self._tell_left(rank)
+        return ()
+
+    def _tell_left(self, rank: int) -> None:
+        self._left.add(rank)
+        self._gone.append((Kind.LEFT_NOTICE, [rank]))
+        self.tell(Kind.LEFT_NOTICE, [rank])
+        self.meetings.gone(rank)
+        self._job.on_gone(self, rank, None)
+
+    def rank_of(self, connection: Connection) -> int:
+        """The rank of a member."""
+        if connection.rank in self._died:
+            reason = self._died[connection.rank].decode(errors="replace")
+            raise Refusal(f"got a request of rank {connection.rank}, which is dead to this job: {reason}")
+        if connection.rank is None or self._members.get(connection.rank) is not connection:
+            raise Refusal("got a request of a member from a client that has not joined, or has left")
+        return connection.rank
+
+    def lives(self, rank: int) -> bool:
+        """Whether `rank` is a member, or may become one."""
+        return rank not in self._died and rank not in self._left
+
+    @property
+    def living(self) -> list[int]:
+        """All ranks that live."""
+        return [rank for rank in range(len(self.places)) if self.lives(rank)]
+
+    @property
+    def all_came(self) -> bool:
+        """Whether every rank has joined, or never will."""
+        return all(rank in self._members or not self.lives(rank) for rank in range(len(self.places)))
+
+    def knows(self, rank: int) -> bool:
+        """Whether `rank` has joined, or is known never to."""
+        return rank in self._members or not self.lives(rank)
+
+    # -- ends
+
+    def declare_dead(self, rank: int, reason: bytes) -> None:
+        """From now on `rank` is dead to this job: all are told, it too if it can still hear."""
+        if rank in self._died:
+            return
+        self._died[rank] = reason
+        self._gone.append((Kind.DIED_NOTICE, [rank, reason]))
+        self.tell(Kind.DIED_NOTICE, [rank, reason])
+        self._members.pop(rank, None)
+        self.meetings.gone(rank)
+        self._job.on_gone(self, rank, reason)
+
+    def process_ended(self, number: int, code: int, reason: bytes) -> None:
+        """The process below guard `number` has ended."""
+        if number in self.numbers:
+            rank = self.numbers.index(number)
+            if code != 0 or rank in self._members:
+                self.declare_dead(rank, reason)
+            elif rank not in self._left:  # who never joined is not waited for either
+                self._tell_left(rank)
+
+    def place_died(self, place: int, reason: bytes) -> None:
+        """Whoever has `place` is dead in another epoch, in which it still was."""
+        if place in self.places and self.lives(rank := self.places.index(place)):
+            self.declare_dead(rank, reason)
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The client of a rank is gone: a member that has not left is dead, unless its guard knows better."""
+        rank = connection.rank
+        assert rank is not None
+        if self._willing.setdefault(rank, False) is False:
+            self._count_votes()
+        if self._members.get(rank) is connection:
+            lost = connection.lost.encode()
+            delay_s = VERDICT_S if self._job.has_guard(self.numbers[rank]) else 0
+            self._store.after(delay_s, lambda: self.declare_dead(rank, lost))
+
+    def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:
+        """A meeting is over: who came to it, of whom."""
+        if key == BEGIN_KEY:
+            if len(survivors) == len(self.places):
+                self._job.begin(self)
+        else:
+            self._job.on_met(self, ranks, survivors)
+
+    # -- what all do together
+
+    def vote(self, connection: Connection, request_id: int, willing: int) -> None:
+        """END."""
+        if connection.rank is None:
+            raise Refusal("got a vote from a client that has not joined")
+        self._ending[connection.rank] = (connection, request_id)
+        self._willing.setdefault(connection.rank, bool(willing))
+        self._count_votes()
+
+    def _count_votes(self) -> None:
+        together = all(self._willing.values())
+        if not together or len(self._willing) == len(self.places):
+            for connection, request_id in self._ending.values():
+                self._store.reply(connection, request_id, [int(together)])
+            self._ending.clear()
+
+    def gather(self, connection: Connection, request_id: int, name: bytes, payload: bytes) -> None:
+        """GATHER."""
+        member, world_size = self.rank_of(connection), len(self.places)
+        if len(payload) * world_size > MAX_BODY_NBYTES // 2:
+            raise Refusal(
+                f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // world_size}"
+            )
+        entries = self._gathers.setdefault(name, {})
+        entries[member] = (connection, request_id, payload)
+        if len(entries) == world_size:
+            del self._gathers[name]
+            payloads = [entries[rank][2] for rank in range(world_size)]
+            for waiting, its_request_id, _payload in entries.values():
+                self._store.reply(waiting, its_request_id, payloads)
+
+    def absent(self, connection: Connection, _request_id: int, name: bytes) -> Answer:
+        """ABSENT: who has not come to a gather whose time is over; all are told of those that never joined."""
+        present = self._gathers.get(name, {})
+        absent = [rank for rank in range(len(self.places)) if rank not in present]
+        for rank in absent:
+            if rank not in self._members and rank not in self._left:
+                self.declare_dead(rank, f"it did not join within the time of rank {connection.rank}".encode())
+        return absent
+
+
+def of_its_epoch(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """What a method of Epoch answers for the epoch of the connection."""
+
+    def answer(connection: Connection, *args: object) -> Answer:
+        if not isinstance(connection.epoch, Epoch):
+            raise Refusal("got a request of a member from a client that has not joined, or has left")
+        return function(connection.epoch, connection, *args)
+
+    return answer
