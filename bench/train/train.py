@@ -11,6 +11,7 @@ loss.
   lanterne pipeline train -n 4 --data book.txt --device cuda --adapt                  # has not run on a GPU yet
   lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
+  lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
 take alike; the plan is made for those times. --check trains again in one process and compares the losses of all
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
+from lanterne.bench.train import endure
 from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_held
 from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
@@ -101,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A-B@K=HOW",
         help="break the path between two ranks half-way through iteration K: reset (default) or silent; repeatable",
     )
+    endure.add_arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -126,10 +129,12 @@ def run(args: argparse.Namespace) -> int:
         if args.resume:
             load(args.resume, asdict(setup.settings))
         command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
-        return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
+        launcher = "mpi" if args.transport == "mpi" else "direct"
+        return launch(command, args.ranks, launcher=launcher, spares=args.spares, restarts=args.restarts)
     from lanterne.collectives.jobs import init
 
-    with init(transport=args.transport, timeout_s=timeout_s, spare_rails=rails) as comm:
+    model = endure.name_of(asdict(_fitted(args, 1, 1, 1).settings)) if args.endure else ""
+    with init(transport=args.transport, timeout_s=timeout_s, spare_rails=rails, model=model) as comm:
         document = train(comm, args)
     return _finish(args, document) if document is not None else 0
 
@@ -148,6 +153,7 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
     _memory(args)
     check_publish(args)
+    endure.check(args)
     if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
         raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
     for name in ("pace", "state"):
@@ -193,6 +199,8 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     """Train; rank 0 gets what it found, the others None."""
     from lanterne.pipeline.train.checkpoint import load
 
+    if args.endure:
+        return _train_enduring(comm, args)
     setup = _setup(args, comm.world_size)
     comm.deterministic = comm.deterministic or args.deterministic
     plans, starts = planned(comm, setup, args)
@@ -251,6 +259,61 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     document["held"] = [held._asdict() for held in disturbed.held] if disturbed else []
     document |= {"spill": spilled, "moves": moves}
     return {**document, "results": results} if comm.rank == 0 else None
+
+
+def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> Setup:
+    """The Setup on other ranks than the options say; microbatches are as many in all."""
+    counts = args.microbatches.split(",")
+    total = args.microbatches if len(counts) in (1, copies) else str(sum(map(int, counts)))
+    own = {"stages": places, "data_parallel": copies, "tp": parts, "microbatches": total}
+    return _setup(argparse.Namespace(**vars(args) | own), copies * places * parts)
+
+
+def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
+    """As `train`, with whoever lives."""
+    from lanterne.pipeline.train.checkpoint import TrainingState, load, save
+    from lanterne.pipeline.train.rank_layout import fit_layout
+
+    comm.deterministic = comm.deterministic or args.deterministic
+    path = args.checkpoint or args.resume
+    setups: dict[int, tuple[Setup, tuple[CheckedPlan, ...]]] = {}
+    one = _fitted(args, 1, 1, 1)
+    about, layers = asdict(one.settings), len(one.model().layers)
+
+    def make(comm: Communicator) -> Trainer:
+        copies, places, _ = fit_layout(comm.world_size, args.stages, args.tp, layers).shape
+        setup = _fitted(args, copies, places, args.tp)
+        plans, starts = planned(comm, setup, args)
+        setups[comm.world_size] = setup, plans
+        return setup.trainer(comm, plans, layout=setup.layout, starts=starts, sharded=args.zero1)
+
+    def checkpoint() -> TrainingState | None:
+        return load(path, about) if path and os.path.isfile(path) else None
+
+    training = endure.open_training(comm, args, make, checkpoint, endure.name_of(about))
+    if not comm.newcomers and args.resume:
+        training.trainer.restore(load(args.resume, about))
+    results: dict[int, Record] = {}
+    told_changes = endure.tell(training, args, 0)
+    while training.iterations < args.iterations:
+        done = training.iteration()
+        told_changes = endure.tell(training, args, told_changes)
+        if done is not None:
+            check_finite(done, tells=training.comm.rank == 0)
+            results[done.number] = _record(done, setups[training.comm.world_size][0].settings)
+            if training.comm.rank == 0:
+                _show(list(results.values()), args)
+        last = training.iterations == args.iterations
+        if path and (last or (args.checkpoint_every and training.iterations % args.checkpoint_every == 0)):
+            state = training.state()
+            if state is not None and training.comm.rank == 0:
+                save(path, state, about)
+    training.finish()
+    told_changes = endure.tell(training, args, told_changes)
+    setup, plans = setups[training.comm.world_size]
+    document = _described(setup, plans, args, training.trainer.starts, ())
+    document |= {**endure.summary(training, setup), "results": endure.merged(training.comm, results)}
+    return document if training.comm.rank == 0 else None
 
 
 def _train_mitigated(

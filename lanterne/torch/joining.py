@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from typing import Any, NamedTuple
 
+from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import join
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.jit import load_compiler
@@ -18,11 +19,13 @@ NAME = "lanterne"
 class Options(NamedTuple):
     """What `pg_options` of init_process_group and new_group may be.
 
-    Attributes: `transport`, `deterministic`: as lanterne.join has them.
+    Attributes: `transport`, `deterministic`: as lanterne.join has them. `communicator`: whose ranks, in its order, the
+    group is of, and over which it goes; it is not closed with the group (docs/going-on.md).
     """
 
     transport: str | None = None
     deterministic: bool = False
+    communicator: Communicator | None = None
 
 
 def load_libraries() -> None:
@@ -52,7 +55,10 @@ def create(told: Any, options: Any) -> LanterneGroup:
         whole = _Jobs.whole
         if ranks and whole is not None and options is None:
             return LanterneGroup(whole.communicator.group(ranks, timeout_s), timeout_s, _forget)
-        transport, deterministic = options or Options()
+        transport, deterministic, own = options or Options()
+        if own is not None and not ranks:
+            _Jobs.whole = LanterneGroup(own.group(range(own.world_size), timeout_s), timeout_s, _forget)
+            return _Jobs.whole
         place = _Place(told.store, told.group_id)
         comm = join(place, told.group_rank, told.group_size, transport, timeout_s, deterministic=deterministic)
     group = LanterneGroup(comm, timeout_s, _forget)

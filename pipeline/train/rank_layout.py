@@ -51,3 +51,24 @@ def make_layout(world_size: int, places: int | None = None, copies: int | None =
     places = places or world_size // given
     array = np.arange(world_size).reshape(-1, places, parts)
     return Layout(tuple(tuple(map(tuple, copy)) for copy in array.tolist()))
+
+
+def fit_layout(world_size: int, places: int | None, parts: int, most_places: int) -> Layout:
+    """The Layout of all ranks that there are, with as many `places`, else the next more that go, else the next less.
+
+    More places need less memory of a rank, fewer more.
+
+    Args:
+        places: None: all ranks in one copy, as far as the model goes.
+        most_places: into how many the model can be cut.
+
+    Raises:
+        InputError: `world_size` is no multiple of `parts`.
+    """
+    if world_size % parts:
+        raise InputError(f"layout: got {world_size} ranks for {parts} tensor parts, expected a multiple")
+    pairs = world_size // parts
+    wanted = min(pairs if places is None else places, most_places)
+    divisors = [count for count in range(1, min(pairs, most_places) + 1) if pairs % count == 0]
+    chosen = next((count for count in divisors if count >= wanted), divisors[-1])
+    return make_layout(world_size, chosen, pairs // chosen, parts)

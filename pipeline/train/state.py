@@ -12,6 +12,7 @@ from lanterne.pipeline.execute.stage import StageArray
 from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
 from lanterne.pipeline.train.data_parallel import Copies
+from lanterne.pipeline.train.rank_layout import Layout
 
 # The communicator's tag of these messages.
 TAG = 30
@@ -61,6 +62,42 @@ def _on_host(array: Any) -> Any:
 
 def _averages(stage: LayerStage) -> tuple[StageArray | None, StageArray | None]:
     return stage.optimizer.mean, stage.optimizer.square
+
+
+def seat_units(layout: Layout, rank: int, *, sharded: bool) -> NDArray[np.uint8]:
+    """(units,) 1 for each unit of the state that the seat of `rank` has.
+
+    Units are the weights of each place and part, which all copies have, then the averages of each copy, place and part;
+    those of all copies are alike, and one unit, if they are not `sharded`.
+    """
+    copies, places, parts = layout.shape
+    copy, place, part = layout.where(rank)
+    seats = places * parts
+    units = np.zeros(seats * (1 + (copies if sharded else 1)), np.uint8)
+    seat = place * parts + part
+    units[[seat, seats * (1 + (copy if sharded else 0)) + seat]] = 1
+    return units
+
+
+def seat_places(copies: Copies) -> NDArray[np.int64]:
+    """Where the numbers of `seat_values` are in all VECTORS of the whole model, one behind the other."""
+    found = []
+    for number, stage in copies.stages.items():
+        places, whole = stage.places(), sum(layer.num_whole for layer in stage.model.layers)
+        own = places[copies.part(number)]
+        found += [places, whole + own, 2 * whole + own]
+    return np.concatenate(found)
+
+
+def seat_values(copies: Copies, out: StageArray | None = None) -> StageArray:
+    """(k,) all that this rank has of the state: of each stage weights, and both averages of its part. On the host."""
+    found = []
+    for number, stage in copies.stages.items():
+        count = len(stage.places())
+        own = len(range(count)[copies.part(number)])
+        averages = [np.zeros(own, stage.dtype) if x is None else _on_host(x)[:own] for x in _averages(stage)]
+        found += [_on_host(stage.parameters)[:count], *averages]
+    return np.concatenate(found, out=out)
 
 
 def put_state(state: TrainingState, copies: Copies) -> None:

@@ -111,10 +111,10 @@ class Trainer:
         device: the Device that the stages compute on; None for the CPU.
 
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
-    `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is
-    given in their place; `copy`, `place`, `part`, where this
-    rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what runs an
-    iteration's actions: to be replaced by what does more, such as an Adapter's; `vote`, None or a function of
+    `iterations`, how many are done; `held`, after how many the state of the stages is, None amid a step; `stages`, this
+    rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`, `place`, `part`,
+    where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what
+    runs an iteration's actions: to be replaced by what does more, such as an Adapter's; `vote`, None or a function of
     (measured, gradients_s) that gives a number: their sum over the ranks travels with the losses.
 
     Raises:
@@ -148,6 +148,7 @@ class Trainer:
         self.execute: Callable[..., Measured] = execute
         self.vote: Callable[[Measured, tuple[float, float]], float] | None = None
         self.iterations: int = 0
+        self.held: int | None = 0
         self.spill: Spill | None = None
         self._cap_nbytes = cap_nbytes
         self._spill_nbytes = spill_nbytes
@@ -196,7 +197,9 @@ class Trainer:
                 after=self._after if len(self.plans) > 1 else None,
             )
             ended_s = time.monotonic()
+            self.held = None
             self.copies.step()
+            self.held = self.iterations + 1
             gradients_s = ended_s, time.monotonic()
             vote = self.vote(measured, gradients_s) if self.vote is not None else 0.0
             losses, votes = self._all_losses(first, total, vote)
@@ -290,7 +293,7 @@ class Trainer:
             InputError: it is of another model.
         """
         put_state(state, self.copies)
-        self.iterations = state.iteration
+        self.iterations = self.held = state.iteration
 
     def close(self) -> None:
         """Release the data plane and the communicators that it made."""

@@ -1,0 +1,153 @@
+"""`lanterne pipeline train --endure`: training that goes on without ranks that die, and takes back those that come."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lanterne.bench.output.units import format_time, whole
+from lanterne.errors import InputError
+
+if TYPE_CHECKING:
+    from lanterne.bench.train.job import Setup
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.train.checkpoint import TrainingState
+    from lanterne.pipeline.train.enduring import Change, Enduring
+    from lanterne.pipeline.train.trainer import Trainer
+
+
+class Kill(NamedTuple):
+    """That rank `rank` ends itself by SIGKILL when it is about to compute iteration `iteration`, from 0."""
+
+    rank: int
+    iteration: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of it."""
+    group = parser.add_argument_group("ranks that die", "Over tcp and ucx; docs/going-on.md.")
+    group.add_argument("--endure", action="store_true", help="go on without ranks that die; take in those that come")
+    group.add_argument("--copies", type=int, choices=(0, 1), default=0, help="of each rank's state, in its neighbour")
+    group.add_argument("--copy-every", type=whole(1), default=1, metavar="K", help="iterations (default 1)")
+    group.add_argument("--restarts", type=whole(0), default=0, metavar="R", help="so often a rank is started again")
+    group.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more ranks wait to stand in")
+    group.add_argument(
+        "--kill",
+        action="append",
+        default=[],
+        metavar="R@K",
+        help="kill rank R in iteration K, from 1; repeatable: the next once the job has grown again",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise InputError if the options do not fit each other."""
+    for name in ("copies", "restarts", "spares", "kill"):
+        if getattr(args, name) and not args.endure:
+            raise InputError(f"--{name}: got it without --endure, expected it with that")
+    if not args.endure:
+        return
+    if args.transport not in ("tcp", "ucx"):
+        raise InputError(f"--endure: got --transport {args.transport}, expected tcp or ucx, over which ranks go on")
+    for name in ("mitigate", "adapt", "cap", "spare_rails", "plan", "slow_link", "slow_rank"):
+        if getattr(args, name, None):
+            raise InputError(f"--endure: got --{name.replace('_', '-')} beside it, expected it without that")
+    if args.device != "cpu":
+        raise InputError(f"--endure: got --device {args.device}, expected cpu")
+    for text in args.kill:
+        parse_kill(text, args.ranks)
+
+
+def parse_kill(text: str, ranks: int | None) -> Kill:
+    """The Kill that `R@K` stands for."""
+    rank, at, number = text.partition("@")
+    if not (at and rank.isdecimal() and number.isdecimal() and int(number)) or int(rank) >= (ranks or int(rank) + 1):
+        raise InputError(f"--kill: got {text!r}, expected R@K, a rank of the job and an iteration from 1")
+    return Kill(int(rank), int(number) - 1)
+
+
+def open_training(
+    comm: Communicator,
+    args: argparse.Namespace,
+    make: Callable[[Communicator], Trainer],
+    checkpoint: Callable[[], TrainingState | None],
+    model: str,
+) -> Enduring:
+    """The Enduring that `args` describe, of trainers that `make` makes; `model` is what `name_of` says."""
+    from lanterne.pipeline.train.enduring import Enduring
+
+    kills = [parse_kill(text, None) for text in args.kill]
+
+    def killing(comm: Communicator) -> Trainer:
+        trainer = make(comm)
+        execute = trainer.execute
+
+        def run(*given: Any, **more: Any) -> Any:
+            for number, kill in enumerate(kills):
+                if (trainer.iterations, comm.rank) == (kill.iteration, kill.rank) and comm.epoch == number:
+                    if comm.world_size == args.ranks:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            return execute(*given, **more)
+
+        trainer.execute = run
+        return trainer
+
+    return Enduring(comm, killing, copies=args.copies, every=args.copy_every, checkpoint=checkpoint, model=model)
+
+
+def name_of(about: object) -> str:
+    """What a rank that is taken in must have in common with the others: all that losses depend on."""
+    text = json.dumps(about, default=str, sort_keys=True)
+    return f"train {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def told(change: Change) -> str:
+    """One line about a Change."""
+    done = f"{change.repeated} again, " if change.repeated else ""
+    return (
+        f"# iteration {change.iteration + 1}: {change.why}: {change.ranks} ranks go on, {done}state from "
+        f"{change.source}, in {format_time(change.seconds)}"
+    )
+
+
+def merged(comm: Communicator, results: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of all iterations that any rank heard of, on rank 0. A collective call."""
+    import numpy as np
+
+    mine = np.frombuffer(json.dumps(list(results.values())).encode(), np.uint8)
+    sizes = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([len(mine)]), sizes)
+    every = np.empty(int(sizes.sum()), np.uint8)
+    comm.gather(mine, every if comm.rank == 0 else None, counts=sizes.tolist())
+    found: dict[int, dict[str, Any]] = {}
+    if comm.rank == 0:
+        at = 0
+        for size in sizes.tolist():
+            for record in json.loads(every[at : at + size].tobytes()):
+                found.setdefault(record["iteration"], record)
+            at += size
+    return [found[number] for number in sorted(found)]
+
+
+def tell(training: Enduring, args: argparse.Namespace, so_far: int) -> int:
+    """Print, on rank 0, the changes after the first `so_far`; how many there are."""
+    for change in training.changes[so_far:]:
+        if training.comm.rank == 0:
+            print(told(change), file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
+    return len(training.changes)
+
+
+def summary(training: Enduring, setup: Setup) -> dict[str, Any]:
+    """For JSON: what came of it."""
+    return {
+        "changes_of_ranks": [change._asdict() for change in training.changes],
+        "copy_s": training.copy_s,
+        "settings": asdict(setup.settings),
+    }

@@ -1,0 +1,373 @@
+"""Training that outlives its ranks: those that are left go on, whoever comes back is taken in, nobody starts again.
+
+    training = Enduring(comm, lambda comm: Trainer(comm, ...), copies=1)
+    while training.iterations < 50:
+        print(training.iteration().loss)
+
+After a death the ranks shrink, a Trainer for as many as there are is made, and the state of training is put together
+from what they hold: their own, of the beginning of the iteration at the latest, and copies of their neighbours'. What
+nobody holds comes from a checkpoint. Between iterations those that wait are taken in.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.errors import LanterneError, TransportError, Unavailable
+from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
+from lanterne.pipeline.train.state import seat_places, seat_units, seat_values
+from lanterne.pipeline.train.trainer import Iteration, Trainer
+
+# The communicator's tags of copies, and of what ranks bring together.
+COPY_TAG, GATHER_TAG = 32, 33
+# Of an iteration: nothing is held.
+NONE = -1
+WHOLE = 0
+# What a rank may hold: its state now, at two beginnings before, its neighbour's at two, and all of it.
+MOST_HELD = 6
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+class Change(NamedTuple):
+    """That the ranks have changed.
+
+    Attributes: `iteration` with which training went on; `ranks` that there are; `newcomers`, of those; `repeated`,
+    iterations that are done again; `seconds`, from the error, or the end of an iteration, until then; `source` of the
+    state, "memory", "checkpoint" or "start"; `why`.
+    """
+
+    iteration: int
+    ranks: int
+    newcomers: tuple[int, ...]
+    repeated: int
+    seconds: float
+    source: str
+    why: str
+
+
+@dataclass
+class Held:
+    """The state of a seat of a layout after `iteration` iterations, and `steps` of its optimizer.
+
+    Attributes: `layout`, whose `units` they are, a number; WHOLE: all of the state is one; `units` and `places` as
+    state.py has them, `values` of those.
+    """
+
+    layout: int
+    iteration: int
+    steps: int
+    units: NDArray[np.uint8]
+    places: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+class Enduring:
+    """Training under way, with whoever there is.
+
+    Args:
+        comm: the Communicator of all ranks; ranks are taken in over tcp and ucx.
+        make: makes a Trainer of a Communicator, whatever its size; alike on all ranks.
+        copies: 1: each rank keeps a copy of its neighbour's state, sent while it computes; 0: none does.
+        every: iterations between copies, and so about as many as are done again at most after a death.
+        checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
+        model: see Communicator.grow.
+
+    Attributes: `comm`, `trainer`: those of now; `changes`, a list of Change; `copy_s`, seconds that keeping and waiting
+    for copies has taken.
+
+    Cost: a rank keeps its own state once more, and with copies twice, and its neighbour's twice.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        make: Callable[[Communicator], Trainer],
+        *,
+        copies: int = 0,
+        every: int = 1,
+        checkpoint: Callable[[], TrainingState | None] = lambda: None,
+        model: str = "",
+    ) -> None:
+        self.comm = comm
+        self.changes: list[Change] = []
+        self.copy_s: float = 0.0
+        self._make = make
+        self._copies = copies
+        self._every = every
+        self._checkpoint = checkpoint
+        self._model = model
+        self._own: list[Held] = []  # newest first
+        self._neighbours: list[Held] = []
+        self._coming: tuple[Held, list[MessageRequest]] | None = None
+        self._whole: list[Held] = []  # where this layout began, until copies have been made
+        self._trainer: Trainer | None = None
+        try:
+            if comm.newcomers:
+                self._rebuild(comm, [], time.monotonic(), "it was taken in")
+            else:
+                self._use(make(comm))
+        except TransportError as error:
+            self._go_on(error)
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer on `comm`."""
+        assert self._trainer is not None
+        return self._trainer
+
+    @property
+    def iterations(self) -> int:
+        """How many are done."""
+        return self.trainer.iterations
+
+    def iteration(self) -> Iteration | None:
+        """Take in who waits, and train on the next batch, with whoever there is; every rank calls it.
+
+        After a death that batch, or some before it, is trained on again. None: it is done, but a death kept this rank
+        from hearing of its losses.
+
+        Raises:
+            LanterneError: no Trainer can be made of those that are left, or nobody has some of the state.
+        """
+        wanted = self.iterations
+        while True:
+            try:
+                self._look_around()
+                return self.trainer.iteration()
+            except TransportError as error:
+                self._go_on(error)
+                if self.iterations > wanted:
+                    return None
+
+    def state(self) -> TrainingState | None:
+        """See Trainer.state; None if a death came in between: training goes on from what memory has then."""
+        try:
+            return self.trainer.state()
+        except TransportError as error:
+            self._go_on(error)
+            return None
+
+    def finish(self) -> None:
+        """Return once every rank is here; whoever still lacks something gets it. For the end of training."""
+        wanted = self.iterations
+        with suppress(LanterneError):
+            while True:
+                try:
+                    self.comm.barrier()
+                    break
+                except TransportError as error:
+                    self._go_on(error)
+                    while self.iterations < wanted:
+                        self.iteration()
+        self._close_trainer()
+
+    # -- between iterations
+
+    def _look_around(self) -> None:
+        """Keep what somebody may need, and take in who waits."""
+        if self._whole and self.iterations > self._whole[0].iteration:
+            self._whole = []  # All ranks have had these losses, and have their copies.
+        self._keep()
+        # Again once somebody was taken in: it begins with this, too.
+        started_s = time.monotonic()
+        while (grown := self._grown()) is not self.comm:
+            held = self._live()
+            names = ", ".join(map(str, grown.newcomers))
+            self._rebuild(grown, held, started_s, f"rank {names} was taken in")
+            started_s = time.monotonic()
+
+    def _grown(self) -> Communicator:
+        try:
+            return self.comm.grow(self._model)
+        except Unavailable:
+            return self.comm  # Over this transport nobody comes back.
+
+    def _keep(self) -> None:
+        """Every so often: keep this rank's state, and send it to the next rank."""
+        trainer = self.trainer
+        if trainer.iterations % self._every or (self._own and self._own[0].iteration == trainer.iterations):
+            return
+        started_s = time.monotonic()
+        self._end_copy()
+        # The one before stays until all have a copy of this one.
+        spare = self._own.pop() if len(self._own) > self._copies else None
+        held = self._snapshot(None if spare is None else spare.values)
+        self._own.insert(0, held)
+        if self._copies and self.comm.world_size > 1:
+            self._begin_copy(held)
+        self.copy_s += time.monotonic() - started_s
+
+    def _snapshot(self, out: NDArray[Any] | None = None) -> Held:
+        trainer = self.trainer
+        assert trainer.held is not None
+        values = seat_values(trainer.copies, out)
+        steps = next(iter(trainer.stages.values())).optimizer.steps
+        return Held(self._layout, trainer.held, steps, self._units, self._places, values)
+
+    def _begin_copy(self, held: Held) -> None:
+        comm = self.comm
+        after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        spare = self._neighbours.pop().values if len(self._neighbours) > 1 else np.empty_like(self._before_values)
+        coming = Held(held.layout, held.iteration, held.steps, self._before_units, self._before_places, spare)
+        requests = [
+            comm.start_recv(coming.values, before, tag=COPY_TAG),
+            comm.start_send(held.values, after, tag=COPY_TAG),
+        ]
+        self._coming = coming, requests
+
+    def _end_copy(self, *_: object) -> float:
+        """Wait for the copies under way: before the losses, so that who has those knows that all have their copies."""
+        if self._coming is not None:
+            started_s = time.monotonic()
+            held, requests = self._coming
+            for request in requests:
+                request.wait()
+            self._neighbours.insert(0, held)
+            self._coming = None
+            self.copy_s += time.monotonic() - started_s
+        return 0.0
+
+    # -- when ranks come and go
+
+    def _go_on(self, error: TransportError) -> None:
+        """With those that live, from the latest iteration of which they have all."""
+        started_s, held = time.monotonic(), self._all_held()
+        for _ in range(self.comm.world_size):
+            log.warning("training: %s; it goes on without", error)
+            self.comm = self.comm.shrink()
+            try:
+                self._rebuild(self.comm, held, started_s, str(error))
+                return
+            except TransportError as another:
+                error = another
+        raise error
+
+    def _live(self) -> list[Held]:
+        """The state in the stages, unless that is half of one iteration and half of the next."""
+        return [] if self._trainer is None or self._trainer.held is None else [self._snapshot()]
+
+    def _all_held(self) -> list[Held]:
+        return [*self._live(), *self._own, *self._neighbours, *self._whole]
+
+    def _rebuild(self, comm: Communicator, held: Sequence[Held], started_s: float, why: str) -> None:
+        """A Trainer on `comm`, with the state that all `held` make together."""
+        before = self.iterations if self._trainer is not None else 0
+        self.comm = comm
+        self._close_trainer()
+        trainer = self._make(comm)
+        state, latest = gather_held(comm, held)
+        source = "checkpoint" if state is None else "memory"
+        state = state or self._checkpoint()
+        if state is None and latest <= 0:
+            state, source = trainer.state(), "start"
+        if state is None:
+            raise LanterneError(
+                "training: those that are left do not have all of the state, and there is no checkpoint: expected "
+                "copies in memory (copies=1), or a checkpoint"
+            )
+        trainer.restore(state)
+        values = np.concatenate([getattr(state, name) for name in VECTORS])
+        units, places = np.ones(1, np.uint8), np.arange(len(values), dtype=np.int64)
+        self._whole = [Held(WHOLE, state.iteration, state.steps, units, places, values)]
+        self._use(trainer)
+        self._keep()
+        repeated = max(0, before - state.iteration)
+        seconds = time.monotonic() - started_s
+        self.changes.append(
+            Change(state.iteration, comm.world_size, comm.newcomers, repeated, seconds, source, why)
+        )
+
+    def _use(self, trainer: Trainer) -> None:
+        self._own, self._neighbours, self._coming = [], [], None
+        self._trainer = trainer
+        self._layout = 1 + (self.comm.epoch << 16 | self.comm.communicator_id)
+        trainer.vote = self._end_copy
+        self._units = seat_units(trainer.layout, self.comm.rank, sharded=trainer.copies.sharded)
+        self._places = seat_places(trainer.copies)
+        if self._copies and self.comm.world_size > 1:
+            self._meet_neighbours()
+
+    def _meet_neighbours(self) -> None:
+        """Learn what the copies will be of that come from the rank before."""
+        its = np.empty(2, np.int64)
+        self._hand_around(np.array([len(self._units), len(self._places)]), its)
+        self._before_units: NDArray[np.uint8] = np.empty(its[0], np.uint8)
+        self._before_places: NDArray[np.int64] = np.empty(its[1], np.int64)
+        self._before_values = np.empty(its[1], seat_values(self.trainer.copies).dtype)
+        self._hand_around(self._units, self._before_units)
+        self._hand_around(self._places, self._before_places)
+
+    def _hand_around(self, mine: NDArray[Any], its: NDArray[Any]) -> None:
+        """Send `mine` to the next rank, receive `its` from the one before."""
+        comm = self.comm
+        request = comm.start_send(mine, (comm.rank + 1) % comm.world_size, tag=COPY_TAG)
+        comm.recv(its, (comm.rank - 1) % comm.world_size, tag=COPY_TAG)
+        request.wait()
+
+    def _close_trainer(self) -> None:
+        if self._trainer is not None:
+            # Its communicators may be over, and their transport closed.
+            with suppress(TransportError):
+                self._trainer.close()
+
+
+def gather_held(comm: Communicator, held: Sequence[Held]) -> tuple[TrainingState | None, int]:
+    """The latest state that is complete in what all ranks have `held`, on all of them, None if none is; and how many
+    iterations anybody knows of.
+
+    Cost: the state crosses the link of rank 0 once, and is broadcast.
+    """
+    mine = np.full((1 + MOST_HELD, 4), NONE, np.int64)
+    for row, each in enumerate(held):
+        mine[row] = each.iteration, each.layout, each.steps, len(each.units)
+    mine[-1] = held[0].values.dtype.itemsize if held else 0
+    told = np.empty((comm.world_size, *mine.shape), np.int64)
+    comm.all_gather(mine, told)
+    rows, itemsize = told[:, :-1].reshape(-1, 4), int(told[:, -1, 0].max())
+    latest = int(rows[:, 0].max())
+    for iteration, layout, steps, num_units in sorted({tuple(row) for row in rows.tolist()}, reverse=True):
+        if iteration == NONE:
+            break
+        own = [each for each in held if (each.iteration, each.layout) == (iteration, layout)]
+        units = np.zeros(num_units, np.uint8)
+        for each in own:
+            units |= each.units
+        every = np.empty((comm.world_size, num_units), np.uint8)
+        comm.all_gather(units, every)
+        if every.any(0).all():
+            # A unit that several hold comes from the first of them.
+            first = every.argmax(0) == comm.rank
+            chosen = [each for each in own if each.units[first].any()]
+            return TrainingState(iteration, steps, *_together(comm, chosen, np.dtype(f"f{itemsize}"))), latest
+    return None, latest
+
+
+def _together(comm: Communicator, chosen: Sequence[Held], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """(3, numbers of the model): what the ranks have `chosen`, on all of them."""
+    places = np.concatenate([np.empty(0, np.int64), *(each.places for each in chosen)])
+    values = np.concatenate([np.empty(0, dtype), *(each.values for each in chosen)])
+    counts = np.empty((comm.world_size, 2), np.int64)
+    comm.all_gather(np.array([len(places), places.max(initial=-1) + 1]), counts)
+    whole = np.zeros(int(counts[:, 1].max()), dtype)
+    if comm.rank:
+        if len(places):
+            comm.send(places, 0, tag=GATHER_TAG)
+            comm.send(values, 0, tag=GATHER_TAG)
+    else:
+        whole[places] = values
+        for peer in np.flatnonzero(counts[1:, 0]) + 1:
+            places, values = np.empty(counts[peer, 0], np.int64), np.empty(counts[peer, 0], dtype)
+            comm.recv(places, int(peer), tag=GATHER_TAG)
+            comm.recv(values, int(peer), tag=GATHER_TAG)
+            whole[places] = values
+    comm.broadcast(whole)
+    return whole.reshape(len(VECTORS), -1)

@@ -1,0 +1,218 @@
+"""Training that outlives its ranks has the losses of training in which nobody died."""
+
+import numpy as np
+import pytest
+
+import lanterne
+from lanterne.errors import InputError, LanterneError
+from lanterne.pipeline.model.stage_gpt import gpt
+from lanterne.pipeline.model.text import Batches
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.train.enduring import WHOLE, Enduring, Held, gather_held
+from lanterne.pipeline.train.rank_layout import Layout, fit_layout
+from lanterne.pipeline.train.state import seat_places, seat_units, seat_values
+from lanterne.pipeline.train.trainer import Trainer, plans
+
+SHAPE = vocabulary, length, width, heads, blocks, rows = 17, 8, 8, 2, 4, 2
+MICROBATCHES, ITERATIONS = 6, 8
+TOKENS = np.random.default_rng(0).integers(0, vocabulary, 500)
+
+
+def trainer_of(comm, places, sharded=False):
+    layout = fit_layout(comm.world_size, places, 1, blocks)
+    copies, places, _ = layout.shape
+    counts = [MICROBATCHES // copies + (copy < MICROBATCHES % copies) for copy in range(copies)]
+    made = plans(Problem(places, max(counts), 1, 1, 1), "1f1b", counts)
+    batches = Batches(TOKENS, MICROBATCHES, rows, length, 0)
+    return Trainer(comm, gpt(*SHAPE), batches, made, layout=layout, dtype=np.float64, sharded=sharded)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The losses of one process."""
+
+    def run(comm):
+        trainer = trainer_of(comm, 1)
+        return [trainer.iteration().losses for _ in range(ITERATIONS)]
+
+    return lanterne.spawn(1, run)[0]
+
+
+def run_with_deaths(size, places, falls, **options):
+    """By rank that lived: {iteration: losses}, changes. `falls`: {rank: (iteration, where)}."""
+    found = {}
+
+    def fall(comm, at):
+        raise ZeroDivisionError(f"rank {comm.transport.rank} falls at {at}")
+
+    def run(comm):
+        sharded = options.get("sharded", False)
+        more = {name: value for name, value in options.items() if name != "sharded"}
+
+        def make(comm):
+            trainer = trainer_of(comm, places, sharded)
+            iteration, where = falls.get(comm.transport.rank, (None, None))
+            execute, step = trainer.execute, trainer.copies.step
+
+            def executes(*args, **kwargs):
+                if trainer.iterations == iteration and where == "execute":
+                    fall(comm, where)
+                return execute(*args, **kwargs)
+
+            def steps():
+                if trainer.iterations == iteration and where == "step":
+                    fall(comm, where)
+                step()
+                if trainer.iterations == iteration and where == "losses":
+                    fall(comm, where)
+
+            trainer.execute, trainer.copies.step = executes, steps
+            return trainer
+
+        training = Enduring(comm, make, **more)
+        losses = {}
+        while training.iterations < ITERATIONS:
+            done = training.iteration()
+            if done is not None:
+                losses[done.number] = done.losses
+        training.finish()
+        found[comm.transport.rank] = losses, training.changes
+
+    with pytest.raises(ZeroDivisionError):
+        lanterne.spawn(size, run)
+    return found
+
+
+@pytest.mark.parametrize("where", ["execute", "step", "losses"])
+@pytest.mark.parametrize(
+    ("size", "places", "falls", "options"),
+    [
+        (3, 1, (1,), {}),
+        (4, 2, (3,), {"copies": 1}),
+        (4, 2, (0,), {}),
+        (4, 2, (2,), {"copies": 1, "sharded": True}),
+        (3, 3, (1,), {"copies": 1, "every": 2}),
+    ],
+    ids=["copies of the whole", "2x2", "2x2, its copy has it all", "2x2 ZeRO-1", "pipeline of 3, every second"],
+)
+def test_losses_are_those_of_a_job_where_nobody_fell(alone, size, places, falls, options, where):
+    found = run_with_deaths(size, places, {rank: (4, where) for rank in falls}, **options)
+    assert sorted(found) == [rank for rank in range(size) if rank not in falls]
+    heard = set()
+    for losses, changes in found.values():
+        heard |= losses.keys()
+        for number, values in losses.items():
+            np.testing.assert_allclose(values, alone[number], rtol=1e-9)
+        (change,) = changes
+        assert change.ranks == size - 1 and change.source == "memory"
+        assert change.repeated <= options.get("every", 1)
+        assert 4 - options.get("every", 1) <= change.iteration <= 5
+    assert heard == set(range(ITERATIONS))
+
+
+def test_two_die_one_after_the_other(alone):
+    found = run_with_deaths(4, 2, {3: (2, "execute"), 1: (5, "step")}, copies=1)
+    assert sorted(found) == [0, 2]
+    for losses, changes in found.values():
+        assert [change.ranks for change in changes] == [3, 2]
+        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
+
+
+def test_what_only_the_dead_one_had_comes_from_the_checkpoint_or_is_named(alone):
+    def at(comm, iteration):
+        trainer = trainer_of(comm, 1)
+        for _ in range(iteration):
+            trainer.iteration()
+        return trainer.state()
+
+    saved = lanterne.spawn(1, at, 3)[0]
+    found = run_with_deaths(3, 3, {1: (5, "execute")}, checkpoint=lambda: saved)
+    for losses, changes in found.values():
+        assert [(change.iteration, change.repeated, change.source) for change in changes] == [(3, 2, "checkpoint")]
+        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
+
+    errors = []
+
+    def run(comm):
+        training = Enduring(comm, lambda comm: trainer_of(comm, 3))
+        while comm.rank != 1 or training.iterations < 5:
+            try:
+                training.iteration()
+            except LanterneError as error:
+                errors.append(str(error))
+                return
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        lanterne.spawn(3, run)
+    said = "those that are left do not have all of the state, and there is no checkpoint"
+    assert len(errors) == 2 and all(said in each for each in errors)
+
+
+def test_a_death_in_the_first_iteration_starts_again(alone):
+    found = run_with_deaths(3, 3, {2: (0, "execute")})
+    for losses, changes in found.values():
+        assert changes[0].iteration == 0 and changes[0].source in ("start", "memory")
+        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("size", "places", "most", "shape"),
+    [
+        (4, 2, 9, (2, 2, 1)),
+        (3, 2, 9, (1, 3, 1)),
+        (3, 2, 2, (3, 1, 1)),
+        (5, 2, 9, (1, 5, 1)),
+        (5, 2, 4, (5, 1, 1)),
+        (6, 4, 9, (1, 6, 1)),
+        (1, 4, 9, (1, 1, 1)),
+        (6, None, 4, (2, 3, 1)),
+    ],
+)
+def test_layouts_fit_as_many_ranks_as_there_are(size, places, most, shape):
+    assert fit_layout(size, places, 1, most).shape == shape
+
+
+def test_tensor_parts_must_divide():
+    assert fit_layout(6, 2, 2, 9).shape == (1, 3, 2)
+    with pytest.raises(InputError, match="got 3 ranks for 2 tensor parts"):
+        fit_layout(3, 1, 2, 9)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_seats_have_all_units_together_and_no_two_places_the_same(sharded):
+    layout = Layout((((0, 1), (2, 3)), ((4, 5), (6, 7))))
+    units = np.array([seat_units(layout, rank, sharded=sharded) for rank in range(8)])
+    assert units.any(0).all() and (units.sum(1) == 2).all()
+    assert (units.sum(0) == (([2] * 4 + [1] * 8) if sharded else [2] * 8)).all()
+
+
+def test_a_seat_is_what_the_state_says():
+    def run(comm):
+        trainer = trainer_of(comm, 2, sharded=True)
+        for _ in range(2):
+            trainer.iteration()
+        whole = np.concatenate([getattr(trainer.state(), name) for name in ("parameters", "mean", "square")])
+        np.testing.assert_array_equal(seat_values(trainer.copies), whole[seat_places(trainer.copies)])
+
+    lanterne.spawn(4, run)
+
+
+def test_the_latest_complete_state_is_taken():
+    def held(layout, iteration, units, places, value):
+        units, places = np.array(units, np.uint8), np.array(places)
+        return Held(layout, iteration, iteration, units, places, np.full(len(places), float(value)))
+
+    has = {
+        0: [held(5, 3, [1, 0], [0, 1, 2], 30), held(5, 2, [1, 0], [0, 1, 2], 20)],
+        1: [held(5, 2, [0, 1], [3, 4, 5], 21), held(5, 1, [0, 1], [3, 4, 5], 11)],
+        2: [held(WHOLE, 1, [1], range(6), 1)],
+    }
+
+    def run(comm, without):
+        state, latest = gather_held(comm, [] if comm.rank in without else has[comm.rank])
+        return None if state is None else (state.iteration, state.steps, state.parameters.tolist(), latest)
+
+    assert lanterne.spawn(3, run, ()) == [(2, 2, [20.0, 20.0], 3)] * 3
+    assert lanterne.spawn(3, run, (1,)) == [(1, 1, [1.0, 1.0], 3)] * 3
+    assert lanterne.spawn(3, run, (2, 0)) == [None] * 3
