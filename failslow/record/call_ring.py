@@ -154,7 +154,7 @@ class RingReader:
     """Reads what a RingWriter writes into file `path`, from its oldest record on.
 
     Attributes: `header`; `lost`, records that were overwritten before they were read; `open`, by index, the calls that
-    have begun and not ended, as of the last take.
+    have begun and not ended, as of the last take; `latest`, the index of the latest call that has, -1 before.
 
     Raises:
         ValueError, OSError: no such log.
@@ -169,6 +169,7 @@ class RingReader:
         self._names: dict[int, str] = {}
         self.lost: int = 0
         self.open: dict[int, RecordedCall] = {}
+        self.latest: int = -1
 
     @property
     def beat_s(self) -> float:
@@ -213,6 +214,7 @@ class RingReader:
                 del self.open[index]
             elif end_s != OPEN_S:
                 found.append(call._replace(start_s=start_s, end_s=end_s))
+                self.latest = max(index, self.latest)
                 del self.open[index]
         return found
 
@@ -220,7 +222,7 @@ class RingReader:
         """Append to `found` what there is up to the end of the ring."""
         first = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
         # Most of what a watched job pays for: as few steps for each call as there can be.
-        names, due, make, append = self._names, self._next, tuple.__new__, found.append
+        names, due, make, append, ended = self._names, self._next, tuple.__new__, found.append, 0
         with memoryview(self._map) as whole, whole[first:] as rest:
             for number, name, ranks, communicator, nbytes, start_s, end_s in RECORD.iter_unpack(rest):
                 if number != due:
@@ -236,8 +238,9 @@ class RingReader:
                     self.open[due - 1] = call
                 else:
                     append(call)
+                    ended = due
                 due += 1
-        self._next = due
+        self._next, self.latest = due, max(ended - 1, self.latest)
 
     def _name(self, number: int) -> str:
         offset = 4096 + number * NAME_NBYTES

@@ -151,7 +151,12 @@ class HangFinder:
                     self._longest_s[key] = max(call.end_s - call.start_s, self._longest_s.get(key, 0.0))
 
     def look(
-        self, now_s: float, opened: Mapping[int, Mapping[int, RecordedCall]], iteration_s: float, world_size: int | None
+        self,
+        now_s: float,
+        opened: Mapping[int, Mapping[int, RecordedCall]],
+        iteration_s: float,
+        world_size: int | None,
+        latest: Mapping[int, int] | None = None,
     ) -> list[Hang]:
         """What is new: a call that waits, becomes an incident, waits for others, or goes on.
 
@@ -160,11 +165,13 @@ class HangFinder:
             opened: of every rank whose log is known, the calls that have not ended, by index.
             iteration_s: what one usually takes, 0 where that is not known.
             world_size: ranks of the job, None where that is not known.
+            latest: of every rank, the index of the latest call that has ended; None: by when calls began, which of
+                those that a device times is not when they were made.
         """
         if self._looked_s is not None:
             self._clock_s += min(max(now_s - self._looked_s, 0.0), LONGEST_STEP_S)
         self._looked_s = now_s
-        blocked = self._blocked(opened)
+        blocked = self._blocked(opened, latest)
         status_s = max(self.thresholds.status_s, STATUS_ITERATIONS * iteration_s)
         longest = max((one.age_s for one in blocked.values()), default=0.0)
         if longest < status_s:
@@ -196,7 +203,9 @@ class HangFinder:
         """Of each communicator, the calls that `rank` has begun."""
         return self._ended.get(rank, Counter()) + Counter(c.communicator for c in calls.values() if c.ranks > 1)
 
-    def _blocked(self, opened: Mapping[int, Mapping[int, RecordedCall]]) -> dict[int, Blocked]:
+    def _blocked(
+        self, opened: Mapping[int, Mapping[int, RecordedCall]], latest: Mapping[int, int] | None
+    ) -> dict[int, Blocked]:
         """The ranks whose latest call has not ended, or was only queued."""
         found: dict[int, Blocked] = {}
         seen: dict[tuple[int, int], float] = {}
@@ -209,7 +218,7 @@ class HangFinder:
             if calls:
                 index = max(calls)
                 call = calls[index]
-                if last is not None and last.start_s > call.start_s:
+                if last is not None and (last.start_s > call.start_s if latest is None else latest[rank] > index):
                     continue  # Another thread goes on.
             elif last is not None and last.ranks > 1 and last.name in self._queued.get(rank, ()):
                 index, call = -1, last
@@ -228,11 +237,11 @@ class HangFinder:
     ) -> Hang | None:
         """The Hang that explains the ranks that wait; None where they wait for nobody."""
         waits: dict[tuple[int, int], list[int]] = {}
-        # A call that was only queued, and to which all have come, holds nobody.
+        # A call that is only queued, and to which all have come, holds nobody: a device may compute for long before it.
         blocked = {
             rank: one
             for rank, one in blocked.items()
-            if one.call.end_s == OPEN_S
+            if (one.call.end_s == OPEN_S and one.call.name not in self._queued.get(rank, ()))
             or any(
                 begun.get(member, Counter())[one.call.communicator] < one.number
                 for member in self._members(one.call.communicator, one.call.ranks, begun, world_size)[0]

@@ -153,7 +153,8 @@ class JobLog:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         latest = [time_s for _, _, time_s in islice(reversed(self.iterations), USUAL)]
-        return self._finder.look(now_s, opened, median(latest) if latest else 0.0, self.world_size)
+        ended = {rank: reader.latest for rank, reader in self._readers.items()}
+        return self._finder.look(now_s, opened, median(latest) if latest else 0.0, self.world_size, ended)
 
     def _find_logs(self) -> None:
         for path in sorted(self.folder.glob("rank-*.calls")):

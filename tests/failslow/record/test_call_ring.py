@@ -104,3 +104,22 @@ def test_bad_headers(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(ValueError):
         RingReader(tmp_path / "empty")
+
+
+def test_what_is_known_later_of_calls_that_were_queued(tmp_path):
+    """When they began, which is told; and which of those that have ended was made last."""
+    path = tmp_path / "calls"
+    writer = RingWriter(path, {}, 16)
+    reader, channel = RingReader(path), writer.channel("all_reduce", 4, 7)
+    places = [channel.begin(8, 1.0), channel.begin(8, 2.0), channel.begin(8, 3.0)]
+    assert reader.take() == [] and (reader.latest, reader.timed) == (-1, 0)
+    channel.begun(places[1], 7.0)
+    channel.end(places[1], 9.0)
+    assert reader.take() == [RecordedCall("all_reduce", 4, 7, 8, 7.0, 9.0)]
+    assert (reader.latest, reader.timed, sorted(reader.open)) == (1, 1, [0, 2])
+    channel.end(places[0], 9.5)
+    assert [call.start_s for call in reader.take()] == [1.0] and reader.latest == 1
+    write(writer, *range(20))
+    # Its place is another's by now.
+    channel.begun(places[2], 4.0)
+    assert {8 * call.start_s - call.nbytes for call in reader.take()} == {0.0} and reader.timed == 1

@@ -198,6 +198,28 @@ def test_calls_that_are_only_queued_wait_later(tmp_path):
     assert [(hang.ranks, hang.is_incident) for hang in job.told] == [((2,), False), ((2,), True)]
 
 
+def test_calls_that_a_device_times_may_end_late_and_begin_later_than_others_were_made(tmp_path):
+    """The program is ahead of its devices: open calls were made before those began that have ended."""
+    job = Job(tmp_path)
+    for rank in range(RANKS):
+        job.finder.add_rank(rank, ["all_reduce"])
+    for _ in range(3):
+        job.call(range(RANKS))
+    latest = {}
+    for rank, calls in job.opened.items():
+        index, call = next(iter(calls.items()))
+        latest[rank] = index
+        job.finder.add(rank, [calls.pop(index)._replace(start_s=job.now_s + 200, end_s=job.now_s + 201)])
+        assert call.start_s == job.now_s
+    look = job.finder.look
+    job.finder.look = lambda *arguments: look(*arguments, latest)
+    job.run(60)
+    assert not job.told, "all have come, and their devices compute"
+    job.call([0, 1, 3])
+    job.run(PATIENCE_S + 1)
+    assert [(hang.ranks, hang.is_incident) for hang in job.told] == [((2,), False), ((2,), True)]
+
+
 def test_a_log_with_holes_is_no_suspect_and_a_reader_that_slept_knows_nothing(tmp_path):
     job = Job(tmp_path)
     job.finder.lose(2)
