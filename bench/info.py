@@ -194,7 +194,12 @@ def _cupy() -> Component:
 def _nccl() -> Component:
     module, reason = _load("cupy.cuda.nccl")
     if module is not None and getattr(module, "available", False):
-        return _part("NCCL", True, str(module.get_version()))
+        from lanterne.transport.nccl.versions import misfit, version_text, with_cupy
+
+        found = with_cupy(importlib.import_module("cupy"), module.get_version())
+        fits = misfit(found)
+        detail = f"got {found}, expected {fits}" if fits else version_text(module.get_version())
+        return _part("NCCL", not fits, detail)
     return _part(
         "NCCL", False, reason or "CuPy found no libnccl.so.2", "pip install '.[cuda13]' or '.[cuda12]'"
     )

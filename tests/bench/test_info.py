@@ -2,11 +2,13 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from lanterne.bench import info
 from lanterne.bench.cli import main
+from lanterne.transport.nccl import versions
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,21 @@ def test_a_gpu_is_what_cuda_can_use(monkeypatch, cuda, smi, expected):
     monkeypatch.setattr(info, "_ask", lambda command: (True, smi) if command[0] == "nvidia-smi" else ask(command))
     found = info._gpu()
     assert (found["available"], found["detail"], found["reason"]) == expected
+
+
+@pytest.mark.parametrize("driver", [12040, 13000])
+def test_versions_that_do_not_go_together_are_told(monkeypatch, driver):
+    runtime = SimpleNamespace(driverGetVersion=lambda: driver)
+    cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
+    nccl = SimpleNamespace(available=True, get_version=lambda: 23007)
+    monkeypatch.setattr(info, "_load", lambda name: (nccl, None))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(versions, "_is_installed", {"cupy-cuda13x", "nvidia-nccl-cu13"}.__contains__)
+    found = info._nccl()
+    assert found["available"] == (driver == 13000) and (found["detail"] or "2.30.7") == "2.30.7"
+    if driver != 13000:
+        assert "driver CUDA 12.4, NCCL 2.30.7 for CUDA 13, binding CuPy 14.2.0 for CUDA 13" in found["reason"]
+        assert "a driver from 580 on" in found["reason"]
 
 
 def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
