@@ -34,12 +34,12 @@ class HostCore:
 
 
 class HostMade:
-    """A communicator of nccl.core: `ptr` is what bindings know it by."""
+    """A communicator of nccl.core; one that a `parent` is shrunk to is that one's work."""
 
-    def __init__(self, core, unique_id, world_size, rank):
+    def __init__(self, core, unique_id, world_size, rank, parent=None):
         self.core, self.unique_id, self.world_size, self.rank = core, unique_id, world_size, rank
-        self.ptr = id(self)
-        MADE[self.ptr] = self
+        self.parent = parent
+        MADE[id(self)] = self
         self.communicator, self.error, self.gone, self.revoked = None, None, False, False
         self._busy = []
         self.begin(lambda: setattr(self, "communicator", HostCommunicator(core.nccl, world_size, unique_id, rank)))
@@ -57,6 +57,11 @@ class HostMade:
         thread = threading.Thread(target=run, daemon=True)
         self._busy = [thread]
         thread.start()
+
+    @property
+    def ptr(self):
+        """What bindings know it by; 0 while it is being made of another."""
+        return 0 if self.parent is not None and self.in_progress else id(self)
 
     @property
     def in_progress(self):
@@ -90,7 +95,9 @@ class HostMade:
         self.core.log.append(("shrink", self.rank))
         left = [rank for rank in range(self.world_size) if rank not in absent]
         unique_id = bytes(byte ^ 0x5A for byte in self.unique_id[:120]) + bytes(8 * [1 + sum(absent)])
-        return HostMade(self.core, unique_id, len(left), left.index(self.rank))
+        made = HostMade(self.core, unique_id, len(left), left.index(self.rank), self)
+        self._busy = made._busy
+        return made
 
     def abort(self):
         assert not self.gone

@@ -155,6 +155,8 @@ class Nccl4pyCommunicator:
         """
         core = self._library.core
         made = self._made.shrink(list(absent), core.NCCLConfig(blocking=False), core.CommShrinkFlag.ABORT)
+        # It has no address before its parent is done with it.
+        self.settle(limit_s)
         return Nccl4pyCommunicator(self._library, made).started(limit_s)
 
     def abort(self) -> None:
