@@ -405,7 +405,10 @@ class JobLog:
                 notes.append(f"rank {rank}: {reader.lost} calls came faster than they were read and are not counted")
             if reader.faults:
                 notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
-        if untimed := [rank for rank, one in self._readers.items() if one.header.get("queued") and not one.timed]:
+        names = {name for name, _ in self._calls}
+        made = names - {DDP_FORWARD, DDP_BACKWARD}
+        queues = [rank for rank, one in self._readers.items() if made.intersection(one.header.get("queued", ()))]
+        if untimed := [rank for rank in queues if not self._readers[rank].timed]:
             notes.append(f"{join_ranks(sorted(untimed))}: calls on GPUs show when they were queued, not what they took")
         elif any(reader.timed for reader in self._readers.values()):
             notes.append("calls on GPUs are timed by the device, by events around them")
@@ -420,7 +423,6 @@ class JobLog:
             notes.append(f"{timed}: the first {SKIPPED_ROWS} show what is normal")
         if any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
-        names = {name for name, _ in self._calls}
         if DDP_FORWARD in names and DDP_BACKWARD not in names:
             seen = "not seen, the ends of its forwards are"
             notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")

@@ -8,7 +8,7 @@ from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
 
 from lanterne.bench.failslow.watch import print_report
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.call_ring import RecordedCall
+from lanterne.failslow.record.call_ring import RecordedCall, RingWriter
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
 from lanterne.failslow.record.watch import FILLED, LONGEST_POLL_S, SHORTEST_POLL_S, Reader, next_wait_s
@@ -155,6 +155,30 @@ def test_backwards_of_ddp_say_who_is_late_and_forwards_that_are_followed_by_one_
     (incident,) = found["incidents"]
     assert (incident["cause"]["kind"], incident["cause"]["ranks"]) == ("rank", [1])
     assert abs(incident["onset"] - 60) <= 1 and not any("from C++" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("queued", "timed", "note"),
+    [
+        (["allReduce"], True, "timed by the device"),
+        (["allReduce"], False, "show when they were queued"),
+        # None of these was made.
+        (["send"], False, ""),
+    ],
+)
+def test_the_report_says_whose_times_calls_on_gpus_are(tmp_path, queued, timed, note):
+    writer = RingWriter(tmp_path / "rank-0-1.calls", {"rank": 0, "pid": 1, "queued": queued})
+    channel = writer.channel("allReduce", 1, 7)
+    place = channel.begin(8, 1.0)
+    if timed:
+        channel.begun(place, 1.5)
+    channel.end(place, 2.0)
+    job = JobLog(tmp_path, 1)
+    job.poll()
+    found = job.report()
+    told = [text for text in found["notes"] if "GPUs" in text]
+    assert len(told) == bool(note) and all(note in text for text in told)
+    assert found["arrivals"]["ranks"][0]["timed_on_device"] == timed
 
 
 def test_it_reads_while_the_job_runs(tmp_path):
