@@ -17,9 +17,10 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lanterne.failslow.record.device_times import CupyEvents, QueuedCalls, TorchEvents
+from lanterne.failslow.record.device_times import CupyEvents, Mark, QueuedCalls, TorchEvents, end
 from lanterne.failslow.record.recorder import (
     FOLDER_VARIABLE,
     Describe,
@@ -27,6 +28,7 @@ from lanterne.failslow.record.recorder import (
     OnDevice,
     Recorder,
     environment_rank,
+    mark_of,
     timed,
 )
 
@@ -287,13 +289,7 @@ def adapt_torch(module: Any, recorder: Recorder) -> None:
             started = kwargs.get("async_op", position is not None and len(args) > position and args[position])
             if started or "nccl" not in str(module.get_backend()):
                 return None
-            torch: Any = sys.modules["torch"]
-            number = torch.cuda.current_device()
-            events = TorchEvents(torch, number)
-            device = recorder.device(
-                ("torch", number), lambda: QueuedCalls(events, None, events.is_captured, events.adopt)
-            )
-            return device, torch.cuda.current_stream()
+            return _torch_queue(recorder)
 
         return queued
 
@@ -313,6 +309,15 @@ class DdpModel(NamedTuple):
     ranks: int
     forward: int
     backward: int
+
+
+def _torch_queue(recorder: Recorder) -> tuple[QueuedCalls | None, Any]:
+    """What times calls on this thread's current stream of torch, and that."""
+    torch: Any = sys.modules["torch"]
+    number = torch.cuda.current_device()
+    events = TorchEvents(torch, number)
+    device = recorder.device(("torch", number), lambda: QueuedCalls(events, None, events.is_captured, events.adopt))
+    return device, torch.cuda.current_stream()
 
 
 def adapt_ddp(module: Any, recorder: Recorder) -> None:
@@ -355,6 +360,7 @@ def adapt_ddp(module: Any, recorder: Recorder) -> None:
         found = known(model)
         channel = recorder.channel(found.rank, DDP_BACKWARD, found.ranks, found.backward)
         engine, begun = module.torch.autograd.Variable._execution_engine, list[int]()
+        marks: list[Mark | None] = []
 
         # DDP has the engine call what waits for its all-reduces once all gradients are computed. What is queued before
         # that, as this is at the first gradient of all, is called before it, and what this queues then, after.
@@ -365,10 +371,15 @@ def adapt_ddp(module: Any, recorder: Recorder) -> None:
 
         def is_computed() -> None:
             begun[0] = channel.begin(0, time.monotonic())
+            marks.append(None)
+            with suppress(Exception):  # No backward pass ends by what is only recorded.
+                if getattr(model, "device_type", "cpu") != "cpu":
+                    marks[-1] = mark_of(_torch_queue(recorder))
             engine.queue_callback(ends)
 
         def ends() -> None:
-            channel.end(begun.pop(), time.monotonic())
+            # The current stream waits for the all-reduces by now.
+            end(marks.pop(), channel, begun.pop())
 
         for tensor in tensors:
             tensor.register_hook(begins)

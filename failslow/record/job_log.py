@@ -406,7 +406,7 @@ class JobLog:
             if reader.faults:
                 notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
         names = {name for name, _ in self._calls}
-        made = names - {DDP_FORWARD, DDP_BACKWARD}
+        made = names - {DDP_FORWARD}
         queues = [rank for rank, one in self._readers.items() if made.intersection(one.header.get("queued", ()))]
         if untimed := [rank for rank in queues if not self._readers[rank].timed]:
             notes.append(f"{join_ranks(sorted(untimed))}: calls on GPUs show when they were queued, not what they took")

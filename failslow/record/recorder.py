@@ -303,7 +303,7 @@ def timed(
             channel = recorder.channel(rank, name, ranks, communicator)
             index = channel.begin(nbytes, now())
             if on_device is not None:
-                mark = _mark(on_device(args, kwargs))
+                mark = mark_of(on_device(args, kwargs))
         except Exception:
             recorder.fault()
             channel, index = IGNORE, 0
@@ -325,5 +325,6 @@ def timed(
     return watched
 
 
-def _mark(queued: tuple[QueuedCalls | None, Any] | None) -> Mark | None:
+def mark_of(queued: tuple[QueuedCalls | None, Any] | None) -> Mark | None:
+    """The Mark of a call that begins where `queued` says (OnDevice); None where it cannot be timed."""
     return None if queued is None or queued[0] is None else queued[0].begin(queued[1])

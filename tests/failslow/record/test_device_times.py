@@ -12,7 +12,7 @@ from nccl_ranks import HostArray
 from virtual_device import VirtualDevice
 
 from lanterne.failslow.record import device_times
-from lanterne.failslow.record.adapters import adapt_nccl, adapt_torch, watch_communicator
+from lanterne.failslow.record.adapters import adapt_ddp, adapt_nccl, adapt_torch, watch_communicator
 from lanterne.failslow.record.call_ring import OPEN_S, RingReader
 from lanterne.failslow.record.device_times import QueuedCalls
 from lanterne.failslow.record.recorder import Recorder, timed
@@ -144,7 +144,10 @@ def test_a_device_that_fails_later_leaves_its_calls_open(tmp_path, device):
     assert reader.take() == [] and len(reader.open) == 1
 
 
-def test_torch_over_nccl(tmp_path, device, monkeypatch):
+@pytest.fixture
+def torch(device, monkeypatch):
+    """PyTorch as far as its events go, and its autograd's callbacks."""
+
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
@@ -166,7 +169,17 @@ def test_torch_over_nccl(tmp_path, device, monkeypatch):
         is_current_stream_capturing=lambda: False,
         set_device=lambda number: None,
     )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    queued = []
+    engine = SimpleNamespace(queue_callback=queued.append, queued=queued)
+    variable = SimpleNamespace(_execution_engine=engine)
+    found = SimpleNamespace(
+        cuda=cuda, autograd=SimpleNamespace(Variable=variable), is_grad_enabled=lambda: True, engine=engine
+    )
+    monkeypatch.setitem(sys.modules, "torch", found)
+    return found
+
+
+def test_torch_over_nccl(tmp_path, torch, monkeypatch):
     module = SimpleNamespace(
         __name__="torch.distributed.distributed_c10d",
         get_backend=lambda group=None: "nccl",
@@ -185,6 +198,36 @@ def test_torch_over_nccl(tmp_path, device, monkeypatch):
     recorder.end()
     reader = reader_of(tmp_path)
     assert len(reader.take()) == 4 and reader.timed == 1 and reader.faults == 0
+
+
+@pytest.mark.parametrize("device_type", ["cuda", "cpu"])
+def test_backward_passes_of_ddp(tmp_path, torch, device, monkeypatch, device_type):
+    """From when a rank's device has all its gradients to when they are summed there."""
+
+    class Model:
+        process_group, require_backward_grad_sync = SimpleNamespace(size=lambda: 4), True
+
+        def forward(self, x):
+            return x
+
+    Model.device_type = device_type
+    hooks = []
+    tensor = SimpleNamespace(requires_grad=True, register_hook=hooks.append)
+    module = SimpleNamespace(DistributedDataParallel=Model, torch=torch, _find_tensors=lambda output: [tensor])
+    recorder = Recorder(tmp_path)
+    adapt_ddp(module, recorder)
+    Model().forward(tensor)
+    hooks[0]("gradient")
+    torch.engine.queued.pop(0)()
+    # The all-reduces take a second of the device.
+    device.offset_s += 1.0
+    torch.engine.queued.pop(0)()
+    recorder.end()
+    reader = reader_of(tmp_path)
+    forward, backward = reader.take()
+    assert reader.timed == (device_type == "cuda") and backward.name.endswith("backward")
+    took_s = backward.end_s - backward.start_s
+    assert took_s == pytest.approx(1.0, abs=0.3) if device_type == "cuda" else took_s < 1.0
 
 
 def test_lanterne_over_nccl(tmp_path):
