@@ -39,6 +39,7 @@ h800               ADAPTRA's published runs on H800 and A10 GPUs: predicted over
 greyhound-table-3  detectors on jobs of which few have a slow rank
 greyhound-table-4  the same, of which many have a congested link
 greyhound-table-5  how long it takes to find the best distribution of microbatches
+adaptra-8          what a slow link costs by the slack between stages
 adaptra-19         gap of ADAPTRA's plans to the optimum, and how long they take to make
 adaptra-21         1,200 iterations through the events of table 3
 stragglar-5        all-reduces with a late rank on eight GPUs, by buffer size and delay
@@ -103,7 +104,7 @@ class Experiment(Protocol):
 
 
 FIGURES: dict[str, tuple[str, ...]] = {
-    "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
+    "adaptra": ("1", "3", "8", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
     "stragglar": ("5", "6", "8", "table-2"),
     "greyhound": (

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from functools import lru_cache
 from typing import Any
 
 from lanterne.errors import InputError, ScheduleError
@@ -87,7 +88,7 @@ def best(
         if progress:
             progress(Improvement(time.monotonic() - began, makespan, bound))
 
-    plans = _given(problem, placement) if start is None else [_checked_start(start, problem, placement)]
+    plans = _given(problem, placement) if start is None else (_checked_start(start, problem, placement),)
     made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
     tell(made)
     target = bound * (1 + 1e-9)
@@ -170,8 +171,9 @@ def _check_options(
     return float(robust)
 
 
-def _given(problem: Problem, placement: Placement) -> list[CheckedPlan]:
-    """The other schedulers' plans that are on this placement and fit in memory; at least one."""
+@lru_cache(maxsize=4)
+def _given(problem: Problem, placement: Placement) -> tuple[CheckedPlan, ...]:
+    """The other schedulers' plans that are on this placement and fit in memory; at least one. Kept: ANY asks twice."""
     is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
     plans = []
     for name in SCHEDULERS:
@@ -187,7 +189,7 @@ def _given(problem: Problem, placement: Placement) -> list[CheckedPlan]:
     if not (is_large and found):
         plans = [crosspipe(problem, placement=placement, weight_parts=parts) for parts in (1, 4)]
         found += [check(plan, problem) for plan in plans]
-    return found
+    return tuple(found)
 
 
 def _fitting(plan: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:

@@ -67,7 +67,7 @@ class TorchPipeline:
         self.schedule.step(*given, **more)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(np.mean([float(each) for each in losses])) if losses else 0.0
+        return float(np.mean([float(each.detach()) for each in losses])) if losses else 0.0
 
 
 class OurPipeline:

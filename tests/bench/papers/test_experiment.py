@@ -52,6 +52,7 @@ SMALL = {
     "stragglar-6": {"RANKS": (4, 8)},
     "stragglar-8": {},
     "stragglar-table-2": {},
+    "adaptra-8": {},
     "adaptra-setting": {"PLANS": ("zb_h2",), "QUEUES": (2,)},
     "adaptra-1": {"QUIET": SHORT, "SLOW_LINK": 1},
     "adaptra-3": DATA_PARALLEL,
