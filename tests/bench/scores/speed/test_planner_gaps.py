@@ -19,7 +19,15 @@ def test_records(capsys):
     assert all(record["lower_bound"] <= record["best_known"] <= record["makespan"] for record in results)
 
 
-@pytest.mark.parametrize("words", [["--problems", "0"], ["--seed", "-1"], ["--solver", "0"]])
+def test_other_kinds_of_problems(capsys):
+    words = ["--kind", "shared,bidirectional", "--problems", "1", "--effort", "0.1", "--solver", "0.5", "--json", "-"]
+    assert main(["bench", "planner", *words]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [record["kind"] for record in results] == ["shared", "bidirectional"]
+    assert all(record["lower_bound"] <= record["best_known"] <= record["makespan"] for record in results)
+
+
+@pytest.mark.parametrize("words", [["--problems", "0"], ["--seed", "-1"], ["--solver", "0"], ["--kind", "ring"]])
 def test_bad_input(capsys, words):
     assert main(["bench", "planner", *words]) == 2
     assert "got" in capsys.readouterr().err
