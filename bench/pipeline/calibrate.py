@@ -7,8 +7,8 @@
 A file of runs is a JSON object with a list of `runs`. Each has stages, microbatches, policy (1f1b, zb, zb_delegates or
 adaptra), profile_ms (forward, backward_input, backward_weight per stage), message_bytes, delayed_sends (src, dst, ms),
 healthy_ms and slow_ms of an iteration, and optionally gpu, model, ranks_per_host, tensor_parallel, delegates, order,
-issue, doubtful. `pipeline run --record` writes one. Printed is how far predictions are off: of the runs that were used,
-or, with --leave-out, of those that were not. Doubtful runs weigh a quarter.
+issue, doubtful. `pipeline run --record` and `pipeline train --record` write one. Printed is how far predictions are
+off: of the runs that were used, or, with --leave-out, of those that were not. Doubtful runs weigh a quarter.
 """
 
 import argparse

@@ -10,7 +10,8 @@ import numpy as np
 from lanterne.bench.pipeline.measure import MeasuredIterations, PipelineCase
 from lanterne.errors import InputError
 from lanterne.pipeline.calibrate.runs import PROFILE
-from lanterne.pipeline.plan.plan import KIND, KIND_INDEX, STAGE
+from lanterne.pipeline.plan.costs import Floats
+from lanterne.pipeline.plan.plan import KIND, KIND_INDEX, STAGE, Plan
 from lanterne.pipeline.plan.problem import Problem
 
 # Data plane -> the policy that its runs are recorded as.
@@ -39,14 +40,7 @@ def undelayed(problem: Problem) -> Problem:
 def recorded(case: PipelineCase, healthy: MeasuredIterations, slow: MeasuredIterations) -> dict[str, Any]:
     """A run of `calibrate`, from what was measured of `case` and of its healthy_of; times in ms."""
     plan, problem, unit_ms = case.checked.plan, case.problem, case.unit_s * 1e3
-    took = (healthy.timeline.end - healthy.timeline.start) * unit_ms
-    profile = {
-        key: [
-            float(np.median(took[(plan.columns[KIND] == KIND_INDEX[kind]) & (plan.columns[STAGE] == stage)]))
-            for stage in range(problem.stages)
-        ]
-        for key, kind in zip(PROFILE, "FBW", strict=True)
-    }
+    profile = profile_ms_of(plan, (healthy.timeline.end - healthy.timeline.start) * unit_ms)
     nbytes = max(problem.message_nbytes)
     delays = [
         {"src": src, "dst": dst, "ms": (problem.latency(src, dst) + problem.occupancy(src, dst, nbytes)) * unit_ms}
@@ -70,7 +64,7 @@ def recorded(case: PipelineCase, healthy: MeasuredIterations, slow: MeasuredIter
         "order": ["".join(action.kind for action in rank) for rank in plan.ranks],
         "healthy_ms": {
             "min": min(iterations_ms),
-            "q1": _lower_quartile(iterations_ms),
+            "q1": lower_quartile(iterations_ms),
             "median": statistics.median(iterations_ms),
             "n": len(iterations_ms),
         },
@@ -78,5 +72,17 @@ def recorded(case: PipelineCase, healthy: MeasuredIterations, slow: MeasuredIter
     }
 
 
-def _lower_quartile(values: Sequence[float]) -> float:
+def profile_ms_of(plan: Plan, took_ms: Floats) -> dict[str, list[float]]:
+    """The profile of a run in which the actions of `plan`, (num_actions,), took so long: medians by stage."""
+    return {
+        key: [
+            float(np.median(took_ms[(plan.columns[KIND] == KIND_INDEX[kind]) & (plan.columns[STAGE] == stage)]))
+            for stage in range(plan.placement.num_stages)
+        ]
+        for key, kind in zip(PROFILE, "FBW", strict=True)
+    }
+
+
+def lower_quartile(values: Sequence[float]) -> float:
+    """A quarter of `values` are below it."""
     return float(np.quantile(np.array(values), 0.25))

@@ -12,6 +12,7 @@ loss.
   lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
   lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
+  lanterne pipeline train -n 3 --data README.md --iterations 24 --slow-link 1=20ms@12:24 --record own.json
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
 take alike; the plan is made for those times. --check trains again in one process and compares the losses of all
@@ -88,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--state", metavar="URL", help="with --mitigate: keep what is known of incidents at redis://HOST:PORT/KEY"
     )
     add_publish_arguments(parser)
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write runs for `pipeline calibrate`: iterations with and without --slow-link, over delegates",
+    )
     add_event_arguments(parser)
     group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
     group.add_argument(
@@ -156,6 +162,8 @@ def _check(args: argparse.Namespace) -> None:
     endure.check(args)
     if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
         raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
+    if args.record and (args.adapt or args.mitigate or args.cap or args.endure):
+        raise InputError("--record: got --adapt, --mitigate, --cap or --endure beside it, expected it without them")
     for name in ("pace", "state"):
         if getattr(args, name) and not args.mitigate:
             raise InputError(f"--{name}: got it without --mitigate, expected it with that")
@@ -218,9 +226,19 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         from lanterne.pipeline.planes.plane_makers import make_plane
 
         options["plane"] = partial(make_plane, "streams")
+    elif args.record:
+        from lanterne.pipeline.planes.plane_makers import make_plane
+
+        # Delegates of every link, whose delays can be told.
+        options["plane"] = partial(make_plane, "delegate", links={})
     elif events or args.adapt:
         options["plane"] = observed_plane
     trainer = setup.trainer(comm, plans, **options)
+    recorder = None
+    if args.record:
+        from lanterne.bench.train.recorded_training import RunRecorder
+
+        recorder = RunRecorder(trainer, events, *(("zb", 0) if _on_streams(args) else ("zb_delegates", 1)))
     about, path = asdict(setup.settings), args.checkpoint or args.resume
     if args.resume:
         trainer.restore(load(args.resume, about))
@@ -240,6 +258,8 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         results.append(_record(done, setup.settings))
         if cutter:
             cutter.ended(done.number)
+        if recorder:
+            recorder.note(done)
         changes, held = disturbed.end() if disturbed else ([], [])
         if comm.rank == 0:
             _show(results, args)
@@ -251,6 +271,8 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     publisher.close()
     if disturbed:
         disturbed.close()
+    if recorder and comm.rank == 0:
+        report.write_json(args.record, report.envelope(runs=recorder.runs()))
     moves = cutter.moves(comm) if cutter else []
     spilled = _spilled(comm, trainer)
     trainer.close()

@@ -149,6 +149,22 @@ def test_a_run_killed_at_any_point_goes_on_to_the_same_losses(text, expected, tm
     np.testing.assert_allclose(found, expected[-len(found) :], rtol=1e-5)
 
 
+def test_a_recorded_job_is_what_calibrate_reads(text, tmp_path, capsys):
+    """A run for each set of slow links; iterations in which they change do not count."""
+    out = tmp_path / "own.json"
+    slow = ["--slow-link", "0=20ms@5:8", "--slow-link", "1=5ms@8:11", "--iterations", "11"]
+    assert local(text, "-n", "3", *slow, "--record", str(out)) == 0
+    runs = json.loads(out.read_text())["runs"]
+    delays = [{(each["src"], each["dst"]): each["ms"] for each in run["delayed_sends"]} for run in runs]
+    assert delays == [{(0, 1): 20.0, (1, 0): 20.0}, {(1, 2): 5.0, (2, 1): 5.0}]
+    for run in runs:
+        assert run["policy"] == "zb_delegates" and run["message_bytes"] == 2 * 16 * 16 * 4
+        assert run["healthy_ms"]["n"] == 3 and run["slow_ms"] > 10
+    assert runs[0]["slow_ms"] > 40
+    assert cli.main(["pipeline", "calibrate", str(out), "--json", str(tmp_path / "mine.json")]) == 0
+    assert "recorded" in json.loads((tmp_path / "mine.json").read_text())["gpus"]
+
+
 BAD = {
     "-n 5 --stages 2": "ranks: got 5 for 2 stages x 1 tensor parts, expected a multiple of 2",
     "-n 4 --stages 2 --data-parallel 3": "ranks: got 4 for 2 stages x 3 copies x 1 tensor parts, expected 6",
@@ -171,6 +187,10 @@ BAD = {
     "-n 2 --spare-rails 127.0.0.2 --cut 0-2@3": "--cut: got ranks 0 and 2, expected two different ones, 0 to 1",
     "-n 2 --spare-rails 127.0.0.2 --cut 0-1@3=loud": "--cut: got '0-1@3=loud', expected A-B@ITERATION",
     "-n 2 --timeout 0s": "--timeout: got 0s, expected more than 0",
+    "-n 2 --record own.json --adapt": "--record: got --adapt, --mitigate, --cap or --endure beside it, expected",
+    "-n 2 --record own.json --scheduler 1f1b": "--record: got a plan of 1f1b, expected one stage per rank, of whole F",
+    "-n 2 --record own.json --slow-rank 1=2x": "--record: got a slow rank, a bandwidth or a dead link, expected",
+    "-n 2 --record own.json --slow-link 0=5ms@0:9": "--record: got no iterations without slow links, expected some",
 }
 
 
