@@ -154,13 +154,15 @@ def share_memory(group: CommunicatorBase, call: Call) -> SharedMemory | None:
             told[:] = os.getpid(), mine, token
     except OSError as error:
         log.info("no shared memory: %s", error)
-    call("broadcast", told, told, root=0, options=CallOptions("binomial"))
-    if group.rank != 0 and told[2]:
-        view = _open(int(told[0]), int(told[1]), nbytes, int(told[2]))
-    good = np.array([view is not None], np.int8)
-    call("all_reduce", good, good, "min", options=CallOptions("recursive_doubling"))
-    if mine >= 0:
-        os.close(mine)
+    try:
+        call("broadcast", told, told, root=0, options=CallOptions("binomial"))
+        if group.rank != 0 and told[2]:
+            view = _open(int(told[0]), int(told[1]), nbytes, int(told[2]))
+        good = np.array([view is not None], np.int8)
+        call("all_reduce", good, good, "min", options=CallOptions("recursive_doubling"))
+    finally:
+        if mine >= 0:
+            os.close(mine)
     if not good[0] or view is None:
         log.info("no shared memory between %d ranks of one host: calls go by messages", n)
         return None
