@@ -54,8 +54,6 @@ MAX_CHECKED_RANKS = 64
 MAX_PROGRAMS = 96
 # Forms of one plan that are kept: of an all-to-all whose counts change with every call each is used once.
 MAX_FORMS = 16
-# That are made before they are needed.
-MAX_ROLES = 8
 
 _checking = threading.Lock()
 
@@ -176,18 +174,6 @@ class RankPrograms:
         rank_of, nodes = self._roles(key, late)
         program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank), nodes)
         return program if rank_of == tuple(range(n)) else program.with_peers(rank_of)
-
-    def prepare(self, key: Key, dtype: Dtype, in_place: bool) -> None:
-        """Make now what `find` needs for `key` with any late rank; where nodes differ, with the first few."""
-        n, rank = self._group.world_size, self._group.rank
-        line = find_algorithm(key.collective, key.algorithm)
-        if line.leaves:
-            return
-        # Of equal ranks it only matters whether this one, one before it or one after it is late.
-        over_nodes = line.nodes
-        found = (self._roles(key, late) for late in (range(n) if over_nodes else sorted({0, rank, n - 1})))
-        for role, nodes in list(dict.fromkeys((roles.rank_of.index(rank), roles.nodes) for roles in found))[:MAX_ROLES]:
-            self._role(key._replace(late_rank=n - 1), dtype, in_place, role, nodes)
 
     @property
     def _nodes(self) -> Nodes:

@@ -40,7 +40,7 @@ from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, 
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
-from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
+from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans, is_in_roles
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
@@ -171,9 +171,12 @@ class LateRanks:
         self._seated.arrive(turn.number, turn.signature, policy, ready)
 
     def prepare(self, call: CheckedCall, policy: str) -> None:
-        """Make what calls like this one are likely to need, at the first of them: not once a late rank has come.
+        """Make what this rank needs of calls like this one should it be late: not once it has come.
 
-        Cost: up to three options, in up to three roles, 10 ms each.
+        Once the first of them is over, so that nobody waits for it. What it needs where others are late it makes while
+        it waits for them.
+
+        Cost: up to three options, 10 ms each.
         """
         if call.entry is not None or (call.key, call.in_place, policy) in self._prepared:
             return
@@ -181,8 +184,9 @@ class LateRanks:
             self._prepared.clear()  # What is still kept (RankPrograms) is found, not made again.
         self._prepared.add((call.key, call.in_place, policy))
         for option in likely(from_text(policy)):
-            key = key_of(call.key, option.choice, self._communicator.world_size - 1)
-            self.plans.programs.prepare(key, call.dtype, call.in_place)
+            key = key_of(call.key, option.choice, self._communicator.rank)
+            if is_in_roles(key, self._communicator.world_size):
+                self.plans.programs.find(key, call.dtype, call.in_place)
 
     def be_ready(self, turn: Turn) -> None:
         """This rank is ready to begin a call that it has come to."""
@@ -463,8 +467,6 @@ class LateRequest(CollectiveRequest):
         if record is None:
             if step.what == ARRIVE:
                 late.arrive(turn, self._policy, turn.ready)
-                assert self._call is not None, "it has just begun"
-                late.prepare(self._call, self._policy)
                 if self._captured is not None:
                     self._enter()
             else:
@@ -528,6 +530,8 @@ class LateRequest(CollectiveRequest):
         self.done: bool = completion is None
         if self._execution is not None and self._plan is not None and self._call is not None:
             self._plan.give_back(self._execution, self._call.in_place)
+            if self._error is None:
+                self._late.prepare(self._call, self._policy)
         self._call = None
         self._late.forget(self._turn)
         return True
