@@ -38,9 +38,9 @@ def is_file(name: str) -> bool:
 
 
 @functools.cache
-def offered() -> tuple[str, ...]:
-    """The names of the entry points that installed packages offer."""
-    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
+def offered(group: str = ENTRY_POINTS) -> tuple[str, ...]:
+    """The names of the entry points of `group` that installed packages offer."""
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
 def find_outside(name: str) -> Generator | None:
@@ -49,13 +49,23 @@ def find_outside(name: str) -> Generator | None:
     Raises:
         InputError: a module, function or file that is not there, or holds no schedule.
     """
-    if is_file(name):
-        return file_generator(read_file(name))
+    return file_generator(read_file(name)) if is_file(name) else find_function(name, ENTRY_POINTS, "algorithm")
+
+
+def find_function(name: str, group: str, what: str) -> Generator | None:
+    """The function that `name` says: "module:function", or an entry point of `group`; None where it says neither.
+
+    Args:
+        what: it is, for errors.
+
+    Raises:
+        InputError: a module or function that is not there.
+    """
     if match := _FUNCTION.fullmatch(name):
-        return _load(name, match[1], match[2])
-    if name in offered():
-        point = next(point for point in entry_points(group=ENTRY_POINTS) if point.name == name)
-        return _load(f"{name} ({point.value})", point.module, point.attr)
+        return _load(f"{what} {name}", match[1], match[2])
+    if name in offered(group):
+        point = next(point for point in entry_points(group=group) if point.name == name)
+        return _load(f"{what} {name} ({point.value})", point.module, point.attr)
     return None
 
 
@@ -141,8 +151,8 @@ def _load(name: str, module: str, attribute: str) -> Generator:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise InputError(f"algorithm {name}: {error}") from None
+        raise InputError(f"{name}: {error}") from None
     if not callable(found):
-        raise InputError(f"algorithm {name}: got {type(found).__name__}, expected a function of the number of ranks")
+        raise InputError(f"{name}: got {type(found).__name__}, expected a function")
     generator: Generator = found
     return generator

@@ -3,19 +3,22 @@
 A scheduler is a function `f(problem: Problem, *, ...) -> Plan`. It names itself in the plan's `scheduler`, chooses the
 placement, and raises InputError for a problem that it cannot plan. Its options are keyword-only and have defaults; one
 that takes long has `time_limit_s`, and `progress`, which it calls with each Improvement. A plan that a static schedule
-makes may exceed the problem's memory: `check` tells.
+makes may exceed the problem's memory: `check` tells. Those of others are named "module:function", or are entry points
+of the group "lanterne.schedulers" of their packages.
 """
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
+from lanterne.collectives.algorithms.outside import find_function, offered
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 
 # In place of a placement: whichever is best.
 ANY = "any"
+ENTRY_POINTS = "lanterne.schedulers"
 
 
 class Scheduler(NamedTuple):
@@ -68,9 +71,13 @@ def load(name: str) -> Callable[..., Plan]:
         InputError: an unknown name.
     """
     if name not in SCHEDULERS:
-        raise InputError(f"scheduler: {one_of(name, SCHEDULERS)}")
-    module, _, function = SCHEDULERS[name]
-    found: Callable[..., Plan] = getattr(import_module(f"lanterne.pipeline.{module}"), function or name)
+        function = find_function(name, ENTRY_POINTS, "scheduler")
+        if function is None:
+            known = [*SCHEDULERS, *offered(ENTRY_POINTS)]
+            raise InputError(f"scheduler: {one_of(name, known)} or module:function")
+        return function
+    module, _, named = SCHEDULERS[name]
+    found: Callable[..., Plan] = getattr(import_module(f"lanterne.pipeline.{module}"), named or name)
     return found
 
 

@@ -57,7 +57,7 @@ def test_labels_of_files_are_found(tmp_path):
     [
         ("no_such_module:f", "algorithm no_such_module:f: No module named 'no_such_module'"),
         ("json:missing", "algorithm json:missing: module 'json' has no attribute 'missing'"),
-        ("lanterne:__version__", "got str, expected a function of the number of ranks"),
+        ("lanterne:__version__", "got str, expected a function"),
         ("builtins:len", "got int, expected a CollectiveSchedule"),
         ("missing.json", "algorithm missing.json: No such file or directory"),
         (TREE, f"algorithm {TREE}: missing a required argument: 'root'"),
