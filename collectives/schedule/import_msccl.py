@@ -67,8 +67,8 @@ _KINDS = {
     "re": Kind(adds=True, stores=True),
 }
 _BUFFERS = "ios"
-# In a file, and of sweeps over its transfers in search of rounds; more would take minutes.
-MAX_STEPS, MAX_SWEEPS = 1 << 18, 1 << 13
+# In a file, of chunks of all ranks, and of sweeps over transfers in search of rounds; more would take minutes.
+MAX_STEPS, MAX_PLACES, MAX_SWEEPS = 1 << 18, 1 << 22, 1 << 13
 
 
 class Place(NamedTuple):
@@ -221,8 +221,11 @@ def _head(root: ElementTree.Element, sizes: list[tuple[int, int]]) -> Collective
     collective, ranks = _COLLECTIVES[collective], len(sizes)
     chunks = _number(root, "nchunksperloop", "algo", 1) * (ranks if collective == "all_to_all" else 1)
     parts = CONTRACTS[collective].parts(ranks)
-    if chunks % parts or chunks > MAX_CHUNKS:
-        raise ScheduleError(f"msccl: algo: got {chunks} chunks for {collective}, expected a multiple of {parts}")
+    if chunks % parts or chunks * ranks > MAX_PLACES:
+        most = MAX_PLACES // ranks
+        raise ScheduleError(
+            f"msccl: algo: got {chunks} chunks for {collective}, expected a multiple of {parts}, at most {most}"
+        )
     place = None
     if CONTRACTS[collective].rooted:
         side = 0 if collective == "broadcast" else 1

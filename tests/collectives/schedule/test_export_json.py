@@ -3,9 +3,13 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.export_json import from_json, to_json
+from lanterne.collectives.schedule.passes import relabelled
 from lanterne.errors import ScheduleError
 
 KEYS = "schema_version collective algorithm world_size num_chunks late_rank".split()
@@ -59,6 +63,29 @@ def test_bad_documents(change, message):
     document = to_json(make_schedule("all_reduce", "ring", 2)) | change
     with pytest.raises(ScheduleError, match=message):
         from_json(document)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*KEYS, "root", "ports", "note", "phases"]), JSON, max_size=4),
+    st.integers(0, 5),
+    JSON,
+)
+def test_what_is_damaged_is_refused_in_a_line_or_judged(changes, place, value):
+    document = to_json(make_schedule("all_reduce", "late_join", 3))
+    rounds = document["phases"][0]["rounds"] + document["phases"][-1]["rounds"]
+    rounds[place % len(rounds)][0][place % 4] = value
+    for each in (document, document | changes):
+        try:
+            check(relabelled(from_json(each)))
+        except ScheduleError as error:
+            assert "\n" not in str(error)
 
 
 def test_not_an_object():

@@ -115,6 +115,7 @@ def test_fused_steps_in_place():
         (('srcoff="0"', 'srcoff="x"'), "got srcoff 'x'"),
         (('cnt="1"', 'cnt="99999999999"'), "gpu 0, tb 0, step 0: got cnt"),
         (('nchunksperloop="2"', 'nchunksperloop="3"'), "at the end output 2 of rank 0 lacks its result"),
+        (('nchunksperloop="2"', 'nchunksperloop="9999999"'), "got 9999999 chunks for all_reduce, expected"),
         (('type="cpy"', 'type="nop"'), "at the end output 0 of rank 0 lacks its result"),
         (('ngpus="2"', 'ngpus="3"'), "got 2 gpus, expected the 3 of ngpus"),
         (('<gpu id="1"', '<gpu id="0"'), "gpu 0: got it twice"),
