@@ -31,6 +31,7 @@ from lanterne.collectives.algorithms.hierarchical import spread
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.algorithms.late import broadcast as late_broadcast
 from lanterne.collectives.algorithms.late import chain as late_chain
+from lanterne.collectives.algorithms.late import direct as late_direct
 from lanterne.collectives.algorithms.late import group as late_group
 from lanterne.collectives.algorithms.late import hybrid as late_hybrid
 from lanterne.collectives.algorithms.late import join as late_join
@@ -151,6 +152,9 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "late_join_allpairs", late_join_allpairs.late_join_allpairs_all_reduce,
               "the late rank exchanges with all at once; few rounds, needs a switch", late_join.refuses_one,
               late=True, chunked=True, law=lambda p: (1 / (p - 1), 1, p - 1, p - 1)),
+    Algorithm("all_reduce", "late_direct", late_direct.late_direct_all_reduce,
+              "the others finish, then all exchange with the late rank at once; for small buffers",
+              late_join.refuses_one, late=True),
     Algorithm("all_reduce", "late_hybrid", late_hybrid.late_hybrid_all_reduce,
               "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
               late=True, cut=True, chunked=True),
