@@ -238,15 +238,19 @@ def algorithms_of(comm: Communicator, settings: BenchSettings) -> tuple[str, ...
     if not settings.algorithms:
         return ("auto", *(name for name in ("ring", "native") if name in offered))
     for name in settings.algorithms:
-        if name not in ("auto", *offered) and not _is_outside(settings.collective, name):
+        if name not in ("auto", *offered) and not _may_run(settings.collective, name, comm.world_size):
             what = f" for {settings.collective} of {settings.dtype}"
             where = f"{what} on {comm.world_size} ranks over {comm.transport.name}"
             raise InputError(f"--algorithm: {one_of(name, ('auto', *offered), where)}, or all")
     return settings.algorithms
 
 
-def _is_outside(collective: str, name: str) -> bool:
-    return name not in UNSCHEDULED and find_algorithm(collective, name).outside
+def _may_run(collective: str, name: str, world_size: int) -> bool:
+    """Whether `name`, which nobody lists, says a schedule from outside, or which nodes are slow, for so many ranks."""
+    if name in UNSCHEDULED:
+        return False
+    line = find_algorithm(collective, name)
+    return (line.outside or line.leaves) and not line.refuses(world_size)
 
 
 def make_case(comm: Communicator, settings: BenchSettings, count: int, dtype: Dtype) -> CollectiveCase:

@@ -12,7 +12,9 @@ import pytest
 from lanterne.bench import cli
 from lanterne.bench.collective.all_reduce import chosen, name_of, over_best
 from lanterne.bench.collective.settings import parse
+from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.auto.tuning import Choice
+from lanterne.collectives.schedule.export_json import to_json
 
 KEYS = {
     "collective", "algorithm", "transport", "device", "ranks", "nbytes", "count", "dtype", "op", "late_rank", "delay_s",
@@ -194,3 +196,15 @@ def test_the_main_job_shows_the_gain_over_emulated_links_first(tmp_path):
 def test_which_links_are_emulated(words, rates):
     parts = parse(cli.build_parser("bench").parse(words.split()))
     assert [part.emulated_bytes_per_s for part in parts] == rates
+
+
+def test_schedules_of_files_are_measured_beside_ours(tmp_path, capsys):
+    path = tmp_path / "theirs.json"
+    path.write_text(json.dumps(to_json(make_schedule("all_reduce", "bruck", 3))))
+    words = f"bench all_reduce --transport local --bytes 4K --iterations 1 --algorithm ring,{path},hier_slow.0".split()
+    assert cli.main([*words, "-n", "3", "--json", "-"]) == 0
+    records = json.loads(capsys.readouterr().out)["results"]
+    assert [record["algorithm"] for record in records] == ["ring", str(path), "hier_slow.0"]
+    assert [record["wrong"] for record in records] == [0, 0, 0]
+    assert cli.main([*words, "-n", "4"]) == 2
+    assert f"got '{path}' for all_reduce" in capsys.readouterr().err
