@@ -27,6 +27,7 @@ TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow
 YARDSTICKS = ("bench/papers", "bench/scores")
 NOT_BUILT = "no command yet"
 FIRST_SCREEN = "python -m lanterne.bench.scores.first_screen"
+OPERATORS = "python -m lanterne.bench.scores.operators"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
 
 
@@ -238,6 +239,12 @@ FIGURES: list[Row] = [
     Row("one way", "seeds of simulated ranks in 10 minutes", "10,000", NOT_BUILT),
     Row("one way", "mutations found within 1,000 seeds", "90 %", NOT_BUILT),
     Row("operators", "detector on 5,000 fresh jobs, below the oracle", "2 points", WORLD_JOBS),
+    Row("operators", "missing rank of a hang named in 50 programs", "50", f"{OPERATORS}.hang_score --jobs 10"),
+    Row("operators", "watch, of the loop's time", "0.5 %", "./run bench failslow"),
+    Row("operators", "a scrape of 1,024 ranks", "50 ms", f"{OPERATORS}.costs --only scrape"),
+    Row("operators", "an update of the detector", "5 us", f"{OPERATORS}.costs --only update"),
+    Row("operators", "locate on 1,000,000 records", "10 s, 1 GB", f"{OPERATORS}.costs --only locate"),
+    Row("operators", "a published set of traces: right", "all", f"{OPERATORS}.trace_set --score FOLDER"),
     # Of what is built next: a row gets its command, or a function, with it.
     *(
         Row(topic, name, bar, NOT_BUILT)
@@ -281,9 +288,7 @@ FIGURES: list[Row] = [
             ("reality", "planner over the solver with 60 s, mean / worst", "0.5 % / 2 %"),
             ("reality", "ready-first, 2 % of actions ten times as long, 4 x 12 / 8 x 32", "1.05 / 1.15"),
             ("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %"),
-            ("operators", "missing rank of a hang named in 50 programs", "50"),
             ("operators", "traces kept back in foreign formats, thinned by 10 %", "right"),
-            ("operators", "watch, of the loop's time", "0.5 %"),
             ("gpu", "kernels with spills", "0"),
             ("gpu", "the stand-ins' suite", "2 minutes"),
         )
