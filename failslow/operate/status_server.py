@@ -29,7 +29,6 @@ from lanterne.failslow.operate.metrics import CONTENT_TYPE, exposition, job_metr
 
 TOKEN_VARIABLE = "LANTERNE_PAGE_TOKEN"
 COOKIE = "lanterne"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 # Connections at a time, and how long one may take to ask.
 MAX_CONNECTIONS, READ_S = 32, 5.0
 MAX_FORM_NBYTES = 1024
@@ -205,7 +204,10 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         host = self.headers.get("Host", "localhost").rpartition(":")
         name = host[0] if host[1] and host[2].isdigit() else "".join(host)
-        return name.lower() in LOOPBACK_NAMES
+        try:
+            return name.lower() == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
+        except ValueError:
+            return False
 
     def _is_allowed(self) -> bool:
         if self.asked.token is None:

@@ -83,7 +83,10 @@ def test_nothing_but_its_own_style_and_script_may_load(serve):
 
 @pytest.mark.parametrize(
     ("host", "code"),
-    [("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:2", 200), ("evil.example", 403), ("evil.example:9470", 403)],
+    [
+        *(("localhost", 200), ("127.0.0.1:1", 200), ("[::1]:2", 200), ("127.0.0.2", 200)),
+        *(("", 403), ("evil.example", 403), ("evil.example:9470", 403)),
+    ],
 )
 def test_a_page_elsewhere_cannot_use_a_browser_to_read_it(serve, host, code):
     assert ask(serve(), "/status.json", Host=host)[0] == code
