@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
 FILLED = 1 / 16
 PATH_NBYTES = 1024
+# Times as long as a look at the status takes, until the next one.
+SELDOM = 200
 # About how long a job is held to be validated, and how many times as long it then runs before it may be held again.
 VALIDATION_S, APART = 5.0, 50
 
@@ -128,6 +130,7 @@ class CallWatch:
         self._on_notice = on_notice
         self._on_hang = on_hang
         self._thresholds = Thresholds(patience_s=patience_s)
+        self._job: JobLog | None = None
         # None: the job is not held.
         self._options: ValidateOptions | None = {} if validates is True else None if validates is False else validates
         self._trap: Trap | None = None
@@ -139,6 +142,17 @@ class CallWatch:
         self._reader: Reader | None = None
         self._final: dict[str, Any] | None = None
         self._reader_s = 0.0
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """From when on something is told; may be set while it runs, and counts on rank 0."""
+        return self._thresholds
+
+    @thresholds.setter
+    def thresholds(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        if self._job is not None:
+            self._job.thresholds = thresholds
 
     @property
     def server(self) -> StatusServer | None:
@@ -181,7 +195,8 @@ class CallWatch:
                 recorded = trapped(plain, recorded, self._trap, self._validate)
             setattr(comm, name, recorded)
         if comm.rank == 0:
-            self._reader = self._read(JobLog(folder, comm.world_size, self._thresholds))
+            self._job = JobLog(folder, comm.world_size, self._thresholds)
+            self._reader = self._read(self._job)
         return self
 
     def _read(self, job: JobLog) -> Reader:
@@ -292,7 +307,8 @@ def _check_machine(comm: Communicator) -> None:
 class Reader:
     """Polls a JobLog in a thread of its own, passes Notices to `on_notice` and Hangs to `on_hang`; `finish()` ends it.
 
-    `on_end` gets the last report while the logs are still open; `on_second` is called every second or so.
+    `on_end` gets the last report while the logs are still open; `on_second` is called every second, or less often where
+    it takes long.
 
     Whatever fails in here is logged, and reading then ends; the watched program does not notice.
 
@@ -346,6 +362,15 @@ class Reader:
             wait_s = next_wait_s(wait_s, self._job.filled)
             self.used_s = time.thread_time()
 
+    def _look(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self._on_second()
+        finally:
+            # Of thousands of ranks a status takes its time: seldom enough to be a small part of a core.
+            took_s = time.monotonic() - began_s
+            self._second_s = began_s + max(STATUS_S, SELDOM * took_s)
+
     def _poll(self) -> None:
         if self._failures:
             return
@@ -360,8 +385,7 @@ class Reader:
         told: list[tuple[Callable[[], object], str]] = [(partial(self._on_notice, one), "on_notice") for one in notices]
         told += [(partial(self._on_hang, one), "on_hang") for one in hangs]
         if time.monotonic() >= self._second_s:
-            self._second_s = time.monotonic() + STATUS_S
-            told.append((self._on_second, "on_second"))
+            told.append((self._look, "on_second"))
         for tell, name in told:
             try:
                 tell()

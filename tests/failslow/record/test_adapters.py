@@ -5,13 +5,17 @@ The stand-ins have the modules' names, their layout and the signatures that the 
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 import lanterne
+from lanterne.errors import InputError
+from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.call_ring import RingReader
 from lanterne.failslow.record.recorder import INTERNAL
 
@@ -340,3 +344,36 @@ def test_what_on_notice_raises_stays_in_its_thread(tmp_path, caplog):
     (report,) = lanterne.spawn(1, main)
     assert len(report["incidents"]) == 1
     assert "on_notice failed" in caplog.text
+
+
+def test_a_communicators_page_and_thresholds(tmp_path, caplog):
+    taken = socket.create_server(("127.0.0.1", 0))
+
+    def main(comm):
+        with lanterne.watch(comm, listen="127.0.0.1:0", history=str(tmp_path / "hosts.jsonl")) as watch:
+            comm.barrier()
+            found = ""
+            while comm.rank == 0 and "lanterne_reported{" not in found:
+                found = urllib.request.urlopen(f"{watch.server.url}metrics", timeout=20).read().decode()
+            watch.thresholds = Thresholds(patience_s=3.0)
+            comm.barrier()
+        assert watch.server is None
+        # A port that is taken ends no job.
+        with lanterne.watch(comm, listen=f"127.0.0.1:{taken.getsockname()[1]}") as watch:
+            comm.barrier()
+            assert watch.server is None
+        return found
+
+    with taken:
+        found, _ = lanterne.spawn(2, main)
+    assert "lanterne_calls_begun_early_total{" in found and "Address already in use" in caplog.text
+    assert '"what": "job"' in (tmp_path / "hosts.jsonl").read_text()
+
+
+@pytest.mark.parametrize("option", [{"listen": "x"}, {"otlp": "x"}])
+def test_no_address_and_no_receiver(option):
+    def main(comm):
+        lanterne.watch(comm, **option)
+
+    with pytest.raises(InputError, match="got 'x'"):
+        lanterne.spawn(2, main)
