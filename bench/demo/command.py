@@ -17,8 +17,9 @@ the messages of a link are held back; that is the only thing done on purpose. Ev
              unless the one that runs is as good
 
 Before the swap the job is left slow for --hold iterations from the onset on, to measure what it would have been like.
---blows trains two copies of a pipeline of two stages, twice: left alone (a grey line in demo.png), then watched and
-mitigated: what is slow is named, tested, and worked around by fewer microbatches or other places.
+--blows trains two copies of a pipeline of two stages, twice, an iteration of each in turn: left alone (a grey line in
+demo.png), and watched and mitigated: what is slow is named, tested, and worked around by fewer microbatches or other
+places.
 
 A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named. Beside other
 work iterations take longer: --limit ends the job wherever it is, and that is said.
@@ -48,7 +49,7 @@ MOST_HELD = 100_000
 HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
 NOTHING, LOCAL = "none", "local"
 # What an iteration of --blows takes, in paces, blows included.
-EACH_BLOWN = 38
+EACH_BLOWN = 44
 TRANSPORTS = ("mpi", "ucx", "tcp")
 
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="about how long to train, from 97 iterations up (default 45)",
     )
     parser.add_argument("--blows", action="store_true", help="three blows to a job of 4 ranks, beside one left alone")
-    parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
+    parser.add_argument("--pace", metavar="T", help="that every F, B and W lasts (default 8ms; of --blows 5ms)")
     parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
     parser.add_argument(
         "--limit", metavar="T", help="end the job after so long (default: twice what it should take, and 30s)"
@@ -85,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job, show it, sum it up; the exit code."""
+    args.pace = args.pace or ("5ms" if args.blows else "8ms")
     if args.blows:
         return run_three(args)
     from lanterne.bench.demo.job import run_demo
@@ -129,7 +131,7 @@ def run_three(args: argparse.Namespace) -> int:
     file = sys.stderr if args.json == "-" else sys.stdout
     if launched_rank() == 0:
         print(f"# {blows.RANKS} ranks, twice {iterations} iterations, about {expected_s:.0f} s", file=file, flush=True)
-    work = blows.work_of(about["pace_s"], args.seed, limit_s / 2)
+    work = blows.work_of(about["pace_s"], args.seed, limit_s)
     found = on_ranks(blows.run_blows, work, blows.RANKS, args.transport, parse_time_s(args.timeout, "--timeout"))
     report.progress("")
     if found is None:
