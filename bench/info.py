@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return kernel_table.run(args)
     if args.topology is not None:
         return found.run(args)
-    probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _lab)
+    probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _telemetry, _lab)
     components = [probe() for probe in probes]
     if args.json:
         report.write_json(args.json, report.envelope(components=components, transports=_transports(components)))
@@ -239,6 +239,15 @@ def _redis() -> Component:
         return _part(
             "Redis client", False, "not installed (the embedded store is the default)", "pip install '.[redis]'"
         )
+
+
+def _telemetry() -> Component:
+    from lanterne.failslow.operate.telemetry import HostTelemetry
+
+    told = HostTelemetry().read()
+    known = ", ".join(name for name in told if name != "absent")
+    absent = f"; not {'; '.join(told['absent'])}" if told["absent"] else ""
+    return _part("telemetry", bool(known), f"{known or 'nothing can be read'}{absent}", "pip install '.[nvml]'")
 
 
 def _lab() -> Component:
