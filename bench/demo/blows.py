@@ -31,7 +31,7 @@ WORDS_FROM = 0.72
 # Iterations: until the first blow, of each blow, between the first and the second, and after the last.
 HEALTHY, BLOW, BETWEEN, AFTER = 40, 24, 12, 14
 # The first that do not count: caches fill.
-SKIPPED = 4
+SKIPPED = 2
 LATENCY_TIMES, SLOWDOWN = 6.0, 3.0
 WORDS = {"rebalance": "fewer microbatches", "topology": "ranks change places", "restart": "restarted without it"}
 

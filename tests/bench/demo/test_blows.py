@@ -71,7 +71,7 @@ def test_what_was_not_named_and_who_was_wrongly():
 
 def test_its_job_on_threads():
     """Short stretches: that it runs twice, and is slow where it should be; who is named takes its time."""
-    work = blows.work_of(2e-3, 0, 60.0, scale=0.15)
+    work = blows.work_of(2e-3, 0, 60.0, scale=0.1)
     found = spawn(blows.RANKS, blows.run_blows, work, timeout_s=60.0)[0]
     document = blows.summed_up(work, found)
     assert not document["cut_short"] and document["blows"][1]["alone_s"] > 1.3 * document["usual_s"]
