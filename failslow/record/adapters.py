@@ -287,7 +287,7 @@ def adapt_torch(module: Any, recorder: Recorder) -> None:
         def queued(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QueuedCalls | None, Any] | None:
             # The current stream waits for what is not asynchronous, so events on it stand around the call.
             started = kwargs.get("async_op", position is not None and len(args) > position and args[position])
-            if started or "nccl" not in str(module.get_backend()):
+            if started or not _on_gpu((*args[:2], *kwargs.values())):
                 return None
             return _torch_queue(recorder)
 
@@ -309,6 +309,15 @@ class DdpModel(NamedTuple):
     ranks: int
     forward: int
     backward: int
+
+
+def _on_gpu(arguments: Iterable[object]) -> bool:
+    """Whether there is a tensor of a GPU among them, or in a list; a group may have a backend for each device."""
+    for given in arguments:
+        first = given[0] if isinstance(given, (list, tuple)) and given else given
+        if getattr(first, "is_cuda", False):
+            return True
+    return False
 
 
 def _torch_queue(recorder: Recorder) -> tuple[QueuedCalls | None, Any]:

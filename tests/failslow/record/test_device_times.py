@@ -182,22 +182,26 @@ def torch(device, monkeypatch):
 def test_torch_over_nccl(tmp_path, torch, monkeypatch):
     module = SimpleNamespace(
         __name__="torch.distributed.distributed_c10d",
-        get_backend=lambda group=None: "nccl",
+        get_backend=lambda group=None: "cpu:gloo,cuda:nccl",
         get_world_size=lambda group=None: 2,
         get_rank=lambda group=None: 0,
         all_reduce=lambda tensor, op=None, group=None, async_op=False: None,
+        all_gather=lambda tensors, tensor, group=None, async_op=False: None,
         isend=lambda tensor, dst: None,
     )
     monkeypatch.setattr(device_times, "LOOK_S", 0.001)
     recorder = Recorder(tmp_path)
     adapt_torch(module, recorder)
-    module.all_reduce(np.zeros(4))
-    module.all_reduce(np.zeros(4), async_op=True)
-    module.all_reduce(np.zeros(4), None, None, True)
-    module.isend(np.zeros(4), 1)
+    on_gpu, on_cpu = (SimpleNamespace(is_cuda=is_cuda, nbytes=64) for is_cuda in (True, False))
+    module.all_reduce(on_gpu)
+    module.all_gather([on_gpu, on_gpu], tensor=on_gpu)
+    module.all_reduce(on_cpu)
+    module.all_reduce(on_gpu, async_op=True)
+    module.all_reduce(on_gpu, None, None, True)
+    module.isend(on_gpu, 1)
     recorder.end()
     reader = reader_of(tmp_path)
-    assert len(reader.take()) == 4 and reader.timed == 1 and reader.faults == 0
+    assert len(reader.take()) == 6 and reader.timed == 2 and reader.faults == 0
 
 
 @pytest.mark.parametrize("device_type", ["cuda", "cpu"])
