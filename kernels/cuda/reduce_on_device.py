@@ -25,6 +25,8 @@ from lanterne.kernels.cuda.source import (
 from lanterne.kernels.dtypes import LONG, Dtype, check_op, component_of, dtype_of, find_dtype, kernel_op
 
 IMPLEMENTATIONS = ("cuda-c", "numba")
+# Numba's kernels write out each lane of each input: of 32 inputs its compiler takes half a minute to several.
+MOST_NUMBA_INPUTS = 8
 # Four times what a multiprocessor holds at best: kernels of many inputs need more registers, so that only 4 to 6 blocks
 # of 8 run at once, and with 8 the rest would run alone at the end. Of more, whoever is done takes the next.
 BLOCKS_PER_MULTIPROCESSOR = 4 * 2048 // THREADS_PER_BLOCK
@@ -36,7 +38,8 @@ def reduce(
     """out = out op inputs[0] op ... on the device of `out`; see `lanterne.kernels.reduce.reduce`.
 
     Args:
-        implementation: "cuda-c" or "numba"; None for LANTERNE_CUDA_KERNELS, else "cuda-c".
+        implementation: "cuda-c", or "numba" (of up to MOST_NUMBA_INPUTS, others are CUDA C's); None for
+            LANTERNE_CUDA_KERNELS, else "cuda-c".
         stream: a CuPy stream; None for the current one.
 
     Raises:
@@ -111,7 +114,7 @@ def prepare(op: str, dtype: object, num_inputs: int, implementation: str | None 
     called with the device current on which it was prepared. A first call inside a CUDA graph capture would compile;
     prepare before.
 
-    Cost: 0.1 s with CUDA C, 0.3 s with Numba; CuPy caches its part on disk.
+    Cost: 0.1 s with CUDA C, 0.3 s and more with Numba; CuPy caches its part on disk.
     """
     require_device()
     return _fold_kernel(
@@ -229,7 +232,7 @@ def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, 
             return _fold_kernel(op, component_of(element), num_inputs, implementation, device_id).of_pairs()
         # Numba's kernels have no pairs.
         implementation = "cuda-c"
-    if implementation == "numba":
+    if implementation == "numba" and num_inputs <= MOST_NUMBA_INPUTS:
         from lanterne.kernels.cuda.numba_kernels import fold_launcher
 
         launch = fold_launcher(op, element, num_inputs, device_id)

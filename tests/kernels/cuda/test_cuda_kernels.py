@@ -16,6 +16,7 @@ require_compilers()
 
 from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature
 from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by
+from lanterne.kernels.cuda.reduce_on_device import MOST_NUMBA_INPUTS
 from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together, multiply_source
 from lanterne.kernels.dtypes import COMPLEX, DTYPES
 
@@ -132,6 +133,18 @@ def test_numba_compiles(dtype, op):
     check_accesses(ptx, 2)
     for arch in ARCHS:
         assert assemble(ptx, arch).startswith(b"\x7fELF")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "op"), CASES)
+def test_numba_does_not_spill(dtype, op):
+    """Of the most inputs that it is given; some seconds each, nearly all of them in Numba's front end."""
+    element = DTYPES[dtype]
+    ptx = compile_numba(
+        fold_function(op, element, MOST_NUMBA_INPUTS), fold_signature(element, MOST_NUMBA_INPUTS), "sm_80"
+    )
+    for arch in ARCHS:
+        assert [taken for taken in taken_by(assemble(ptx, arch)).values() if taken.stack_nbytes] == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.kernels import arrays
+from lanterne.kernels.cuda import numba_kernels
 from lanterne.kernels.cuda import reduce_on_device as cuda_reduce
 from lanterne.kernels.cuda.reduce_on_device import (
     BLOCKS_PER_MULTIPROCESSOR,
+    MOST_NUMBA_INPUTS,
     Kernel,
     check_arrays,
     head_count,
@@ -20,7 +22,7 @@ from lanterne.kernels.cuda.reduce_on_device import (
     num_blocks,
 )
 from lanterne.kernels.cuda.source import THREADS_PER_BLOCK, VECTOR_NBYTES
-from lanterne.kernels.dtypes import DTYPES
+from lanterne.kernels.dtypes import DTYPES, find_dtype
 from lanterne.kernels.reduce import reduce
 
 FLOAT32 = DTYPES["float32"]
@@ -163,3 +165,24 @@ def test_device_and_host_arrays_do_not_mix(monkeypatch):
     monkeypatch.setattr(arrays, "import_cupy", lambda: fake)
     with pytest.raises(InputError, match="input 0: got ndarray on the host, expected device memory like the others"):
         reduce("sum", foreign, np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "num_inputs", "expected"),
+    [
+        ("float32", "sum", MOST_NUMBA_INPUTS, "numba"),
+        ("float32", "sum", MOST_NUMBA_INPUTS + 1, "cuda-c"),
+        # Complex numbers are added as floats, and multiplied as pairs, which Numba's kernels do not have.
+        ("complex64", "sum", 2, "numba"),
+        ("complex64", "prod", 2, "cuda-c"),
+    ],
+)
+def test_whose_kernel_it_is(monkeypatch, dtype, op, num_inputs, expected):
+    made = []
+    monkeypatch.setattr(numba_kernels, "fold_launcher", lambda *_: made.append("numba"))
+    monkeypatch.setattr(cuda_reduce, "_raw_launcher", lambda *_: made.append("cuda-c"))
+    monkeypatch.setattr(cuda_reduce, "_load", lambda *_: None)
+    monkeypatch.setattr(cuda_reduce, "_num_multiprocessors", lambda _: 1)
+    kernel = cuda_reduce._fold_kernel.__wrapped__(op, find_dtype(dtype), num_inputs, "numba", 0)
+    assert made == [expected] and kernel.num_arrays == num_inputs + 1
+    cuda_reduce._fold_kernel.cache_clear()
