@@ -33,6 +33,8 @@ class _Room(NamedTuple):
 # More inputs at once would not fit the registers, and spill: as all tests of spills say. Comparing takes more of them
 # than adding, and most of bytes, of which a vector has 16.
 ADDING, COMPARING, COMPARING_BYTES = _Room(8, 4, 8), _Room(6, 3, 8), _Room(3, 3, 3)
+# Of eight vectors at once the assembler spills two registers where elements have 8 bytes (sm_80).
+BITWISE = _Room(8, 4, 7)
 
 _UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
@@ -132,7 +134,9 @@ def fold_source(op: str, dtype: Dtype, num_inputs: int) -> str:
 def _room(op: str, dtype: Dtype) -> _Room:
     if dtype.kind == "complex":
         return COMPARING
-    if op in ("sum", "prod", *BITWISE_OPS):
+    if op in BITWISE_OPS:
+        return BITWISE
+    if op in ("sum", "prod"):
         return ADDING
     return COMPARING_BYTES if dtype.nbytes == 1 else COMPARING
 

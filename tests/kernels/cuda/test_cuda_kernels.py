@@ -83,7 +83,8 @@ def spilling(inputs, dtypes, archs, ops):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_used_to_spill_does_not(arch):
     """Where groups change, and where spills have been; the slow test has all dtypes and numbers of inputs."""
-    for op, dtype in (("sum", "float32"), ("max", "float64"), ("max", "int8"), ("lxor", "bool"), ("sum", "int32")):
+    cases = [("sum", "float32"), ("max", "float64"), ("max", "int8"), ("lxor", "bool"), ("sum", "int32")]
+    for op, dtype in [*cases, ("band", "int64")]:
         assert spilling((2, 8, 13, 31), (dtype,), (arch,), (op,)) == []
     assert spilling((2, 31), ("complex64",), (arch,), ("prod",)) == []
 
