@@ -80,6 +80,16 @@ def hier_tree_broadcast(
     return _broadcast("hier_tree", tree_broadcast, world_size, root, num_chunks, nodes)
 
 
+def hier_tree_reduce(
+    world_size: int, root: int, num_chunks: int | None = None, nodes: Nodes | None = None
+) -> CollectiveSchedule:
+    """The broadcast reversed in time: sums inside the nodes, which travel up two trees of them.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1)
+    """
+    return reverse(hier_tree_broadcast(world_size, root, num_chunks, nodes), "reduce")
+
+
 def hier_chain_reduce(
     world_size: int, root: int, num_chunks: int | None = None, nodes: Nodes | None = None
 ) -> CollectiveSchedule:

@@ -149,7 +149,7 @@ def test_a_nic_at_a_quarter_costs_little_more_than_its_bytes(name, late, limit):
 
 
 MOVES = [("all_gather", "hier_ring"), ("reduce_scatter", "hier_ring")]
-ROOTED = [("broadcast", "hier_chain"), ("broadcast", "hier_tree"), ("reduce", "hier_chain")]
+ROOTED = [(collective, name) for collective in ("broadcast", "reduce") for name in ("hier_chain", "hier_tree")]
 
 
 @pytest.mark.parametrize("nodes", NODES, ids=str)
