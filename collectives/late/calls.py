@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import (
     Links,
@@ -46,6 +47,7 @@ from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeE
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
+from lanterne.collectives.schedule.ir import LateRank
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
@@ -331,17 +333,31 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
         return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, _paced(links)), late)
     paced = in_series(links).with_models(_unserial) if isinstance(links, Topology) else _paced(links)
     nodes = nodes_of_links(links) if line.nodes else None
-    # One of those with a slow NIC is late as seldom as they are few.
-    slow = slow_nodes_of(links)
-    places = () if nodes is None else sorted(range(len(nodes)), key=lambda node: node not in slow)
-    order = range(world_size) if nodes is None else [rank for place in places for rank in nodes[place]]
-    absent = tuple(sorted(order[-late:])) if late > 1 else order[-1]
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
     priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
-    schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
-    together_s = price(schedule, nbytes, paced).makespan_s
-    join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
-    return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s, late)
+    before_s = join_s = 0.0
+    for absent, share in _likely_absent(world_size, nodes, slow_nodes_of(links), late):
+        schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
+        together_s = price(schedule, nbytes, paced).makespan_s
+        joins_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
+        before_s += share * max(0.0, together_s - joins_s)
+        join_s += share * joins_s
+    return Option(f"{name}/{chunks}", before_s, join_s, late)
+
+
+def _likely_absent(
+    world_size: int, nodes: Nodes | None, slow: tuple[int, ...], late: int
+) -> list[tuple[LateRank, float]]:
+    """(who is late, how likely that is): one rank for all that are alike, of those with a slow NIC another."""
+    if nodes is None:
+        order = list(range(world_size))
+        return [(order[-1] if late == 1 else tuple(order[-late:]), 1.0)]
+    places = sorted(range(len(nodes)), key=lambda node: node not in slow)
+    order = [rank for place in places for rank in nodes[place]]
+    if late > 1:
+        return [(tuple(sorted(order[-late:])), 1.0)]
+    part = sum(len(nodes[node]) for node in slow) / world_size
+    return [(order[-1], 1 - part), *([(order[0], part)] if slow else [])]
 
 
 def _paced(model: CostModel) -> CostModel:

@@ -159,14 +159,19 @@ class Topology:
 
     @cached_property
     def slow_nodes(self) -> Ranks:
-        """The nodes whose NICs have together less than 1 / SLOW of what those of the middle one have."""
+        """The nodes that take SLOW times as long as the middle one to send what crosses, by their slowest NIC.
+
+        What crosses goes on as many rails as the largest node has ranks, alike; ranks have equal parts of those.
+        """
         nics = next((links for links in self.links if links.kind == NIC), None)
         if nics is None or len(self.nodes) == 1:
             return ()
-        rates = np.zeros(len(self.nodes))
+        takes = np.zeros(len(self.nodes))
         for link, ranks in enumerate(nics.shared_by):
-            rates[self.node_of[ranks[0]]] += 1 / nics.slowdown[link] if nics.slowdown else 1.0
-        return tuple(np.flatnonzero(rates * SLOW <= np.median(rates)).tolist())
+            node = self.node_of[ranks[0]]
+            share = len(ranks) / len(self.nodes[node])
+            takes[node] = max(takes[node], share * (nics.slowdown[link] if nics.slowdown else 1.0))
+        return tuple(np.flatnonzero(takes >= SLOW * np.median(takes)).tolist())
 
     @cached_property
     def _node_column(self) -> Ints:
