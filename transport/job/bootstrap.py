@@ -126,6 +126,8 @@ def ask_to_join(
 ) -> tuple[Group, Terms]:
     """The Group that this process enters with the ranks of a job that runs, and its Terms; see collectives/growth.py.
 
+    Who does not catch its errors sees one line, as of `connect`.
+
     Args:
         address: host:port of its store.
         place: the rank that it was, or stands for; "spare": a dead one's; None: RANK, else any.
@@ -134,6 +136,14 @@ def ask_to_join(
         InputError: an address or a place that cannot be.
         TransportError: it is not taken in, and why.
     """
+    try:
+        return _ask_to_join(address, place, terms, timeout_s)
+    except LanterneError as error:
+        _tell_in_one_line(error)
+        raise
+
+
+def _ask_to_join(address: str, place: int | str | None, terms: Terms, timeout_s: float | None) -> tuple[Group, Terms]:
     host, _, port = address.rpartition(":")
     if not host:
         raise InputError(f"join: got {address!r}, expected host:port")
