@@ -242,7 +242,7 @@ class Enduring:
         """With those that live, from the latest iteration of which they have all."""
         started_s, held = time.monotonic(), self._all_held()
         for _ in range(self.comm.world_size):
-            log.warning("training: %s; it goes on without", error)
+            log.warning("training goes on: %s", error)
             self.comm = self.comm.shrink()
             try:
                 self._rebuild(self.comm, held, started_s, str(error))

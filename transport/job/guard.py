@@ -152,10 +152,11 @@ class Guard:
             if pid == 0:
                 return
             if pid == self._child:
+                was_told = self._terminate_at == float("inf")  # to end, if there was a reason to
                 self._ended = True
                 self._terminate_at = self._kill_at = float("inf")
                 code, reason = exit_code(status)
-                if code > 128 and self._why:
+                if code > 128 and self._why and was_told:
                     reason += f": {self._why}"
                 if code != 0 and self._restarts and self._why != STOPPED:
                     self._start_again(reason)
