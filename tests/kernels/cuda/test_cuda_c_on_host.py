@@ -14,9 +14,15 @@ from lanterne.kernels.cuda.source import divide_source, fold_source, multiply_so
 from lanterne.kernels.dtypes import COMPLEX, DTYPES, find_dtype, has_op, kernel_op
 from lanterne.kernels.reduce import divide, factor_of, multiply, prepare
 
-# Of bools only what they are reduced by.
+# Of bools only what they are reduced by; bits and truth values are the same text for all integers.
+OF_BITS = ("int8", "uint64", "bool")
 CASES = [
-    *((name, op) for name, dtype in DTYPES.items() for op in OPS if has_op(op, dtype) and kernel_op(op, dtype) == op),
+    *(
+        (name, op)
+        for name, dtype in DTYPES.items()
+        for op in (OPS if name in OF_BITS else OPS[:4])
+        if has_op(op, dtype) and kernel_op(op, dtype) == op
+    ),
     *((name, "prod") for name in COMPLEX),
 ]
 SUMMED = [name for name, op in CASES if op == "sum"]
