@@ -1,9 +1,9 @@
 """Calls that are repeated with the same arrays: checked and resolved once."""
 
-from lanterne.collectives.call.sizes import ROOTED
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, resolve
 from lanterne.collectives.execute.requests import CollectiveRequest
+from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.shared.calls import SharedRequest
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, is_device_array
@@ -11,8 +11,8 @@ from lanterne.kernels.dtypes import Op
 from lanterne.transport.timeouts import check_timeout_s
 
 # What a method of the Communicator takes where nothing is said.
-DEFAULT_OPS: dict[str, str] = dict.fromkeys(("all_reduce", "reduce_scatter", "reduce", "scan", "exscan"), "sum")
-DEFAULT_ROOTS: dict[str, int] = dict.fromkeys(ROOTED, 0)
+DEFAULT_OPS: dict[str, str] = {name: "sum" for name, contract in CONTRACTS.items() if contract.reduces}
+DEFAULT_ROOTS: dict[str, int] = {name: 0 for name, contract in CONTRACTS.items() if contract.rooted}
 
 
 class Bound:

@@ -9,9 +9,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
+from lanterne.collectives.call.ids import CLOSED, OPEN, CommunicatorIds, first_free
 from lanterne.collectives.copied import CopiedRequest, copy_back
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
-# What is known of a communicator id; of none, 0.
-CLOSED, OPEN = 1, 2
 DEFAULTS = CallOptions()
 # Of groups that only their members make: from the last one down, while `split` takes the first that is free. The last
 # of all belongs to the transports.
@@ -92,7 +90,7 @@ class CommunicatorCore(CommunicatorBase):
 
     Args:
         transport, ranks, communicator_id, closes: as Communicator has them.
-        used_ids: id -> OPEN or CLOSED, of this transport's communicators, which share it.
+        ids: of this transport's communicators, which share it.
         board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
         epoch: of the job: how often it has grown.
 
@@ -107,16 +105,17 @@ class CommunicatorCore(CommunicatorBase):
         *,
         pauses: Pauses | None = None,
         closes: Sequence[Closing] = (),
-        used_ids: dict[int, int] | None = None,
+        ids: CommunicatorIds | None = None,
         board_key: str = "0",
         epoch: int = 0,
         engine: Engine | None = None,
     ) -> None:
         members = tuple(range(transport.world_size) if ranks is None else ranks)
         super().__init__(transport, members, communicator_id, pauses or transport.machine.pauses(len(members)), engine)
-        self.used_ids: dict[int, int] = {} if used_ids is None else used_ids
-        self.used_ids[communicator_id] = OPEN
+        self.ids: CommunicatorIds = CommunicatorIds() if ids is None else ids
+        self.ids.used[communicator_id] = OPEN
         self.epoch = epoch
+        transport.reopen(communicator_id)
         self._closes = tuple(closes)
         self._growths = 0  # so often it has asked for those that wait
         # By ranks, how many groups of them were made.
@@ -295,6 +294,7 @@ class CommunicatorCore(CommunicatorBase):
         self.call("all_gather", mine, everyone)
         free = self._free_id()
         if color < 0:
+            self.ids.used[free] = CLOSED
             return None
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
         members.sort(key=lambda rank: (int(everyone[rank, 1]), rank))
@@ -313,7 +313,7 @@ class CommunicatorCore(CommunicatorBase):
             raise Unavailable("group: ranks of one process have no store to meet at; split has what group does")
         number = next(_lone) if store is None else self._agreed_number(store, ranks, timeout_s)
         free = LAST_GROUP_ID - number % GROUP_IDS
-        if self.used_ids.get(free) == OPEN:
+        if self.ids.used[free] == OPEN:
             raise InputError(f"group: got no free communicator id, expected fewer than {GROUP_IDS} open groups")
         return self._child(ranks, free, f"group {number}")
 
@@ -333,7 +333,7 @@ class CommunicatorCore(CommunicatorBase):
             communicator_id,
             pauses=self.pauses,
             closes=closes,
-            used_ids=self.used_ids,
+            ids=self.ids,
             board_key=board_key,
             epoch=self.epoch,
             engine=self.engine if transport in (None, self.transport) else None,
@@ -361,11 +361,11 @@ class CommunicatorCore(CommunicatorBase):
         # Whoever is still in a call waits for ranks that have left it.
         self.revoke("it shrinks")
         # Mostly zeros.
-        ids = zlib.compress(self._id_table().tobytes(), 1)
+        ids = zlib.compress(bytes(self.ids.used), 1)
         cut = self.transport.cut_off(self.ranks)
         came = self.transport.survivors(f"{self._key}/shrink", self.ranks, cut, ids, limit_s)
         tables = [np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()]
-        free = _first_free(np.maximum.reduce(tables))
+        free = first_free(np.maximum.reduce(tables))
         members = [index for index, rank in enumerate(self.ranks) if rank in came]
         child = self._child(members, free, f"{self._key}.s/{free}:{self.ranks[members[0]]}", closes=self._closes)
         self._closes, self._successor = (), child
@@ -422,17 +422,17 @@ class CommunicatorCore(CommunicatorBase):
             self.fail(error)
         self.engine.tell()
 
-    def _id_table(self) -> NDArray[np.uint8]:
-        """By id: 0, CLOSED or OPEN."""
-        used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
-        used[list(self.used_ids)] = list(self.used_ids.values())
-        return used
-
     def _free_id(self) -> int:
-        """An id that no member uses, the same on all."""
-        used = self._id_table()
-        self.call("all_reduce", used, used, "max")
-        return _first_free(used)
+        """An id that no member uses, the same on all, and taken from now on."""
+        try:
+            while True:
+                used = self.ids.offer(self.communicator_id)
+                self.call("all_reduce", used, used, "max")
+                free = self.ids.take(self.communicator_id, used)
+                if free is not None:
+                    return free
+        finally:
+            self.ids.ask_no_more(self.communicator_id)
 
     # -- the end
 
@@ -450,25 +450,17 @@ class CommunicatorCore(CommunicatorBase):
     def _release(self) -> None:
         with self.lock:
             # Of one that failed there may be messages under way: no other gets its id.
-            self.used_ids[self.communicator_id] = CLOSED if self._failure is None else OPEN
+            self.ids.used[self.communicator_id] = CLOSED if self._failure is None else OPEN
             if self._failure is None and self.busy:
                 log.warning("closed before the end of %s", self.describe())
                 self.transport.end_soon()
+            is_idle = self._failure is None and not self.busy and not self._closes
             self.end(TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed"))
+            if not (is_idle and self.transport.retire(self.communicator_id)):
+                self.transport.keep(self.control)  # Its receives stay posted.
         self.engine.tell()
         if self._closes:
             self.engine.stop()
-        self.transport.keep(self.control)  # Its receives stay posted.
         closes, self._closes = self._closes, ()
         for closing in closes:
             closing.close()
-
-
-def _first_free(used: NDArray[np.uint8]) -> int:
-    """An id that nobody uses, by the table of all that somebody has used."""
-    # The last id belongs to the transports. That of a closed one comes last: a notice (see execute/control.py) that
-    # nobody has read may still be on its way there.
-    free = int(used[:-1].argmin())
-    if used[free] == OPEN:
-        raise InputError(f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators")
-    return free

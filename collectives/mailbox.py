@@ -260,7 +260,9 @@ class MailRequest(CollectiveRequest):
         return ranks if self._peer is None else [ranks[self._peer]]
 
     def _expire(self, limit_s: float) -> None:
-        raise timeout_error(self._communicator.transport, self._pending_peers(), limit_s)
+        communicator = self._communicator
+        peers = communicator.control.silent(self._pending_peers(), limit_s)
+        raise timeout_error(communicator.transport, peers, limit_s)
 
 
 def _lay(array: HostArray, memory: HostArray) -> None:

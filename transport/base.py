@@ -7,7 +7,6 @@ Matching: messages of one (communicator, source, destination, lane) match in pos
 """
 
 import ctypes
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from lanterne import __version__
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.store.terms import Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
@@ -49,15 +48,22 @@ class OverTags:
     """The tags of communicators that are over: what still comes of them is nobody's."""
 
     def __init__(self) -> None:
-        self._communicators: set[int] = set()
+        # By id; a set of all that a long job has closed would take megabytes.
+        self._is_over = bytearray(1 << COMMUNICATOR_BITS)
+        self._any = False
 
     def add(self, communicator_id: int) -> None:
         """That communicator is over."""
-        self._communicators.add(communicator_id)
+        self._is_over[communicator_id] = 1
+        self._any = True
+
+    def discard(self, communicator_id: int) -> None:
+        """Another one has that id now."""
+        self._is_over[communicator_id] = 0
 
     def __call__(self, tag: int) -> bool:
         """Whether `tag` is one of them."""
-        return bool(self._communicators) and tag >> LANE_BITS in self._communicators
+        return self._any and self._is_over[tag >> LANE_BITS] == 1
 
     def drop_from(self, *tables: dict[tuple[int, int], Any]) -> None:
         """Remove what `tables`, by tag and number, have of them."""
@@ -312,10 +318,10 @@ class Transport(ABC):
         return len({job.hosts[rank] for rank in ranks}) == 1
 
     @property
-    def lock(self) -> "threading.RLock":
+    def lock(self) -> Lock:
         """Whoever uses this transport beside other threads holds it meanwhile; of a wrapper, what it wraps has it."""
-        lock: threading.RLock = vars(self).setdefault("_lock", threading.RLock())
-        return lock
+        lock: Lock | None = vars(self).get("_lock")
+        return vars(self).setdefault("_lock", self.machine.lock()) if lock is None else lock
 
     def watch(self) -> tuple[int, ...] | None:
         """Descriptors that become readable when something has come; None if something has by now. Under `lock`."""
@@ -378,6 +384,16 @@ class Transport(ABC):
     def forget(self, communicator_id: int) -> None:
         """That communicator is over: what it still receives is not written any more, and its memory given back, as far
         as the library under this transport allows it."""
+
+    def retire(self, communicator_id: int) -> bool:
+        """As `forget`, of a communicator that was closed in order, if nothing of it has still to leave this rank.
+
+        Returns False where that cannot be: what is posted stays so, and its memory has to be kept.
+        """
+        return False
+
+    def reopen(self, communicator_id: int) -> None:
+        """All ranks have closed the communicators that had this id, and a new one has it."""
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         """The death of that of `ranks` which died first, as far as is known without asking."""

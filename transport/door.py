@@ -1,7 +1,7 @@
 """Where connections are let in, of the store, rails and tcp: side by side, and each proves the job's token first.
 
-Nothing that a stranger says is looked at but the proof, whose length is fixed. Who has not proven it after PROOF_S, or
-is the oldest of more than MAX_STRANGERS, is dropped; the others are not kept waiting by it.
+Nothing that a stranger says is looked at but the proof, whose length is fixed. Who has not proven it after proof_s, or
+is the oldest of more than max_strangers, is dropped; the others are not kept waiting by it.
 """
 
 import logging
@@ -11,20 +11,46 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Machine
-
-PROOF_S = 5.0
-MAX_STRANGERS = 128
-# Of one listener before others have their turn.
-TURN = 64
+from lanterne.transport.steering import steers, value
 
 # Who was let in, and the numbers of its greeting.
 Guest: TypeAlias = tuple[socket.socket, tuple[int, ...]]
 
 log: logging.Logger = logging.getLogger(__name__)
+
+
+@steers
+@dataclass(frozen=True)
+class DoorPolicy:
+    """Whom a door keeps waiting, and how long."""
+
+    proof_s: float = value(
+        5.0,
+        "chosen: a handshake takes milliseconds",
+        half="slow hosts under load may be refused",
+        double="a silent stranger is kept twice as long",
+    )
+    max_strangers: int = value(
+        128,
+        "chosen: a few ranks at once, and a flood",
+        half="more of a large start are tried again",
+        double="a flood holds 128 descriptors more",
+    )
+    # Of one listener before others have their turn.
+    turn: int = value(
+        64,
+        "chosen",
+        half="a flood is served in smaller turns",
+        double="clients wait for up to 128 strangers",
+    )
+
+
+POLICY = DoorPolicy()
 
 
 class Stranger:
@@ -110,7 +136,7 @@ class Door:
             log.warning("lanterne: %d connections were refused (%s)", self.refused.total(), wire.in_words(self.refused))
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(TURN):
+        for _ in range(POLICY.turn):
             try:
                 sock, _address = listener.accept()
             except BlockingIOError:
@@ -119,10 +145,10 @@ class Door:
                 self._make_room()
                 return
             sock.setblocking(False)
-            if len(self._strangers) >= MAX_STRANGERS:
+            if len(self._strangers) >= POLICY.max_strangers:
                 self._make_room()
             challenge, nonce = wire.make_challenge()
-            stranger = Stranger(sock, nonce, self._machine.now_s() + PROOF_S)
+            stranger = Stranger(sock, nonce, self._machine.now_s() + POLICY.proof_s)
             self._strangers[stranger] = None
             self._selector.register(sock, selectors.EVENT_READ, lambda _events, of=stranger: self._hear(of))
             self._say(stranger, challenge)

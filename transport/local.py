@@ -17,7 +17,7 @@ from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request,
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.rank_group import LEFT_GRACE_S
+from lanterne.transport.rank_group import POLICY as GROUP_POLICY
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import wait
 
@@ -146,6 +146,14 @@ class LocalTransport(Transport):
                 else:
                     del world.unmatched[key]
 
+    def retire(self, communicator_id: int) -> bool:
+        with self.world.lock:
+            for key, entries in self.world.unmatched.items():
+                if key[2] >> LANE_BITS == communicator_id and key[0] == self.rank and entries[0][2]:
+                    return False
+        self.forget(communicator_id)
+        return True
+
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         world = self.world
         with world.lock:
@@ -168,7 +176,7 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         # Who is about to ask may have got this rank's last message since it looked.
-        self.fail("closed its transport", LEFT_GRACE_S)
+        self.fail("closed its transport", GROUP_POLICY.left_grace_s)
 
 
 def _move(send: Operation, recv: Operation) -> TransportError | None:

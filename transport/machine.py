@@ -1,4 +1,4 @@
-"""What a rank stands on: the clock, how it gives way, sockets. Everything that waits or connects is handed one.
+"""What a rank stands on: the clock, threads, sockets. Everything that waits or connects is handed one.
 
 THIS_MACHINE is the real one. Another, in which a seed decides what happens next, has the same face; so nothing else of
 transport/ and collectives/ may call time, select or socket.socket by itself (tests/transport/test_machine.py).
@@ -9,11 +9,14 @@ import os
 import select
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from lanterne.transport.pauses import LONGER_S, Pauses
+from lanterne.transport.pauses import POLICY as PAUSES
+from lanterne.transport.pauses import Pauses
 
 # Connections that wait to be accepted.
 BACKLOG = 1024
@@ -38,6 +41,48 @@ class Poller(Protocol):
     def poll(self, timeout_ms: float | None = None, /) -> list[tuple[int, int]]: ...
 
 
+class Lock(Protocol):
+    """What threading.RLock() returns."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(self, *exception: Any) -> None: ...
+
+
+class Running(Protocol):
+    """What `Machine.thread` returns."""
+
+    def join(self, timeout: float | None = ...) -> None: ...
+    def is_alive(self) -> bool: ...
+
+
+class Wakeup:
+    """Wakes another thread, or process, that polls it: readable once it was set, until it is cleared.
+
+    Args: `fd`, an eventfd that another process made; None: a new one.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def set(self) -> None:
+        """Wake whoever polls."""
+        os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Sleep from now on until it is set again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Give the descriptor back, once nobody polls any more."""
+        os.close(self._fd)
+
+
 class Machine:
     """The machine that this process runs on.
 
@@ -59,7 +104,21 @@ class Machine:
         """Do not call `function` any more, of `at_exit`."""
         atexit.unregister(function)
 
-    def pauses(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> Pauses:
+    def lock(self) -> Lock:
+        """A lock that the thread that holds it may take again."""
+        return threading.RLock()
+
+    def thread(self, name: str, function: Callable[[], object]) -> Running:
+        """Run `function` beside this thread, until it returns or the process ends."""
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def wakeup(self) -> Wakeup:
+        """A new Wakeup."""
+        return Wakeup()
+
+    def pauses(self, ranks_here: int = 1, longer_s: float = PAUSES.longer_s) -> Pauses:
         """The Pauses of waits of one of `ranks_here` ranks of this host; see there."""
         return Pauses(ranks_here, longer_s, self)
 

@@ -8,12 +8,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.steering import steers, value
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_fields, unpack_ranks
 
@@ -23,17 +25,42 @@ if TYPE_CHECKING:
 
 # Those that must not go on in a forked child.
 _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
-# A look at the control socket costs a system call, so waiting loops take one only so often.
-LOOK_S = 2e-3
-# What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
-LEFT_GRACE_S = 1.0
 FOREVER_S = 1e6
 # As transport/store/epoch.py has it.
 BEGIN = "lanterne/begin"
-# A meeting's answer comes so much after its limit, at most.
-ANSWER_S = 5.0
 
 log: logging.Logger = logging.getLogger(__name__)
+
+
+@steers
+@dataclass(frozen=True)
+class GroupPolicy:
+    """How a rank hears of the job."""
+
+    # A look at the control socket costs a system call, so waiting loops take one only so often.
+    look_s: float = value(
+        2e-3,
+        "a look is a system call, 1 us",
+        half="0.1 % of a core",
+        double="deaths are seen 2 ms later",
+    )
+    # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
+    left_grace_s: float = value(
+        1.0,
+        "what was sent before leaving may be on its way",
+        half="late messages of a rank that left are lost",
+        double="a wait for a rank that left ends a second later",
+    )
+    # A meeting's answer comes so much after its limit, at most.
+    answer_s: float = value(
+        5.0,
+        "a busy store answers within a second",
+        half="survivors may give a meeting up",
+        double="a lost store is told 5 s later",
+    )
+
+
+POLICY = GroupPolicy()
 
 
 class Group:
@@ -149,7 +176,8 @@ class Group:
             return {self.rank: payload}
         fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), pack_ranks(cut), payload, int(limit_s * 1e3)]
         try:
-            answer = self.store.call(Kind.MEET, fields, limit_s + ANSWER_S, f"meet at {name!r}", self._check_alive)
+            whole_s = limit_s + POLICY.answer_s
+            answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
         finally:
             self._check_alive()
         return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
@@ -170,7 +198,7 @@ class Group:
         self.somebody_waits = False
         fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), terms.pack(), int(limit_s * 1e3)]
         try:
-            *came, roll = self.store.call(Kind.GROW, fields, limit_s + ANSWER_S, "grow", self._check_alive)
+            *came, roll = self.store.call(Kind.GROW, fields, limit_s + POLICY.answer_s, "grow", self._check_alive)
         finally:
             self._check_alive()
         for each in came:
@@ -200,7 +228,7 @@ class Group:
             TransportError: it is not taken in, and why.
         """
         fields: list[int | bytes] = [place, number, terms.pack(), int(wait_s * 1e3)]
-        epoch, agreed, ranks = store.call(Kind.APPLY, fields, wait_s + ANSWER_S, "join")
+        epoch, agreed, ranks = store.call(Kind.APPLY, fields, wait_s + POLICY.answer_s, "join")
         world_size, rank, *newcomers = unpack_ranks(ranks)
         group = Group(rank, world_size, store, timeout_s=limit_s, epoch=epoch, newcomers=newcomers)
         return group, unpack(agreed)
@@ -222,18 +250,18 @@ class Group:
         self.exchange(name, b"", timeout_s)
 
     def check_peers(self, peers: Iterable[int] | None = None) -> None:
-        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left LEFT_GRACE_S ago although it is
+        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left left_grace_s ago although it is
         still waited for. For waiting loops: it never blocks.
 
         Raises:
             TransportError: the store is lost, so deaths could no longer be noticed.
 
-        Cost: some 0.2 us; one system call every LOOK_S.
+        Cost: some 0.2 us; one system call every look_s.
         """
         try:
             if self.store is not None and not self._closed and self.machine.now_s() >= self._next_look:
                 self._look()
-                self._next_look = self.machine.now_s() + LOOK_S
+                self._next_look = self.machine.now_s() + POLICY.look_s
         finally:
             # A death that was told before the store was lost says more than that loss.
             if self._failed:
@@ -245,7 +273,7 @@ class Group:
                         raise PeerFailed(rank, reason)
         if self._left and peers is not None:
             for rank in peers:
-                if self.machine.now_s() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
+                if self.machine.now_s() - self._left.get(rank, float("inf")) > POLICY.left_grace_s:
                     raise PeerFailed(rank, "it has left the job")
 
     def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:

@@ -2,14 +2,35 @@
 
 import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 from lanterne.transport.pauses import NapClock
+from lanterne.transport.steering import steers, value
 
-# Reading the clock costs as much as a look, so it is read after a nap, or after so many looks.
-POLLS_PER_CHECK = 64
-# What else there is to look at costs as much as some looks: so often at most.
-CHECK_S = 1e-3
+
+@steers
+@dataclass(frozen=True)
+class WaitPolicy:
+    """How often a wait looks at the clock and at what else there is."""
+
+    # Reading the clock costs as much as a look, so it is read after a nap, or after so many looks.
+    polls_per_check: int = value(
+        64,
+        "a clock costs as much as a look",
+        half="the clock is read twice as often: 2 % of a short wait",
+        double="an end is seen up to 128 looks late",
+    )
+    # What else there is to look at costs as much as some looks: so often at most.
+    check_s: float = value(
+        1e-3,
+        "a look at peers costs as much as some looks",
+        half="deaths are seen 0.5 ms sooner, looks at peers cost twice",
+        double="deaths are seen 1 ms later, at half the cost",
+    )
+
+
+POLICY = WaitPolicy()
 
 
 class Moved(enum.Enum):
@@ -51,14 +72,14 @@ def wait(
     Args:
         look: True: it is there; MOVED: not yet, but pauses begin anew.
         pauses: what to do while nothing moves.
-        meanwhile: called with the time every CHECK_S, and once more when time is over; ends the wait by raising.
+        meanwhile: called with the time every check_s, and once more when time is over; ends the wait by raising.
         due_s: when, on the machine's clock, it will be there; inf where nobody knows.
 
     Cost: some 0.2 us a look besides look() and the pause.
     """
     now = pauses.machine.now_s
-    start_s = now()
-    until_s, next_s = start_s + limit_s, start_s + CHECK_S
+    start_s, check_s, polls_per_check = now(), POLICY.check_s, POLICY.polls_per_check
+    until_s, next_s = start_s + limit_s, start_s + check_s
     polls = idle = 0
     while True:
         found = look()
@@ -67,12 +88,12 @@ def wait(
         polls += 1
         idle = 0 if found is MOVED else idle + 1
         napped = idle and pauses.pause(idle, until_s if due_s is None else min(until_s, due_s()))
-        if not napped and polls % POLLS_PER_CHECK:
+        if not napped and polls % polls_per_check:
             continue
         now_s = now()
         is_over = now_s > until_s
         if meanwhile is not None and (is_over or now_s >= next_s):
-            next_s = now_s + CHECK_S
+            next_s = now_s + check_s
             meanwhile(now_s)
         if is_over:
             return False

@@ -11,6 +11,7 @@ import hmac
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -213,6 +214,28 @@ def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
 def in_words(refused: Mapping[str, int]) -> str:
     """How many connections were refused for which reason, the commonest first."""
     return ", ".join(f"{why} {count}" for why, count in sorted(refused.items(), key=lambda item: -item[1]))
+
+
+def send_parts(sock: socket.socket, parts: deque[memoryview], most: int) -> int:
+    """Write what the connection takes of the first `most` of `parts`, and remove it there: how many bytes.
+
+    Raises:
+        BlockingIOError: it takes nothing now.
+        OSError: it is dead.
+    """
+    if len(parts) == 1:
+        sent = sock.send(parts[0])
+    else:
+        sent = sock.sendmsg([parts[i] for i in range(min(len(parts), most))])
+    left = sent
+    while left:
+        part = parts[0]
+        if left < part.nbytes:
+            parts[0] = part[left:]
+            break
+        left -= part.nbytes
+        parts.popleft()
+    return sent
 
 
 def configure(sock: socket.socket) -> None:

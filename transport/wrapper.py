@@ -1,12 +1,11 @@
 """A transport around another: what all of them pass on."""
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lanterne.errors import PeerFailed
 from lanterne.transport.base import Capabilities, Transport
-from lanterne.transport.machine import Machine
+from lanterne.transport.machine import Lock, Machine
 from lanterne.transport.pauses import Pauses
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Wrapper(Transport):
         return self.inner.open_board(key, rank, world_size)
 
     @property
-    def lock(self) -> "threading.RLock":
+    def lock(self) -> Lock:
         return self.inner.lock
 
     @property
@@ -59,6 +58,12 @@ class Wrapper(Transport):
 
     def forget(self, communicator_id: int) -> None:
         self.inner.forget(communicator_id)
+
+    def retire(self, communicator_id: int) -> bool:
+        return self.inner.retire(communicator_id)
+
+    def reopen(self, communicator_id: int) -> None:
+        self.inner.reopen(communicator_id)
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         return super().first_death(ranks) or self.inner.first_death(ranks)

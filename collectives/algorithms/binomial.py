@@ -29,6 +29,17 @@ def binomial_reduce(world_size: int, root: int, *, only: int | None = None) -> C
     return reverse(binomial_broadcast(world_size, root, only=only), "reduce")
 
 
+def handed_on(world_size: int) -> list[tuple[tuple[Ints, Ints], Ints]]:
+    """Per distance 1, 2, 4, ...: ((roles nearer to the root, roles further away), roles whose parts go between)."""
+    rounds = []
+    for level in range((world_size - 1).bit_length()):
+        part = np.arange(world_size)
+        part = part[part >> level & 1 == 1]
+        far = part >> level << level
+        rounds.append(((far - 2**level, far), part))
+    return rounds
+
+
 def from_root(world_size: int, root: int) -> Ints:
     """Ranks by role: role 0 is the root, the others follow around the circle."""
     return (np.arange(world_size) + root) % world_size

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.algorithms.binomial import from_root
+from lanterne.collectives.algorithms.binomial import from_root, handed_on
 from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, Ints, ScheduleBuilder
 
 
@@ -36,7 +36,7 @@ def binomial_scatter(world_size: int, root: int) -> CollectiveSchedule:
     Cost (p = world_size): rounds = ceil(log2(p)); load = (p - 1) / p
     """
     build = _binomial("scatter", world_size, root)
-    for (near, far), part in reversed(_handed_on(world_size)):
+    for (near, far), part in reversed(handed_on(world_size)):
         build.round((near, far, from_root(world_size, root)[part], COPY))
     return build.build()
 
@@ -47,7 +47,7 @@ def binomial_gather(world_size: int, root: int) -> CollectiveSchedule:
     Cost (p = world_size): rounds = ceil(log2(p)); load = (p - 1) / p
     """
     build = _binomial("gather", world_size, root)
-    for (near, far), part in _handed_on(world_size):
+    for (near, far), part in handed_on(world_size):
         build.round((far, near, from_root(world_size, root)[part], COPY))
     return build.build()
 
@@ -65,13 +65,3 @@ def _binomial(collective: str, world_size: int, root: int) -> ScheduleBuilder:
 def _others(world_size: int, root: int) -> Ints:
     return np.delete(np.arange(world_size), root)
 
-
-def _handed_on(world_size: int) -> list[tuple[tuple[Ints, Ints], Ints]]:
-    """Per distance 1, 2, 4, ...: ((roles nearer to the root, roles further away), roles whose parts go between)."""
-    rounds = []
-    for level in range((world_size - 1).bit_length()):
-        part = np.arange(world_size)
-        part = part[part >> level & 1 == 1]
-        far = part >> level << level
-        rounds.append(((far - 2**level, far), part))
-    return rounds

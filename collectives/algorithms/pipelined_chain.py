@@ -3,7 +3,7 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.binomial import from_root
-from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, Ints, ScheduleBuilder
 from lanterne.collectives.schedule.passes import reverse
 
 
@@ -16,11 +16,15 @@ def chain_broadcast(world_size: int, root: int, num_chunks: int | None = None) -
     build = ScheduleBuilder(
         "broadcast", "chain", world_size, num_chunks, rank_of=from_root(world_size, root), root=root
     )
-    links = np.arange(world_size - 1)
-    for i in range(num_chunks + world_size - 2 if world_size > 1 else 0):
-        active = links[max(0, i - num_chunks + 1) : i + 1]
-        build.round((active, active + 1, i - active, COPY))
+    add_chain(build, np.arange(world_size - 1), num_chunks, COPY)
     return build.build()
+
+
+def add_chain(build: ScheduleBuilder, links: Ints, num_chunks: int, op: int) -> None:
+    """Rounds in which pieces flow along `links`, consecutive ranks (or roles) each of which sends to the next."""
+    for i in range(num_chunks + len(links) - 1 if len(links) else 0):
+        active = np.arange(max(0, i - num_chunks + 1), min(i + 1, len(links)))
+        build.round((links[active], links[active] + 1, i - active, op))
 
 
 def chain_reduce(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lanterne.collectives.algorithms.pipelined_chain import add_chain
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 
 
@@ -22,7 +23,7 @@ def chain_scan(world_size: int, num_chunks: int | None = None) -> CollectiveSche
     Cost (p = world_size, m = num_chunks): rounds = (m + p - 2) * (p > 1); load = rounds / m
     """
     build = ScheduleBuilder("scan", "chain", world_size, num_chunks or world_size)
-    _chain(build, 0, world_size, num_chunks or world_size)
+    add_chain(build, np.arange(world_size - 1), num_chunks or world_size, REDUCE)
     return build.build()
 
 
@@ -45,7 +46,7 @@ def chain_exscan(world_size: int, num_chunks: int | None = None) -> CollectiveSc
     num_chunks = num_chunks or world_size
     build = ScheduleBuilder("exscan", "chain", world_size, num_chunks)
     _shift(build, world_size, num_chunks)
-    _chain(build, 1, world_size, num_chunks)
+    add_chain(build, np.arange(1, world_size - 1), num_chunks, REDUCE)
     return build.build()
 
 
@@ -63,10 +64,3 @@ def _doubling(build: ScheduleBuilder, first: int, world_size: int) -> None:
         build.round((rank, rank + distance, 0, REDUCE))
         distance *= 2
 
-
-def _chain(build: ScheduleBuilder, first: int, world_size: int, num_chunks: int) -> None:
-    """As _doubling, in pieces."""
-    links = np.arange(first, world_size - 1)
-    for i in range(num_chunks + len(links) - 1 if len(links) else 0):
-        active = np.arange(max(0, i - num_chunks + 1), min(i + 1, len(links)))
-        build.round((links[active], links[active] + 1, i - active, REDUCE))

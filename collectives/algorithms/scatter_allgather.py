@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.algorithms.binomial import from_root
+from lanterne.collectives.algorithms.binomial import from_root, handed_on
 from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
 from lanterne.collectives.schedule.passes import reverse
 
@@ -19,16 +19,11 @@ def scatter_allgather_broadcast(world_size: int, root: int) -> CollectiveSchedul
     has = np.eye(world_size, dtype=bool)
     has[0] = True
     build.phase("scatter")
-    levels = (world_size - 1).bit_length()
-    for level in reversed(range(levels)):
-        # Role r, a multiple of 2 ** (level + 1), hands the upper half of its parts to role r + 2 ** level.
-        part = np.arange(world_size)
-        receiver = part >> level << level
-        part, receiver = part[receiver >> level & 1 == 1], receiver[receiver >> level & 1 == 1]
-        build.round((receiver - 2**level, receiver, part, COPY))
-        has[receiver, part] = True
+    for (near, far), part in reversed(handed_on(world_size)):
+        build.round((near, far, part, COPY))
+        has[far, part] = True
     build.phase("all_gather")
-    for level in range(levels):
+    for level in range((world_size - 1).bit_length()):
         held = 2**level
         role = np.arange(world_size)[:, None]
         sender, part = np.broadcast_arrays(role, (role + np.arange(min(held, world_size - held))) % world_size)

@@ -10,7 +10,6 @@ from lanterne.errors import InputError
 
 # Elements of every rank's part; of gather and scatter, away from the root, also of this rank's alone.
 Counts: TypeAlias = Sequence[int] | int
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Parts of the input and output array of a rank, by collective: of p ranks.
 _PARTS: dict[str, Callable[[int], tuple[int, int]]] = {
     **dict.fromkeys(("all_reduce", "reduce", "broadcast", "scan", "exscan"), lambda p: (1, 1)),

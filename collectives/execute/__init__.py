@@ -3,5 +3,5 @@
 `base` is what a communicator's parts share, `arguments` and `plans` lead from a call to its program, `compile` makes
 that (pure, with `messages`, `rank_program` and `stream_program`), `executor` and `stream_execution` run it, `requests`
 are waited for. It posts on transports and, where arrays are on a device, uses CUDA. Others import `requests` and
-`control.STALL_S`; benchmarks also `native` and `compile`.
+`control.POLICY.stall_s`; benchmarks also `native` and `compile`.
 """

@@ -10,10 +10,11 @@ import numpy as np
 from lanterne.collectives.algorithms.catalogue import NATIVE, UNSCHEDULED, algorithms_for
 from lanterne.collectives.algorithms.outside import AnyAlgorithm
 from lanterne.collectives.call.memory import CallArray, call_memory, scaled
-from lanterne.collectives.call.sizes import ROOTED, Counts, even_sizes, has_input, has_output, in_short, uneven_sizes
+from lanterne.collectives.call.sizes import Counts, even_sizes, has_input, has_output, in_short, uneven_sizes
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.given import given_name, given_schedule
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
+from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import LateRank, late_set
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, HostArray, Stream, is_device_array, numpy_array, told_dtype
@@ -251,7 +252,7 @@ def check_whole(what: str, value: Any, least: int, most: int | None = None) -> N
 def _check_root(collective: str, root: Any, size: int) -> None:
     if root is None:
         return
-    if collective not in ROOTED:
+    if not CONTRACTS[collective].rooted:
         raise InputError(f"{collective}: got root {root!r}, expected none")
     check_whole(f"{collective}: got root", root, 0, size - 1)
 

@@ -7,30 +7,62 @@ touches a transport does so under its lock. What goes wrong here ends the commun
 user's raises it; the engine looks for deaths, timeouts are those of waits.
 """
 
-import atexit
 import logging
 import os
 import select
 import sys
-import threading
 import weakref
 from collections import deque
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.base import Transport
+from lanterne.transport.machine import Lock, Running, Wakeup
+from lanterne.transport.steering import steers, value
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
-# After the thread was woken, so long it lets more arrive: each look costs as much, however much there is.
-GATHER_S = 1e-3
-# How often it looks for deaths.
-DEATHS_S = 0.05
-# How long the end of a process waits for it.
-STOP_S = 1.0
-# While calls are under way, so long at most a thread that runs Python code keeps the interpreter from it.
-SWITCH_S = 5e-4
+
+
+@steers
+@dataclass(frozen=True)
+class EnginePolicy:
+    """How calls advance in the background."""
+
+    # After the thread was woken, so long it lets more arrive: each look costs as much, however much there is.
+    gather_s: float = value(
+        1e-3,
+        "each look costs as much, however much there is",
+        half="twice the looks, finer overlap",
+        double="calls advance in steps of 2 ms",
+    )
+    # Where a connection takes no more for now, it looks again after this: far less than what was taken needs to leave.
+    full_s: float = value(
+        1e-4,
+        "chosen: what a full connection holds takes longer to leave",
+        half="twice the looks",
+        double="links idle 0.1 ms more",
+    )
+    # How often it looks for deaths.
+    deaths_s: float = value(0.05, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
+    # How long the end of a process waits for it.
+    stop_s: float = value(
+        1.0,
+        "chosen",
+        half="the end may leave the thread behind",
+        double="a stuck thread holds the end up 2 s",
+    )
+    # While calls are under way, so long at most a thread that runs Python code keeps the interpreter from it.
+    switch_s: float = value(
+        5e-4,
+        "Python's own is 5 ms",
+        half="the program loses more to switches",
+        double="calls advance later beside Python loops",
+    )
+
+
+POLICY = EnginePolicy()
 
 
 class Advanced(Protocol):
@@ -67,8 +99,8 @@ class Engine:
         self._transport = transport
         # A thing for each thread that waits: a list, since threads change it without a lock.
         self._waiters: list[None] = []
-        self._thread: threading.Thread | None = None
-        self._wakes = -1
+        self._thread: Running | None = None
+        self._wakes: Wakeup | None = None
         self._stopping = False
         self._deaths_s = 0.0
         _engines.add(self)
@@ -106,20 +138,20 @@ class Engine:
 
     def wake(self) -> None:
         """There is something to tell."""
-        if self._thread is not None and not self._stopping:
-            os.eventfd_write(self._wakes, 1)
+        if self._wakes is not None and not self._stopping:
+            self._wakes.set()
 
     def serve(self) -> None:
         """Calls are under way that nobody waits for; under the transport's lock, or by who waited for them."""
         if self._transport.background_s is None or self._stopping or self._waiters:
             return
-        if self._thread is None:
-            self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._thread = threading.Thread(target=self._run, name="lanterne", daemon=True)
-            self._thread.start()
-            atexit.register(self.stop)
+        if self._wakes is None:
+            machine = self._transport.machine
+            self._wakes = wakes = machine.wakeup()
+            self._thread = machine.thread("lanterne", lambda: self._run(wakes))
+            machine.at_exit(self.stop)
         else:
-            os.eventfd_write(self._wakes, 1)
+            self._wakes.set()
 
     def stop(self) -> None:
         """End the thread; calls that are under way are named in the log."""
@@ -128,18 +160,18 @@ class Engine:
             log.warning("the end has come before that of %s", "; ".join(left))
             self._transport.end_soon()
         self._stopping = True
-        if self._thread is not None:
-            atexit.unregister(self.stop)
-            os.eventfd_write(self._wakes, 1)
-            self._thread.join(STOP_S)
+        if self._thread is not None and self._wakes is not None:
+            self._transport.machine.not_at_exit(self.stop)
+            self._wakes.set()
+            self._thread.join(POLICY.stop_s)
             if not self._thread.is_alive():
-                os.close(self._wakes)
-            self._thread = None
+                self._wakes.close()
+            self._thread = self._wakes = None
 
-    def _run(self) -> None:
+    def _run(self, wakes: Wakeup) -> None:
         transport, lock = self._transport, self._transport.lock
-        poll = select.epoll()
-        poll.register(self._wakes, select.EPOLLIN)
+        poll = transport.machine.poller()
+        poll.register(wakes, select.POLLIN)
         watched: frozenset[int] = frozenset()
         usual_s = 0.0
         while not self._stopping:
@@ -154,19 +186,22 @@ class Engine:
                     ready = None if moved else self._watch()
                 self.tell()
                 if ready is None:
+                    if moved:
+                        transport.machine.give_way()
+                    else:
+                        transport.machine.sleep(POLICY.full_s)
                     continue
-                descriptors, limit_s = frozenset(ready), min(transport.background_s or DEATHS_S, DEATHS_S)
+                descriptors, limit_s = frozenset(ready), min(transport.background_s or POLICY.deaths_s, POLICY.deaths_s)
             for descriptor in watched - descriptors:
-                _forget(poll, descriptor)
+                poll.unregister(descriptor)
             for descriptor in descriptors - watched:
-                poll.register(descriptor, select.EPOLLIN)
+                poll.register(descriptor, select.POLLIN)
             watched = descriptors
-            if poll.poll(limit_s):
-                _drain(self._wakes)
+            if poll.poll(None if limit_s is None else limit_s * 1e3):
+                wakes.clear()
                 if serving:
-                    transport.machine.sleep(GATHER_S)
+                    transport.machine.sleep(POLICY.gather_s)
         _switch_soon(False, usual_s)
-        poll.close()
 
     def _watch(self) -> tuple[int, ...] | None:
         return None if self._transport.closed else self._transport.watch()
@@ -189,7 +224,7 @@ class Engine:
         now_s = self._transport.machine.now_s()
         if now_s < self._deaths_s:
             return
-        self._deaths_s = now_s + DEATHS_S
+        self._deaths_s = now_s + POLICY.deaths_s
         for communicator in list(self.busy):
             try:
                 communicator.look()
@@ -198,7 +233,8 @@ class Engine:
 
     def forget(self) -> None:
         """This process is a fork of the one that has the thread and the connections."""
-        self._thread, self._stopping = None, True
+        self._thread = self._wakes = None
+        self._stopping = True
         self.busy.clear()
         for communicator in self._members:
             communicator.end(TransportError("this process is a fork of the one that called init; only that can go on"))
@@ -208,26 +244,16 @@ def _switch_soon(serving: bool, usual_s: float) -> float:
     """While `serving` is true, have threads hand over the interpreter soon; the usual interval, 0 where it is set."""
     if serving and not usual_s:
         usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_S, usual_s))
+        sys.setswitchinterval(min(POLICY.switch_s, usual_s))
     elif not serving and usual_s:
         sys.setswitchinterval(usual_s)
         usual_s = 0.0
     return usual_s
 
 
-def _forget(poll: select.epoll, descriptor: int) -> None:
-    with suppress(OSError, ValueError):  # it may be closed by now
-        poll.unregister(descriptor)
-
-
-def _drain(descriptor: int) -> None:
-    with suppress(BlockingIOError):
-        os.eventfd_read(descriptor)
-
-
 # So that no lock is held in a child by a thread that it does not have.
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_held: list[threading.RLock] = []
+_held: list[Lock] = []
 
 
 def _before_fork() -> None:

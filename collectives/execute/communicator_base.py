@@ -4,6 +4,7 @@ A communicator's plans, requests, messages and late ranks know it as a Communica
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTime
 from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses
+from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
@@ -23,12 +25,37 @@ if TYPE_CHECKING:
 
 # Lane 0 of a communicator; the others are in plans.py.
 CONTROL_LANE = 0
-# Calls that are under way at once, at most: each has a lane (plans.BOARD_LANES).
-MAX_AHEAD = 64
-# How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
-REASON_S = 0.05
-# And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
-DEATH_S = 1.0
+
+
+@steers
+@dataclass(frozen=True)
+class FailurePolicy:
+    """How long a failing rank asks why."""
+
+    # Calls that are under way at once, at most: each has a lane (plans.BOARD_LANES).
+    max_ahead: int = value(
+        64,
+        "a lane each",
+        half="shorter queues behind a late rank",
+        double="more lanes than there are",
+    )
+    # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
+    reason_s: float = value(
+        0.05,
+        "a notice on one network",
+        half="the cause is more often unknown",
+        double="failures come 50 ms later",
+    )
+    # And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
+    death_s: float = value(
+        1.0,
+        "notices of deaths take some 0.3 s",
+        half="the cause is more often unknown",
+        double="failures come a second later",
+    )
+
+
+POLICY = FailurePolicy()
 
 
 class QueuedCall(Protocol):
@@ -220,7 +247,7 @@ class CommunicatorBase:
         if not first._goes_ahead:
             return False
         moved, before = False, first._progress
-        for call in self._calls[1:MAX_AHEAD]:
+        for call in self._calls[1:POLICY.max_ahead]:
             if not call._goes_ahead:
                 break
             before = call._go_ahead(before)
@@ -372,7 +399,7 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
         try:
             if communicator.heard is not None:
                 raise communicator.heard
-            communicator.control.listen(REASON_S)
+            communicator.control.listen(POLICY.reason_s)
             if not isinstance(error, PeerFailed):
                 communicator.transport.check_peers(communicator.ranks)
         except (InputError, PeerFailed, TransportTimeout) as told:
@@ -382,7 +409,7 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
             pass  # Another one that does not know.
         return isinstance(error, PeerFailed)
 
-    wait(look, DEATH_S, communicator.pauses)
+    wait(look, POLICY.death_s, communicator.pauses)
     if isinstance(reason, PeerFailed) and not reason.told:
         # Who died first may be why others ended.
         first = communicator.transport.first_death(communicator.ranks)

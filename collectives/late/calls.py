@@ -53,17 +53,8 @@ from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
 from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, likely, to_text
 from lanterne.transport.board.seat import Seat
-from lanterne.transport.board.sequencer import (
-    ABORT,
-    DIED,
-    JOIN,
-    MAX_SIGNATURES,
-    MISMATCH,
-    NORMAL,
-    SEEN,
-    TIMEOUT,
-    Record,
-)
+from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, Record
+from lanterne.transport.board.sequencer import POLICY as SEQUENCER
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
@@ -145,7 +136,7 @@ class LateRanks:
     def _set_free(self, signature: str, number: int, calls: int) -> None:
         """Those of the `calls` after call `number` that have `signature` are not to be asked about."""
         self._free[signature] = number + calls
-        if len(self._free) > MAX_SIGNATURES:
+        if len(self._free) > SEQUENCER.max_signatures:
             del self._free[next(iter(self._free))]
         for turn in self._turns.values():
             if turn.signature == signature and turn.number > number and self.is_free(turn):
@@ -182,7 +173,7 @@ class LateRanks:
         """
         if call.entry is not None or (call.key, call.in_place, policy) in self._prepared:
             return
-        if len(self._prepared) >= MAX_SIGNATURES:
+        if len(self._prepared) >= SEQUENCER.max_signatures:
             self._prepared.clear()  # What is still kept (RankPrograms) is found, not made again.
         self._prepared.add((call.key, call.in_place, policy))
         for option in likely(from_text(policy)):

@@ -36,26 +36,27 @@ def fold_function(op: str, dtype: Dtype, num_inputs: int) -> Callable[..., None]
     return compile_ir(fold_ir(op, dtype, num_inputs), [ctypes.c_void_p] * (num_inputs + 1))
 
 
-@functools.cache
 def divide_function(dtype: Dtype) -> Callable[..., None]:
     """The C function `(count, out, in, divisor)` of divide_ir; the divisor is a float.
 
     Raises:
         Unavailable: this CPU cannot convert float16.
     """
-    if dtype.name in LONG:
-        return partial(long_with_number, np.divide, dtype)
-    _check_cpu(dtype)
-    return compile_ir(divide_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
+    return _with_number("divide", dtype)
+
+
+def multiply_function(dtype: Dtype) -> Callable[..., None]:
+    """The C function `(count, out, in, factor)` of multiply_ir; otherwise as divide_function."""
+    return _with_number("multiply", dtype)
 
 
 @functools.cache
-def multiply_function(dtype: Dtype) -> Callable[..., None]:
-    """The C function `(count, out, in, factor)` of multiply_ir; otherwise as divide_function."""
+def _with_number(what: str, dtype: Dtype) -> Callable[..., None]:
     if dtype.name in LONG:
-        return partial(long_with_number, np.multiply, dtype)
+        return partial(long_with_number, getattr(np, what), dtype)
     _check_cpu(dtype)
-    return compile_ir(multiply_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
+    ir = {"divide": divide_ir, "multiply": multiply_ir}[what](dtype)
+    return compile_ir(ir, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
 
 
 @functools.cache

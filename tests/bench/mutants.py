@@ -1,6 +1,6 @@
 """Code with one condition turned around, or with a fault that it once had: what the simulation has to find.
 
-  python tests/bench/mutants.py --seeds 1000 [--like NAME] [--revert]
+  python tests/bench/mutants.py --seeds 1000 [--like NAME] [--reverted]
 
 tries each in a process of its own, and prints after how many seeds it was found.
 """
@@ -11,8 +11,11 @@ import importlib
 import inspect
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -22,49 +25,28 @@ from lanterne.bench.scores.simulation.world import run
 
 # Whose conditions are turned around, one by one.
 MODULES = (
-    *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "epoch", "members")),
-    *(f"lanterne.transport.store.{name}" for name in ("server", "values")),
+    *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "epoch", "meetings")),
+    *(f"lanterne.transport.store.{name}" for name in ("members", "server", "values")),
     *(f"lanterne.transport.board.{name}" for name in ("seat", "sequencer")),
     "lanterne.transport.rank_group",
 )
-# Faults that were there, and were mended: (module, function, as it is, as it was).
-REVERTS = {
-    "rails are made although a rank has died": (
-        "lanterne.transport.rails.rail", "join", "if check_dead is not None:", "if False:",
-    ),
-    "who cannot make its rails keeps those it has": (
-        "lanterne.transport.rails.rail", "join", "opened.enter_context(sock)", "sock",
-    ),
-    "the store ends with the first rank that dies": (
-        "lanterne.transport.store.server", "Store._drop",
-        "connection.rank is not None and self.members.epoch.all_came", "connection.rank is not None",
-    ),
-    "of several deaths any is named": (
-        "lanterne.transport.rank_group", "Group.check_peers",
-        "for rank, reason in self._failed.items():", "for rank, reason in reversed(self._failed.items()):",
-    ),
-    "who never joined is not told of": (
-        "lanterne.transport.store.epoch", "Epoch.absent",
-        "if rank not in self._members and rank not in self._left:", "if False:",
-    ),
-    "a death that a neighbour's death follows is not named": (
-        "lanterne.collectives.execute.communicator_base", "_cause",
-        "communicator.transport.first_death(communicator.ranks)", "None",
-    ),
-}  # fmt: skip
+# Faults that were there, and were mended: each as a patch that brings it back, and a seed that finds it.
+REVERTED = Path(__file__).parent / "reverted"
+ROOT = Path(__file__).parents[2]
 # A mutant that makes a process run without end is found, too.
 LIMIT_S = 240
 
 
 def functions_of(module):
-    """{name, dotted in a class: function} of a module's own."""
+    """{name, dotted in a class: function} of a module's own; of one with two names, the first."""
     found = {}
     for owner in [module, *(each for _, each in inspect.getmembers(module, inspect.isclass))]:
         if owner is not module and owner.__module__ != module.__name__:
             continue
         for name, function in vars(owner).items():
             function = getattr(function, "fget", None) or function
-            if inspect.isfunction(function) and function.__code__.co_filename == module.__file__:
+            is_own = inspect.isfunction(function) and function.__code__.co_filename == module.__file__
+            if is_own and function not in found.values():
                 found[name if owner is module else f"{owner.__name__}.{name}"] = function
     return found
 
@@ -79,7 +61,10 @@ def put(module, name, tree):
     owner, _, last = name.rpartition(".")
     made = scope[function.name]
     if owner:
-        setattr(vars(module)[owner], last, property(made) if is_property else made)
+        users = vars(module)[owner]
+        before = vars(users)[last]
+        for name in [name for name, each in vars(users).items() if each is before]:
+            setattr(users, name, property(made) if is_property else made)
         return
     before = vars(module)[last]
     for user in [each for each in sys.modules.values() if getattr(each, last, None) is before]:
@@ -107,14 +92,7 @@ def all_mutants():
 
 
 def apply(mutant):
-    """Change the code of this process as `mutant` says, a name of all_mutants or of REVERTS."""
-    if mutant in REVERTS:
-        module_name, name, now, before = REVERTS[mutant]
-        module = importlib.import_module(module_name)
-        text = textwrap.dedent(inspect.getsource(functions_of(module)[name]))
-        assert text.count(now) >= 1, f"{mutant}: {now!r} is no longer in {name}"
-        put(module, name, ast.parse(text.replace(now, before)))
-        return
+    """Change the code of this process as `mutant` says, a name of all_mutants."""
     module_name, name, number = mutant.partition(":")[0].split()
     module = importlib.import_module(module_name)
     tree = source_of(functions_of(module)[name])
@@ -123,27 +101,45 @@ def apply(mutant):
     put(module, name, tree)
 
 
+def patched(patch, folder):
+    """A copy of the package in `folder`, as `patch`, a file, makes it: what PYTHONPATH has to be."""
+    changed = set(re.findall(r"^--- a/(\w+)/", patch.read_text(), re.MULTILINE))
+    for name in [link.name for link in (ROOT / "lanterne").iterdir() if link.is_symlink()]:
+        if name in changed:
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "lanterne", folder / "lanterne", symlinks=True)
+    (folder / "src").mkdir()
+    (folder / "src" / "lanterne").symlink_to("../lanterne")
+    subprocess.run(["git", "apply", str(patch.resolve())], cwd=folder, check=True)
+    return folder / "src"
+
+
 def seeds_until_found(mutant, seeds):
-    """After how many seeds the simulation finds `mutant`, and how; None: not within `seeds`."""
+    """After how many of `seeds` the simulation finds `mutant` (None: the code as it is), and how; None: it does not."""
     logging.disable(logging.CRITICAL)
-    apply(mutant)
-    for seed in range(seeds):
+    if mutant is not None:
+        apply(mutant)
+    for count, seed in enumerate(seeds, 1):
         try:
             problems = run(draw(seed)).problems
         except Escaped as error:
             problems = [f"escaped: {error}"]
         if problems:
-            return seed + 1, problems[0]
+            return count, problems[0]
     return None
 
 
-def hunt(mutant, seeds):
-    """As `seeds_until_found`, in a process of its own: (seeds or None, what was found)."""
-    command = [sys.executable, str(Path(__file__)), "--only", mutant, "--seeds", str(seeds)]
+def hunt(mutant, seeds, path=None):
+    """As `seeds_until_found`, in a process of its own, of the package at `path`: (seeds or None, what was found)."""
+    command = [sys.executable, "-P", str(Path(__file__)), "--first", str(seeds[0]), "--seeds", str(len(seeds))]
+    command += ["--only", mutant] if mutant else ["--as-it-is"]
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     except subprocess.TimeoutExpired:
-        return seeds, "runs without end"
+        return len(seeds), "runs without end"
     if done.returncode not in (0, 1):
         return 1, done.stderr.strip().rpartition("\n")[2]
     count, _, what = done.stdout.strip().partition(" ")
@@ -152,20 +148,28 @@ def hunt(mutant, seeds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seeds", type=int, default=1000, help="of each mutant, at most (default 1000)")
     parser.add_argument("--like", default="", help="only those with this in their name")
-    parser.add_argument("--revert", action="store_true", help="the faults of before, not turned conditions")
+    parser.add_argument("--reverted", action="store_true", help="the faults of before, not turned conditions")
     parser.add_argument("--only", help="this one, in this process")
+    parser.add_argument("--as-it-is", action="store_true", help="nothing turned, in this process")
     args = parser.parse_args()
-    if args.only:
-        found = seeds_until_found(args.only, args.seeds)
+    seeds = range(args.first, args.first + args.seeds)
+    if args.only or args.as_it_is:
+        found = seeds_until_found(args.only, seeds)
         print(*(found or ("none",)), flush=True)
         # Threads of a world that broke may run on.
         os._exit(1 if found else 0)
-    names = [name for name in (REVERTS if args.revert else all_mutants()) if args.like in name]
+    if args.reverted:
+        names = [patch.stem for patch in sorted(REVERTED.glob("*.patch")) if args.like in patch.stem]
+    else:
+        names = [name for name in all_mutants() if args.like in name]
     counts = []
     for name in names:
-        count, what = hunt(name, args.seeds)
+        with tempfile.TemporaryDirectory() as folder:
+            path = patched(REVERTED / f"{name}.patch", Path(folder)) if args.reverted else None
+            count, what = hunt(None if args.reverted else name, seeds, path)
         counts.append(count)
         print(f"{count or 'not':>5}  {name}  {what[:90]}", flush=True)
     found = sum(count is not None for count in counts)

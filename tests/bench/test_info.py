@@ -2,12 +2,16 @@
 
 import json
 import sys
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from lanterne.bench import info
+import lanterne
+from lanterne.bench import info, policy_table
 from lanterne.bench.cli import main
+from lanterne.transport import waiting
 from lanterne.transport.nccl import versions
 
 
@@ -84,3 +88,26 @@ def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 3 + len(kernels)
     assert shown[3].split()[:6] == ["fold", "sum", "float32", "2", "sm_90", str(kernels[0]["registers"])]
+
+
+def test_every_value_that_decides_is_told(capsys):
+    package = Path(lanterne.__file__).parent
+    found = set()
+    for path in [path for link in package.iterdir() if link.is_dir() for path in link.rglob("*.py")]:
+        if "\n@steers\n" in path.read_text():
+            found.add(".".join(path.relative_to(package).with_suffix("").parts))
+    assert found == set(policy_table.MODULES)
+    assert main(["info", "--policy", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    here = {each["module"].removeprefix("lanterne.") for each in told["policy"]}
+    assert here | set(told["modules_not_here"]) == found
+    for each in told["policy"]:
+        assert all(each[what] for what in ("name", "origin", "half", "double")), each
+    values = {(each["module"], each["name"]): (each["value"], each["unit"]) for each in told["policy"]}
+    assert values["lanterne.transport.waiting", "check_s"] == (waiting.POLICY.check_s, "s")
+
+
+def test_a_policy_is_frozen_and_another_can_be_made():
+    assert replace(waiting.POLICY, check_s=0.5).check_s == 0.5
+    with pytest.raises(FrozenInstanceError):
+        waiting.POLICY.check_s = 0.5

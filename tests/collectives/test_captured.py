@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_other_collectives(collective):
 def test_the_record_of_the_call_picks_the_graph(monkeypatch):
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
     # So short that knowing the late rank would gain less than asking costs.
-    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
+    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
 
     def program(comm):
         runtime = comm.transport.runtime
@@ -113,7 +114,7 @@ def test_the_record_of_the_call_picks_the_graph(monkeypatch):
 def test_few_steps_from_the_record_to_the_launch(monkeypatch):
     """Calls of Python between what the board says and the graph that follows: 30 to 46 before graphs came first."""
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
-    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
+    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
 
     def program(comm):
         x, out = HostArray(np.full(100_000, comm.rank + 1, np.float32)), HostArray(np.zeros(100_000, np.float32))
@@ -157,7 +158,7 @@ def test_few_steps_from_the_record_to_the_launch(monkeypatch):
 def test_the_join_may_wait_on_the_device(monkeypatch, ends):
     """All is queued before the late rank comes: then nothing is launched any more. One that never comes ends it all."""
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
-    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
+    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
     monkeypatch.setenv("LANTERNE_JOIN", "device")
 
     def program(comm):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import lanterne
+from lanterne.collectives.call.ids import OPEN
 from lanterne.collectives.communicator import core_of
-from lanterne.collectives.core import OPEN, CommunicatorCore
+from lanterne.collectives.core import CommunicatorCore
 from lanterne.errors import InputError, PeerFailed, Revoked, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.base import Transport
 
@@ -132,7 +133,7 @@ def test_the_id_of_a_failed_communicator_is_never_used_again():
         for _ in range(5):
             comm = comm.shrink()
             ids.append(comm.communicator_id)
-        return ids, core_of(comm).used_ids
+        return ids, core_of(comm).ids.used
 
     ((ids, used), _) = lanterne.spawn(2, run)
     assert len(set(ids)) == 6 and all(used[each] == OPEN for each in ids[:-1])

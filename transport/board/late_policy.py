@@ -9,24 +9,57 @@ Delays of a call are its Gaps.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+from lanterne.transport.steering import steers, value
 
 # Of a call: from the last but one arrival to the last, from the one before to that, and so on; seconds.
 Gaps: TypeAlias = Sequence[float]
-# However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time, are
-# not late.
-LEAST_WINDOW = 0.01
-# A past delay is covered by a window this much longer.
-COVER = 1.25
-# Windows that past delays suggest, at most so many are weighed.
-MAX_COVERS = 4
 MAX_OPTIONS = 16
 # Ranks without which a call may begin, at most, and gaps of a call that are kept.
 MAX_LATE = 4
-# A start without several ranks is to save such a part of what the past calls would have taken otherwise.
-LEAST_SAVING = 0.05
-# A past delay counts this much of the one after it, so that some five calls make the older ones forgotten.
-FADING = 0.7
+
+
+@steers
+@dataclass(frozen=True)
+class WindowPolicy:
+    """How windows for late ranks are chosen."""
+
+    # However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time,
+    # are not late.
+    least_window: float = value(
+        0.01,
+        "jitter of ranks that are not late",
+        half="jitter starts calls without a rank in vain",
+        double="1 % of a call is waited in vain",
+    )
+    # A past delay is covered by a window this much longer.
+    cover: float = value(
+        1.25,
+        "jitter of past delays",
+        half="below 1 past delays are hardly covered",
+        double="windows are twice as long as what was seen",
+    )
+    # Windows that past delays suggest, at most so many are weighed.
+    max_covers: int = value(4, "50 us a decision", half="a third of the choices", double="twice the time of a decision")
+    # A start without several ranks is to save such a part of what the past calls would have taken otherwise.
+    least_saving: float = value(
+        0.05,
+        "noise of a model",
+        half="starts without several ranks for 2.5 %",
+        double="gains under 10 % are given up",
+    )
+    # A past delay counts this much of the one after it, so that some five calls make the older ones forgotten.
+    fading: float = value(
+        0.7,
+        "some five calls forget the past",
+        half="two calls do",
+        double="above 1 the past would count more",
+    )
+
+
+POLICY = WindowPolicy()
 
 
 class Option(NamedTuple):
@@ -47,7 +80,7 @@ class Policy(NamedTuple):
 
 def critical_delay_s(policy: Policy, option: Option) -> float:
     """The delay from which on `option`, begun at once, ends before the ordinary algorithm would."""
-    return max(LEAST_WINDOW * policy.normal_s, option.before_s + option.join_s - policy.normal_s)
+    return max(POLICY.least_window * policy.normal_s, option.before_s + option.join_s - policy.normal_s)
 
 
 def cost_s(policy: Policy, option: Option, window_s: float, delay_s: float) -> float:
@@ -99,19 +132,19 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, Start]:
     if single:
         window_s, choice = decide(Policy(policy.normal_s, single), [gaps_s[0] for gaps_s in past])
         found[1] = Start(window_s, next(option for option in single if option.choice == choice))
-    least_s = LEAST_WINDOW * policy.normal_s
-    weighed = [(FADING**age, gaps_s) for age, gaps_s in enumerate(reversed(past))]
+    least_s = POLICY.least_window * policy.normal_s
+    weighed = [(POLICY.fading**age, gaps_s) for age, gaps_s in enumerate(reversed(past))]
     for late in sorted({option.late for option in policy.options} - {1}):
         options = [option for option in policy.options if option.late == late]
-        covers_s = {COVER * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
-        windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:MAX_COVERS]]
+        covers_s = {POLICY.cover * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
+        windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:POLICY.max_covers]]
 
         def total_s(trial: Mapping[int, Start], late: int = late) -> float:
             return sum(weight * duration_s(policy, trial, gaps_s, late) for weight, gaps_s in weighed)
 
         candidates = [Start(window_s, option) for option in options for window_s in windows_s]
         best = min(candidates, key=lambda start: total_s(found | {start.option.late: start}))
-        if total_s(found | {late: best}) < (1 - LEAST_SAVING) * total_s(found):
+        if total_s(found | {late: best}) < (1 - POLICY.least_saving) * total_s(found):
             found[late] = best
     return found
 
@@ -129,7 +162,7 @@ def duration_s(policy: Policy, starts: Mapping[int, Start], gaps_s: Gaps, absent
 def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
     """(window_s, choice): the least mean cost over the past delays, oldest first, else in the order of the options.
 
-    Recent delays weigh more (FADING). Without past delays: the first option's critical delay.
+    Recent delays weigh more (fading). Without past delays: the first option's critical delay.
 
     Cost: some 50 us for 16 delays and two options.
     """
@@ -138,12 +171,13 @@ def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
         return critical_delay_s(policy, option), option.choice
     ranked: list[tuple[float, int, float]] = []
     middle_s = sorted(delays_s)[len(delays_s) // 2]
-    weighed = [(FADING**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
+    weighed = [(POLICY.fading**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
     for order, option in enumerate(policy.options):
         critical_s = critical_delay_s(policy, option)
-        least_s = LEAST_WINDOW * policy.normal_s
-        covers_s = sorted(COVER * delay_s for delay_s in delays_s if least_s < COVER * delay_s < critical_s)
-        for window_s in {critical_s, least_s, *covers_s[:: -(-len(covers_s) // MAX_COVERS) or 1]}:
+        least_s = POLICY.least_window * policy.normal_s
+        covered_s = (POLICY.cover * delay_s for delay_s in delays_s)
+        covers_s = sorted(cover_s for cover_s in covered_s if least_s < cover_s < critical_s)
+        for window_s in {critical_s, least_s, *covers_s[:: -(-len(covers_s) // POLICY.max_covers) or 1]}:
             total_s = sum(weight * cost_s(policy, option, window_s, delay_s) for weight, delay_s in weighed)
             # As good as another: the longer one where ranks are rarely late, the shorter one where they are.
             ranked.append((total_s, order, window_s if middle_s > critical_s else -window_s))

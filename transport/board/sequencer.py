@@ -21,25 +21,89 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Start, saving_s, starts
+from lanterne.transport.steering import steers, value
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
 # Why a call was aborted.
 MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
-# Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
-MAX_OPEN_CALLS = 256
-# Calls whose delays decide, of one signature; and signatures, least recently used out.
-MAX_DELAYS = 16
-MAX_SIGNATURES = 128
-# Some calls are free, if they take less than this and PUNCTUAL_CALLS in a row would not have gained ASKING_S by knowing
-# who is late: so many that asking, up to ASKING_S where ranks share cores, costs short calls a tenth of their time, and
-# never fewer or more than these.
-FREE_BELOW_S = 50e-3
-PUNCTUAL_CALLS, FREE_CALLS, MAX_FREE_CALLS = 2, 3, 7
-ASKING_S = 1e-3
-# Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are ignored.
-MAX_REPORTS = 1 << 14
-# By so much a second the clocks of two hosts may drift apart.
-MAX_DRIFT = 1e-4
+
+
+@steers
+@dataclass(frozen=True)
+class SequencerPolicy:
+    """What a board keeps of calls, and when calls need not ask."""
+
+    # Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
+    max_open_calls: int = value(
+        256,
+        "a queue of 64 calls, some aborted",
+        half="ranks that are very late find their call forgotten",
+        double="twice the memory",
+    )
+    # Calls whose delays decide, of one signature; and signatures, least recently used out.
+    max_delays: int = value(
+        16,
+        "FADING forgets earlier ones",
+        half="windows follow single calls",
+        double="50 us more a decision",
+    )
+    max_signatures: int = value(
+        128,
+        "shapes of a training step",
+        half="jobs of many shapes never learn",
+        double="twice the memory",
+    )
+    # Some calls are free, if they take less than this and punctual_calls in a row would not have gained asking_s by
+    # knowing who is late: so many that asking, up to asking_s where ranks share cores, costs short calls a tenth of
+    # their time, and never fewer or more than these.
+    free_below_s: float = value(
+        50e-3,
+        "asking takes up to a fiftieth of longer calls",
+        half="more calls ask",
+        double="late ranks of longer calls are missed",
+    )
+    punctual_calls: int = value(
+        2,
+        "chosen",
+        half="one punctual call frees the next",
+        double="late ranks are asked for longer",
+    )
+    free_calls: int = value(
+        3,
+        "chosen",
+        half="asking costs short calls more",
+        double="a rank that becomes late is missed longer",
+    )
+    max_free_calls: int = value(
+        7,
+        "chosen",
+        half="asking costs short calls up to a fifth",
+        double="a rank that becomes late is missed longer",
+    )
+    asking_s: float = value(
+        1e-3,
+        "measured: up to 1 ms where ranks share cores",
+        half="short calls ask more often",
+        double="gains under 2 ms are given up",
+    )
+    # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
+    # ignored.
+    max_reports: int = value(
+        1 << 14,
+        "chosen",
+        half="arrivals of ranks far apart are not counted",
+        double="twice the memory",
+    )
+    # By so much a second the clocks of two hosts may drift apart.
+    max_drift: float = value(
+        1e-4,
+        "quartz drifts 1e-5 to 1e-4",
+        half="drifting clocks misdate calls",
+        double="clocks are trusted less",
+    )
+
+
+POLICY = SequencerPolicy()
 
 
 class Record(NamedTuple):
@@ -165,11 +229,13 @@ class Sequencer:
 
     def _free_calls(self, number: int, call: _Call) -> int:
         policy, past = call.policy, self._gaps[call.signature]
-        if policy.normal_s > FREE_BELOW_S or len(past) < PUNCTUAL_CALLS or not policy.options:
+        punctual, asking_s = POLICY.punctual_calls, POLICY.asking_s
+        if policy.normal_s > POLICY.free_below_s or len(past) < punctual or not policy.options:
             return 0
-        if sum(saving_s(policy, gaps_s) for gaps_s in list(past)[-PUNCTUAL_CALLS:]) >= PUNCTUAL_CALLS * ASKING_S:
+        if sum(saving_s(policy, gaps_s) for gaps_s in list(past)[-punctual:]) >= punctual * asking_s:
             return 0
-        calls = max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
+        shorter = int(10 * asking_s / max(policy.normal_s, asking_s))
+        calls = max(POLICY.free_calls, min(shorter, POLICY.max_free_calls))
         decided = [other for other, its in self._calls.items() if other > number and (its.decision or its.outcome)]
         return min([calls, *(other - number - 1 for other in decided)])
 
@@ -178,7 +244,7 @@ class Sequencer:
         told: Told = []
         if call.decision is not None and call.decision.free:
             last = self._free[call.signature] = number + call.decision.free
-            if len(self._free) > MAX_SIGNATURES:
+            if len(self._free) > POLICY.max_signatures:
                 del self._free[next(iter(self._free))]
             for other in range(number + 1, last + 1):
                 if other in self._calls and self._calls[other].signature == call.signature:
@@ -192,7 +258,7 @@ class Sequencer:
         All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
         """
         behind_s, then_s = self._clocks[rank]
-        behind_s = min(behind_s + MAX_DRIFT * (now_s - then_s), now_s - its_now_s)
+        behind_s = min(behind_s + POLICY.max_drift * (now_s - then_s), now_s - its_now_s)
         self._clocks[rank] = behind_s, now_s
         return self._see(rank, [(at_s + behind_s, signature) for at_s, signature in arrivals])
 
@@ -200,7 +266,7 @@ class Sequencer:
         """`rank` came to calls that need not ask: `arrivals`, (s of this clock, signature)."""
         waiting = self._reports[rank]
         seen: list[int] = []
-        if len(waiting) + len(arrivals) > MAX_REPORTS:
+        if len(waiting) + len(arrivals) > POLICY.max_reports:
             return []
         waiting.extend(arrivals)
         while all(self._reports):
@@ -269,9 +335,9 @@ class Sequencer:
         latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
         gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
-            self._gaps.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(gaps_s)
+            self._gaps.setdefault(signature, deque(maxlen=POLICY.max_delays)).append(gaps_s)
             self._gaps.move_to_end(signature)
-            if len(self._gaps) > MAX_SIGNATURES:
+            if len(self._gaps) > POLICY.max_signatures:
                 self._gaps.popitem(last=False)
         return gaps_s[0]
 
@@ -280,6 +346,6 @@ class Sequencer:
             del self._calls[number]
 
     def _make_room(self) -> None:
-        if len(self._calls) > MAX_OPEN_CALLS:
+        if len(self._calls) > POLICY.max_open_calls:
             self._floor = min(self._calls)
             del self._calls[self._floor]

@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,16 +25,37 @@ from lanterne.transport.base import (
 from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import FOREVER_S, Group
+from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import never, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
 INT_MAX = 2**31 - 1
-# MPI tells nobody that something has come.
-LOOK_S = 1e-3
-# How long after an MPI error the notice of a death may still come.
-NOTICE_S = 1.0
+
+
+@steers
+@dataclass(frozen=True)
+class MpiPolicy:
+    """How a rank over MPI hears of others."""
+
+    # MPI tells nobody that something has come.
+    look_s: float = value(
+        1e-3,
+        "MPI wakes nobody",
+        half="the engine takes twice the CPU",
+        double="what comes in the background is seen 1 ms later",
+    )
+    # How long after an MPI error the notice of a death may still come.
+    notice_s: float = value(
+        1.0,
+        "notices of deaths take some 0.3 s",
+        half="the cause of an MPI error is more often unknown",
+        double="such errors are raised a second later",
+    )
+
+
+POLICY = MpiPolicy()
 
 
 def load_mpi() -> ModuleType:
@@ -140,7 +162,7 @@ class MpiTransport(Transport):
         )
         self.pauses: Pauses = self.machine.pauses(group.ranks_here if group is not None else world.size)
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.background_s: float | None = LOOK_S
+            self.background_s: float | None = POLICY.look_s
         if timeout_s is not None:
             self.timeout_s = timeout_s
 
@@ -212,7 +234,7 @@ class MpiTransport(Transport):
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
         if (job := self._job) is not None:
-            wait(never, NOTICE_S, self.pauses, lambda _now_s: job.check_peers(peers))
+            wait(never, POLICY.notice_s, self.pauses, lambda _now_s: job.check_peers(peers))
         # MPICH appends its call stack, a line each.
         text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
         raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error

@@ -7,18 +7,18 @@ LANTERNE_NCCL=nccl4py chooses it; CuPy's is the default until this one has run o
 """
 
 import threading
-import time
 from collections.abc import Sequence
 from importlib import import_module
+from math import inf
 from typing import Any
 
 from lanterne.errors import TransportError, TransportTimeout, Unavailable
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.nccl.versions import Versions, asked
+from lanterne.transport.waiting import wait
 
 # ncclResult_t.
 SUCCESS, IN_PROGRESS = 0, 7
-# Between two questions; most groups are over within microseconds.
-SHORTEST_NAP_S, LONGEST_NAP_S = 10e-6, 1e-3
 # How long an orderly end, or a smaller communicator, may take.
 END_S = 5.0
 
@@ -108,12 +108,9 @@ class Nccl4pyCommunicator:
             TransportError: NCCL reports an error, or somebody has aborted the communicator.
             TransportTimeout: it takes longer.
         """
-        nap_s, deadline_s = SHORTEST_NAP_S, None if limit_s is None else time.monotonic() + limit_s
-        while self._state() == IN_PROGRESS:
-            if deadline_s is not None and time.monotonic() > deadline_s:
-                raise TransportTimeout(f"NCCL: still in progress after {limit_s:g} s")
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        is_over = lambda: self._state() != IN_PROGRESS  # noqa: E731
+        if not wait(is_over, inf if limit_s is None else limit_s, THIS_MACHINE.pauses()):
+            raise TransportTimeout(f"NCCL: still in progress after {limit_s:g} s")
 
     def _state(self) -> int:
         with self._asking:

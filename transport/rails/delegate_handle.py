@@ -6,46 +6,90 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from lanterne import __file__ as front_door
 from lanterne.errors import TransportError
-from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.machine import THIS_MACHINE, Machine, Wakeup
 from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
-from lanterne.transport.rails.delegate_process import CLOSE, SETUP_S
+from lanterne.transport.rails.delegate_process import CLOSE
+from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
+from lanterne.transport.steering import steers, value
 
-# How long delegates may take to end.
-END_S = 3.0
+
+@steers
+@dataclass(frozen=True)
+class HandlePolicy:
+    """How long a rank waits for its delegates."""
+
+    # How long delegates may take to end.
+    end_s: float = value(
+        3.0,
+        "chosen: receipts leave within a second",
+        half="messages of a slow network may be cut off at the end",
+        double="a stuck delegate holds the end up for 6 s",
+    )
+
+
+POLICY = HandlePolicy()
+
+
+class Child(Protocol):
+    """What subprocess.Popen returns."""
+
+    def wait(self, timeout: float | None = ...) -> int: ...
+    def kill(self) -> None: ...
+
+
+# Starts a delegate that shares an arena and a ring, both open files: the process, and what joins it to this one.
+StartDelegate: TypeAlias = Callable[[int, int], tuple[Child, socket.socket, Wakeup]]
+
+
+def start_process(arena_fd: int, ring_fd: int) -> tuple[Child, socket.socket, Wakeup]:
+    """A StartDelegate."""
+    wakeup = THIS_MACHINE.wakeup()
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fds = (theirs.fileno(), wakeup.fileno(), arena_fd, ring_fd)
+    process = subprocess.Popen(
+        [*own_python(), "-m", "lanterne.transport.rails.delegate_process", *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=fds,
+        cwd=Path(front_door).parents[1],
+        start_new_session=True,
+    )
+    theirs.close()
+    return process, control, wakeup
 
 
 class Handle:
     """One delegate as its rank sees it."""
 
-    def __init__(self, rank: int, queue: int, arena_fd: int, token: str, rails: Sequence[str | None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        queue: int,
+        arena_fd: int,
+        token: str,
+        rails: Sequence[str | None],
+        machine: Machine = THIS_MACHINE,
+        start: StartDelegate = start_process,
+    ) -> None:
         self.queue = queue
         self.pid: int | None = None
-        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._machine = machine
         ring_fd = make_memory(16 * RING_WORDS)
         words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
         self._ring = Ring(words[:RING_WORDS])
         self.back: Ring = Ring(words[RING_WORDS:])
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = (theirs.fileno(), self._wakeup, arena_fd, ring_fd)
-        self._process = subprocess.Popen(
-            [*own_python(), "-m", "lanterne.transport.rails.delegate_process", *map(str, fds)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=fds,
-            cwd=Path(front_door).parents[1],
-            start_new_session=True,
-        )
-        theirs.close()
+        self._process, self._control, self._wakeup = start(arena_fd, ring_fd)
         os.close(ring_fd)
-        self._poll = THIS_MACHINE.poller()
+        self._poll = machine.poller()
         self._poll.register(self._control, select.POLLHUP)
         self.say(rank=rank, queue=queue, token=token, rails=rails)
 
@@ -56,11 +100,11 @@ class Handle:
 
     def hear(self) -> dict[str, Any]:
         """What the delegate says while it is set up."""
-        self._control.settimeout(2 * SETUP_S)
+        self._control.settimeout(2 * DELEGATES.setup_s)
         try:
             data = self._control.recv(1 << 20)
         except TimeoutError:
-            raise TransportError(f"delegate {self.queue}: not ready within {2 * SETUP_S:g} s") from None
+            raise TransportError(f"delegate {self.queue}: not ready within {2 * DELEGATES.setup_s:g} s") from None
         if not data:
             raise TransportError(f"delegate {self.queue}: {self._ended()} before it was ready")
         told: dict[str, Any] = json.loads(data)
@@ -72,16 +116,13 @@ class Handle:
         """Give the delegate a note, and wake it if it sleeps."""
         self._ring.put(kind, subject, first, second, third)
         if self._ring.sleeps():
-            self._wake()
+            self._wakeup.set()
 
     def flush(self) -> None:
         """Give it the notes that its ring had no room for: it takes them at once, so it had been stopped."""
         if self._ring.backlog:
             self._ring.flush()
-            self._wake()
-
-    def _wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
+            self._wakeup.set()
 
     def check(self, rank: int) -> None:
         """Raise TransportError if the delegate has died."""
@@ -90,7 +131,7 @@ class Handle:
 
     def _ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(END_S)
+            code = self._process.wait(POLICY.end_s)
             if code >= 0:
                 return f"ended with code {code}"
             return f"was killed by signal {-code} ({signal.Signals(-code).name})"
@@ -102,14 +143,14 @@ class Handle:
             self._control.close()
         else:
             self._ring.put(CLOSE, 0)
-            self._wake()
+            self._wakeup.set()
 
     def end(self, deadline_s: float) -> None:
         """Return once it has ended, of itself or killed."""
         try:
-            self._process.wait(max(0.0, deadline_s - THIS_MACHINE.now_s()))
+            self._process.wait(max(0.0, deadline_s - self._machine.now_s()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._control.close()
-        os.close(self._wakeup)
+        self._wakeup.close()

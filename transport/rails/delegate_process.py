@@ -14,16 +14,18 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from lanterne.errors import LanterneError, TransportError
-from lanterne.transport.machine import THIS_MACHINE, Poller
+from lanterne.transport.machine import THIS_MACHINE, Machine, Poller, Wakeup
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from lanterne.transport.rails.failover import Incoming, Outgoing
 from lanterne.transport.rails.rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Address, Frame, Rail
 from lanterne.transport.rails.rail_return import RailReturn
+from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
 
 # Notes of the rank: SEND peer offset nbytes departure_ns, or the ticket of a message that a device still copies there;
@@ -33,12 +35,43 @@ SEND, RECEIVE, CLOSE = range(1, 4)
 # died; RETURNED peer rail: it was made anew; LOST peer: the last has died; MISFIT peer got expected: a message has
 # another size than its receive.
 SENT, RECEIVED, DROPPED, RETURNED, LOST, MISFIT = range(1, 7)
-SETUP_S = 30.0
-# A rail over which something is due is asked for a sign of life after PING_S of silence, and given up, if there is
-# another, when none came for ANSWER_S.
-PING_S, ANSWER_S = 0.15, 0.35
-# How long a delegate that is to end tries to get the last receipts out.
-FAREWELL_S = 1.0
+
+
+@steers
+@dataclass(frozen=True)
+class DelegatePolicy:
+    """When a delegate gives a rail up."""
+
+    setup_s: float = value(
+        30.0,
+        "a large job on a busy machine",
+        half="large starts fail under load",
+        double="a lack of a peer is told after a minute",
+    )
+    # A rail over which something is due is asked for a sign of life after ping_s of silence, and given up, if there is
+    # another, when none came for answer_s.
+    ping_s: float = value(
+        0.15,
+        "a tenth of a pipeline's iteration",
+        half="twice the questions",
+        double="a dead rail is left 0.15 s later",
+    )
+    answer_s: float = value(
+        0.35,
+        "above the stops of a busy host",
+        half="pauses of a host look like deaths of rails",
+        double="a dead rail is left 0.35 s later",
+    )
+    # How long a delegate that is to end tries to get the last receipts out.
+    farewell_s: float = value(
+        1.0,
+        "chosen",
+        half="last receipts are more often lost",
+        double="ends over dead rails take a second more",
+    )
+
+
+POLICY = DelegatePolicy()
 
 
 class DelegatePeer:
@@ -65,17 +98,17 @@ class DelegateLoop:
 
     Args:
         control: the socket whose other end the rank holds.
-        wakeup: eventfd that the rank writes to when this process sleeps.
+        wakeup: what the rank sets when this process sleeps.
         ring, back: from the rank and to it.
         arena: the rank's arena.
         order: rails where it is least are used first.
-        returns: makes dead rails anew.
+        returns: makes dead rails anew; its machine is this one's.
     """
 
     def __init__(
         self,
         control: socket.socket,
-        wakeup: int,
+        wakeup: Wakeup,
         ring: Ring,
         back: Ring,
         arena: memoryview,
@@ -87,13 +120,14 @@ class DelegateLoop:
         self.returns = returns
         self.control = control
         self.wakeup = wakeup
+        self.now_s: Callable[[], float] = returns.machine.now_s
         self.ring = ring
         self.back = back
         self.arena = arena
         self.landed: memoryview = landed_counter(arena)
         self.peers: dict[int, DelegatePeer] = {}
         self.rails: dict[int, Rail] = {}
-        self.poll: Poller = THIS_MACHINE.poller()
+        self.poll: Poller = returns.machine.poller()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
         self.poll.register(returns, select.POLLIN)
@@ -114,8 +148,8 @@ class DelegateLoop:
             for fd, event in events:
                 if fd == control:
                     return
-                if fd == self.wakeup:
-                    os.eventfd_read(self.wakeup)
+                if fd == self.wakeup.fileno():
+                    self.wakeup.clear()
                 elif fd == self.returns.fileno():
                     for rail in self.returns.take():
                         self.take_back(rail)
@@ -130,7 +164,7 @@ class DelegateLoop:
         if self.back.backlog:
             return 1
         if any(len(peer.rails) > 1 and peer.is_due for peer in self.peers.values()):
-            return 1e3 * PING_S
+            return 1e3 * POLICY.ping_s
         return None
 
     def take_notes(self) -> bool:
@@ -187,7 +221,7 @@ class DelegateLoop:
                 if departure_ns < 0:
                     # Its first chunks leave while the others are copied.
                     landed = partial(landed_of, self.landed, departure_ns, nbytes)
-                    departure_ns = round(THIS_MACHINE.now_s() * 1e9)
+                    departure_ns = round(self.now_s() * 1e9)
                 payload = self.arena[offset : offset + nbytes]
                 rail.put(DATA, number, nbytes, departure_ns, payload=payload, landed=landed)
                 rail.flush()
@@ -200,7 +234,7 @@ class DelegateLoop:
         """Read and write a rail that poll() named."""
         try:
             # Room for more, where there was none, is a sign of life too.
-            rail.alive_s, rail.pinged_s = THIS_MACHINE.now_s(), None
+            rail.alive_s, rail.pinged_s = self.now_s(), None
             if event & ~select.POLLOUT:
                 rail.read(self.on_frame)
         except (OSError, EOFError, TransportError):
@@ -254,7 +288,7 @@ class DelegateLoop:
 
     def adopt(self, rail: Rail) -> None:
         """Serve a rail, after those that its peer has."""
-        rail.alive_s = THIS_MACHINE.now_s()
+        rail.alive_s = self.now_s()
         self.peers[rail.peer].rails.append(rail)
         self.rails[rail.fileno()] = rail
         self.poll.register(rail, select.POLLIN)
@@ -306,14 +340,14 @@ class DelegateLoop:
 
     def look_for_silence(self) -> None:
         """Ask silent rails for a sign of life, and drop those that did not give it."""
-        now_s = THIS_MACHINE.now_s()
+        now_s = self.now_s()
         for peer in self.peers.values():
             if len(peer.rails) < 2 or not peer.is_due:
                 continue
             rail = peer.rails[0]
-            if rail.pinged_s is not None and now_s > rail.pinged_s + ANSWER_S:
+            if rail.pinged_s is not None and now_s > rail.pinged_s + POLICY.answer_s:
                 self.drop(rail)
-            elif rail.pinged_s is None and now_s > rail.alive_s + PING_S:
+            elif rail.pinged_s is None and now_s > rail.alive_s + POLICY.ping_s:
                 rail.pinged_s = now_s
                 rail.put(PING)
                 self.push(rail)
@@ -323,30 +357,32 @@ class DelegateLoop:
         for rail in list(self.rails.values()):
             rail.put(BYE)
             self.push(rail)
-        deadline_s = THIS_MACHINE.now_s() + FAREWELL_S
-        while THIS_MACHINE.now_s() < deadline_s and any(not rail.idle for rail in self.rails.values()):
+        deadline_s = self.now_s() + POLICY.farewell_s
+        while self.now_s() < deadline_s and any(not rail.idle for rail in self.rails.values()):
             for fd, event in self.poll.poll(10):
                 if fd in self.rails:
                     self.serve(self.rails[fd], event)
 
 
-def set_up(control: socket.socket, config: Mapping[str, Any]) -> tuple[list[Rail], Callable[[Rail], int], RailReturn]:
+def set_up(
+    control: socket.socket, config: Mapping[str, Any], machine: Machine
+) -> tuple[list[Rail], Callable[[Rail], int], RailReturn]:
     """Listen, tell where, connect to the peers: what DelegateLoop takes last."""
     token: str = config["token"]
     rank: int = config["rank"]
     hosts: list[str | None] = config["rails"]
-    listening = [None if host is None else rails.listen(host) for host in hosts]
+    listening = [None if host is None else rails.listen(host, machine) for host in hosts]
     say(control, listen=[each and each[1] for each in listening])
     # Peer -> the address of each of its rails, None where there is no such rail between the two.
     addresses: dict[int, list[Address | None]] = {int(peer): theirs for peer, theirs in hear(control).items()}
     meeting = [each[0] for each in listening if each], hosts, addresses, rank, token
-    found = rails.join(*meeting, SETUP_S)
+    found = rails.join(*meeting, POLICY.setup_s, machine)
     for sock in found.values():
         configure(sock)
     # The same order at both ends. Each queue begins with another rail, so that all network cards are used.
     count, queue = len(hosts), config["queue"]
     made = [Rail(sock, peer, index) for (peer, index), sock in sorted(found.items())]
-    return made, lambda rail: (rail.index - queue) % count, RailReturn(*meeting)
+    return made, lambda rail: (rail.index - queue) % count, RailReturn(*meeting, machine)
 
 
 def say(control: socket.socket, **content: object) -> None:
@@ -363,25 +399,29 @@ def hear(control: socket.socket) -> dict[str, Any]:
     return told
 
 
-def main(arguments: Sequence[str]) -> None:
-    control_fd, wakeup, arena_fd, ring_fd = map(int, arguments)
-    control = socket.socket(fileno=control_fd)
-    control.settimeout(None)
+def serve(control: socket.socket, wakeup: Wakeup, arena_fd: int, ring_fd: int, machine: Machine) -> None:
+    """Be a delegate until the rank is gone, or has said CLOSE."""
     words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
     config = hear(control)
-    # Where it takes the core of a rank that computes, it waits for its turn instead.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
     try:
-        found = set_up(control, config)
+        found = set_up(control, config, machine)
     except (LanterneError, OSError) as error:
         say(control, error=str(error))
         return
     say(control, pid=os.getpid())
     ring, back = Ring(words[:RING_WORDS]), Ring(words[RING_WORDS:])
-    delegate = DelegateLoop(control, wakeup, ring, back, arena, *found)
+    DelegateLoop(control, wakeup, ring, back, arena, *found).run()
+
+
+def main(arguments: Sequence[str]) -> None:
+    control_fd, wakeup_fd, arena_fd, ring_fd = map(int, arguments)
+    control = socket.socket(fileno=control_fd)
+    control.settimeout(None)
+    # Where it takes the core of a rank that computes, it waits for its turn instead.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with suppress(KeyboardInterrupt):
-        delegate.run()
+        serve(control, Wakeup(wakeup_fd), arena_fd, ring_fd, THIS_MACHINE)
 
 
 if __name__ == "__main__":

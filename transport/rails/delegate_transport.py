@@ -19,8 +19,9 @@ from itertools import cycle
 from typing import Any
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.machine import THIS_MACHINE
-from lanterne.transport.rails.delegate_handle import END_S, Handle
+from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.rails.delegate_handle import POLICY as HANDLES
+from lanterne.transport.rails.delegate_handle import Handle, StartDelegate, start_process
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
 from lanterne.transport.rails.delegate_process import (
     DROPPED,
@@ -31,8 +32,8 @@ from lanterne.transport.rails.delegate_process import (
     RETURNED,
     SEND,
     SENT,
-    SETUP_S,
 )
+from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
 from lanterne.transport.rails.neighbours import Done, Neighbours, meet
 from lanterne.transport.rails.rail import MEMORY, Address, listen
 from lanterne.transport.rails.rail_names import (
@@ -80,6 +81,7 @@ class Delegates:
             memory, and need no other.
         memory_nbytes: of the arena, at most.
         on_sent: called with the offset of a message once its memory may change.
+        machine: what it runs on; `start`, how it starts a delegate there.
 
     Attributes:
         senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
@@ -105,6 +107,8 @@ class Delegates:
         rails: Sequence[str] = DEFAULT_RAILS,
         memory_nbytes: int = 1 << 30,
         on_sent: Callable[[int], object] = id,
+        machine: Machine = THIS_MACHINE,
+        start: StartDelegate = start_process,
     ) -> None:
         check_machine()
         if not 1 <= queues <= MAX_QUEUES:
@@ -116,8 +120,10 @@ class Delegates:
         self.dropped: list[tuple[int, int, int, float]] = []
         self.returned: list[tuple[int, int, int, float]] = []
         self._on_sent = on_sent
+        self._machine = machine
+        self._start_delegate = start
         self.arena: Arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
-        self.neighbours: Neighbours = Neighbours()
+        self.neighbours: Neighbours = Neighbours(machine)
         self._under_way = 0
         self._closed = False
         self.addresses: list[str | None] = []
@@ -134,6 +140,7 @@ class Delegates:
             raise
 
     def _start(self, exchange: Exchange, queues: int, rails: tuple[str, ...]) -> None:
+        machine = self._machine
         own = {"host": network_host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
         own["token"] = os.urandom(16).hex()
         error: Exception | None = None
@@ -149,12 +156,17 @@ class Delegates:
             far = [peer for peer in self.peers if peer not in near]
             several_hosts = len({other["host"] for other in every}) > 1
             self.addresses = [
-                None if name == MEMORY else bind_address(name, several_hosts=several_hosts) for name in rails
+                None if name == MEMORY else bind_address(name, several_hosts=several_hosts, machine=machine)
+                for name in rails
             ]
             if near:
                 listener, told["inbox"] = listen(MEMORY)
             for queue in range(queues if far else 0):
-                self._handles.append(Handle(self.rank, queue, self.arena.fd, token, self.addresses))
+                self._handles.append(
+                    Handle(
+                        self.rank, queue, self.arena.fd, token, self.addresses, machine, self._start_delegate
+                    )
+                )
             told["listen"] = [handle.hear()["listen"] for handle in self._handles]
         except Exception as failure:
             error, told["error"] = failure, str(failure)
@@ -170,7 +182,8 @@ class Delegates:
         if listener is not None:
             inboxes = {peer: every_told[peer]["inbox"] for peer in near}
             with listener:
-                meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, SETUP_S)
+                limit_s = DELEGATES.setup_s
+                meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, limit_s)
         for handle in self._handles:
             handle.pid = handle.hear()["pid"]
         self._flows = {peer: [_Flow() for _ in range(queues)] for peer in far}
@@ -239,9 +252,9 @@ class Delegates:
         elif kind == RECEIVED:
             flow.receives.popleft()(first / 1e9, None)
         elif kind == DROPPED:
-            self.dropped.append((peer, queue, first, THIS_MACHINE.now_s()))
+            self.dropped.append((peer, queue, first, self._machine.now_s()))
         elif kind == RETURNED:
-            self.returned.append((peer, queue, first, THIS_MACHINE.now_s()))
+            self.returned.append((peer, queue, first, self._machine.now_s()))
         elif kind == LOST:
             raise PeerFailed(peer, "its delegates have left" if first else "its delegates are gone, on every rail")
         elif kind == MISFIT:
@@ -263,13 +276,15 @@ class Delegates:
         if self._closed:
             return
         self._closed = True
-        for handle in self._handles:
-            handle.close()
-        self.neighbours.close()
-        deadline_s = THIS_MACHINE.now_s() + END_S
-        for handle in self._handles:
-            handle.end(deadline_s)
-        self.arena.close()
+        try:
+            for handle in self._handles:
+                handle.close()
+            self.neighbours.close()
+            deadline_s = self._machine.now_s() + HANDLES.end_s
+            for handle in self._handles:
+                handle.end(deadline_s)
+        finally:
+            self.arena.close()
 
 
 class _Flow:

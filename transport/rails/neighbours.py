@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from lanterne.errors import PeerFailed, TransportError
-from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.rails.delegate_memory import (
     RING_WORDS,
     Ring,
@@ -139,8 +139,8 @@ class Neighbour:
 class Neighbours(dict[int, Neighbour]):
     """Rank -> Neighbour, of those that `meet` has met."""
 
-    def __init__(self) -> None:
-        self._poll = THIS_MACHINE.poller()
+    def __init__(self, machine: Machine = THIS_MACHINE) -> None:
+        self._poll = machine.poller()
         self._ranks: dict[int, int] = {}  # by socket
 
     def add(self, neighbour: Neighbour) -> None:

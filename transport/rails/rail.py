@@ -10,12 +10,14 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import never, wait
 
 # kind, then what the kind says.
@@ -29,12 +31,38 @@ RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
-# How often deaths are looked for while rails are made; and how long after one could not be.
-LOOK_S, NOTICE_S = 0.05, 1.0
-# Between two tries to be let in.
-RETRY_S = 0.05
 
 GREETING = struct.Struct("<qqq")
+
+
+@steers
+@dataclass(frozen=True)
+class RailPolicy:
+    """How rails are made and served."""
+
+    # How often deaths are looked for while rails are made; and how long after one could not be.
+    look_s: float = value(
+        0.05,
+        "chosen",
+        half="deaths at the start are seen 25 ms sooner",
+        double="deaths at the start are seen 50 ms later",
+    )
+    notice_s: float = value(
+        1.0,
+        "notices of deaths take some 0.3 s",
+        half="the cause is more often unknown",
+        double="the error comes a second later",
+    )
+    # Between two tries to be let in.
+    retry_s: float = value(
+        0.05,
+        "chosen",
+        half="twice the tries in a flood",
+        double="a rail is made 50 ms later after a flood",
+    )
+
+
+POLICY = RailPolicy()
 
 
 class Greeting(NamedTuple):
@@ -141,17 +169,9 @@ class Rail:
             if not self._out:
                 break
             try:
-                sent = self.sock.sendmsg([self._out[i] for i in range(min(len(self._out), PARTS))])
+                moved += wire.send_parts(self.sock, self._out, PARTS)
             except BlockingIOError:
                 break
-            moved += sent
-            while sent:
-                part = self._out[0]
-                if sent < part.nbytes:
-                    self._out[0] = part[sent:]
-                    break
-                sent -= part.nbytes
-                self._out.popleft()
         return moved > 0
 
     def read(self, on_frame: OnFrame) -> bool:
@@ -292,7 +312,7 @@ def join(
                     sock = _connect_by(machine, deadline_s, at, hosts[index], token, Greeting(rank, index))
                 except TransportError as error:
                     # Often the first sign of a death whose notice is on its way.
-                    wait(never, NOTICE_S, machine.pauses(), look_for_deaths)
+                    wait(never, POLICY.notice_s, machine.pauses(), look_for_deaths)
                     raise TransportError(f"rail to rank {peer}: {error}") from error
                 found[peer, index] = opened.enter_context(sock)
         door = Door(listeners, token, machine, GREETING)
@@ -302,7 +322,7 @@ def join(
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
-            for sock, (peer, index, _life) in door.look(min(left_s, LOOK_S)):
+            for sock, (peer, index, _life) in door.look(min(left_s, POLICY.look_s)):
                 if (key := (peer, index)) in missing:
                     sock.setblocking(True)
                     found[key] = opened.enter_context(sock)
@@ -323,9 +343,9 @@ def _connect_by(
         try:
             return connect(address, source, token, greeting, max(0.1, left_s), machine)
         except TransportError as error:
-            if left_s <= RETRY_S or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
+            if left_s <= POLICY.retry_s or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
                 raise
-        machine.sleep(RETRY_S)
+        machine.sleep(POLICY.retry_s)
 
 
 def _read(sock: socket.socket, nbytes: int) -> bytes:

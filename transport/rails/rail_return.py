@@ -1,38 +1,64 @@
 """Rails that come back: a dead one is made anew in the background, while messages go over the others.
 
-Of the two ends the lower rank connects again, as at first, after RETRY_S, and after twice as long each time the same
+Of the two ends the lower rank connects again, as at first, after retry_s, and after twice as long each time the same
 rail dies or cannot be made; the other accepts. Who waits for that is a thread of the delegate, for connecting and
 proving block; its loop gets rails that are proven by both ends, so that they carry messages both ways.
 Paper: ADAPTRA, section 5.3, whose delegates choose a network card that works; differs: they return to the first.
 """
 
 import heapq
-import os
 import socket
-import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport.door import Door
-from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.machine import Machine, Wakeup
 from lanterne.transport.rails.rail import GREETING, Addresses, Greeting, Rail, connect
+from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
-
-# Before a dead rail is tried again, at first and at most; and for connecting and proving.
-RETRY_S, MOST_S, LIMIT_S = 0.5, 60.0, 2.0
-
 
 # (peer, index of the rail).
 Key: TypeAlias = tuple[int, int]
+
+
+@steers
+@dataclass(frozen=True)
+class ReturnPolicy:
+    """When a dead rail is tried again."""
+
+    # Before a dead rail is tried again, at first and at most; and for connecting and proving.
+    retry_s: float = value(
+        0.5,
+        "chosen",
+        half="rails return sooner, more tries",
+        double="rails return half a second later",
+    )
+    most_s: float = value(
+        60.0,
+        "chosen",
+        half="a rail that is gone for good is tried every 30 s",
+        double="a rail that was repaired is found after 2 minutes",
+    )
+    limit_s: float = value(
+        2.0,
+        "a handshake takes milliseconds",
+        half="hosts under load are not met again",
+        double="other rails wait 4 s behind one that is gone",
+    )
+
+
+POLICY = ReturnPolicy()
 
 
 class RailReturn:
     """Makes the dead rails of one delegate anew.
 
     Args:
-        listeners, hosts, addresses, rank, token: as rail.join has them; the listeners are closed with the process.
+        listeners, hosts, addresses, rank, token, machine: as rail.join has them; the listeners are closed with the
+            process.
     """
 
     def __init__(
@@ -42,7 +68,9 @@ class RailReturn:
         addresses: Addresses,
         rank: int,
         token: str,
+        machine: Machine,
     ) -> None:
+        self.machine = machine
         self._listeners = listeners
         self._hosts = hosts
         self._addresses = addresses
@@ -50,42 +78,42 @@ class RailReturn:
         self._token = token
         self._lost: deque[tuple[int, int, int]] = deque()  # (peer, index, life) of what is to be made
         self._found: deque[Rail] = deque()
-        self._poke = os.eventfd(0)
-        self._wakeup = os.eventfd(0)
-        threading.Thread(target=self._run, name="rail-return", daemon=True).start()
+        self._poke: Wakeup = machine.wakeup()
+        self._wakeup: Wakeup = machine.wakeup()
+        machine.thread("rail-return", self._run)
 
     def fileno(self) -> int:
         """Readable once a rail is back."""
-        return self._wakeup
+        return self._wakeup.fileno()
 
     def lost(self, rail: Rail) -> None:
         """A rail is dead; called at both ends."""
         if rail.peer > self._rank:
             self._lost.append((rail.peer, rail.index, rail.life + 1))
-            os.eventfd_write(self._poke, 1)
+            self._poke.set()
 
     def take(self) -> list[Rail]:
         """The Rails that are back."""
-        os.eventfd_read(self._wakeup)
+        self._wakeup.clear()
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def _run(self) -> None:
         due: list[tuple[float, Key, int]] = []  # (when, which, life), a heap
         tries: dict[Key, int] = {}  # how often it was tried
-        door = Door(self._listeners, self._token, greeting=GREETING)
-        watched: list[Door | int] = [door, self._poke]
+        door = Door(self._listeners, self._token, self.machine, GREETING)
+        watched: list[Door | Wakeup] = [door, self._poke]
         while True:
-            waits_s = [max(0.0, due[0][0] - THIS_MACHINE.now_s())] if due else []
+            waits_s = [max(0.0, due[0][0] - self.machine.now_s())] if due else []
             waits_s += [] if door.patience_s is None else [door.patience_s]
-            ready = THIS_MACHINE.readable(watched, min(waits_s, default=None))
+            ready = self.machine.readable(watched, min(waits_s, default=None))
             if self._poke in ready:
-                os.eventfd_read(self._poke)
+                self._poke.clear()
                 for _ in range(len(self._lost)):
                     peer, index, life = self._lost.popleft()
                     self._schedule(due, tries, (peer, index), life)
             for sock, (peer, index, life) in door.look(0.0):
                 self._give(sock, peer, index, life)
-            while due and due[0][0] <= THIS_MACHINE.now_s():
+            while due and due[0][0] <= self.machine.now_s():
                 _, key, life = heapq.heappop(due)
                 if not self._connect(*key, life):
                     self._schedule(due, tries, key, life)
@@ -93,7 +121,7 @@ class RailReturn:
     def _schedule(self, due: list[tuple[float, Key, int]], tries: dict[Key, int], key: Key, life: int) -> None:
         """Try the rail `key` after a while, which doubles from try to try."""
         tries[key] = tries.get(key, -1) + 1
-        heapq.heappush(due, (THIS_MACHINE.now_s() + min(RETRY_S * 2 ** tries[key], MOST_S), key, life))
+        heapq.heappush(due, (self.machine.now_s() + min(POLICY.retry_s * 2 ** tries[key], POLICY.most_s), key, life))
 
     def _connect(self, peer: int, index: int, life: int) -> bool:
         """Whether a rail could be made anew."""
@@ -101,7 +129,7 @@ class RailReturn:
         address = self._addresses[peer][index]
         assert address is not None  # There was such a rail.
         try:
-            sock = connect(address, self._hosts[index], self._token, greeting, LIMIT_S)
+            sock = connect(address, self._hosts[index], self._token, greeting, POLICY.limit_s, self.machine)
         except TransportError:
             return False
         self._give(sock, peer, index, life)
@@ -111,4 +139,4 @@ class RailReturn:
         configure(sock)
         sock.setblocking(False)
         self._found.append(Rail(sock, peer, index, life))
-        os.eventfd_write(self._wakeup, 1)
+        self._wakeup.set()

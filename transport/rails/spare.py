@@ -2,7 +2,7 @@
 
 The path is the inner transport's own: MPI's or UCX's connection. It is dead when an operation on it fails although the
 peer lives, or when it is silent: the peer says, over a spare rail, that it has sent what this rank waits for, says so
-again PATIENCE_S later, and nothing has come meanwhile. Either end then says SWITCH; each tells what it has, and sends
+again patience_s later, and nothing has come meanwhile. Either end then says SWITCH; each tells what it has, and sends
 again what the other lacks (ledger.py). So no message is lost, whatever it was for, and none comes twice; if the path
 was only slow, nothing but time is lost. A rail is dead when it is reset, or when it is mute although there are others.
 
@@ -14,13 +14,14 @@ Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved
 import select
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lanterne.errors import InputError, TransportError, one_of
 from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport, check_ops
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
+from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import wait
 from lanterne.transport.wire import configure
 from lanterne.transport.wrapper import Wrapper
@@ -28,17 +29,67 @@ from lanterne.transport.wrapper import Wrapper
 # Frames beside those of rail.py. SENT: a tag, how many messages were sent; GO: all that this end has was told; ASK: for
 # receipts.
 SENT, GO, ASK = 9, 10, 11
-# How often rails are looked at while the path lives; a peer of which nothing came for so long is asked; a path is dead
-# so long after the peer first said that it had sent what has not come.
-LOOK_S, QUIET_S, PATIENCE_S = 300e-6, 0.1, 0.35
-# Between two looks this rank was elsewhere, and so may have been what held a message up.
-ABSENT_S = 0.05
-# Receipts are told after so many bytes or messages.
-RECEIPT_NBYTES, RECEIPT_MESSAGES = 1 << 20, 64
-# How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of what
-# was sent, asking every ASK_S.
-NOTICE_S, FAREWELL_S, ASK_S = 1.0, 2.0, 0.05
 HOWS = ("reset", "silent")
+
+
+@steers
+@dataclass(frozen=True)
+class SparePolicy:
+    """When a path to a peer is given up."""
+
+    # How often rails are looked at while the path lives; a peer of which nothing came for so long is asked; a path is
+    # dead so long after the peer first said that it had sent what has not come.
+    look_s: float = value(
+        300e-6,
+        "a poll costs 1 us",
+        half="rails cost twice the CPU",
+        double="receipts come up to 0.6 ms late",
+    )
+    quiet_s: float = value(0.1, "chosen", half="twice the questions", double="a silent path is left 0.1 s later")
+    patience_s: float = value(
+        0.35,
+        "above the stops of a busy host",
+        half="slow paths are given up in vain",
+        double="a silent path is left 0.35 s later",
+    )
+    # Between two looks this rank was elsewhere, and so may have been what held a message up.
+    absent_s: float = value(
+        0.05,
+        "chosen",
+        half="more starts anew where this rank was away",
+        double="its own absence may cost a path",
+    )
+    # Receipts are told after so many bytes or messages.
+    receipt_nbytes: int = value(
+        1 << 20,
+        "chosen: a receipt costs 40 bytes",
+        half="twice the receipts of large messages",
+        double="copies of 2 MiB are kept a peer",
+    )
+    receipt_messages: int = value(
+        64,
+        "chosen",
+        half="twice the receipts of small messages",
+        double="copies of 128 messages are kept",
+    )
+    # How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of
+    # what was sent, asking every ask_s.
+    notice_s: float = value(
+        1.0,
+        "notices of deaths take some 0.3 s",
+        half="the cause is more often unknown",
+        double="the error comes a second later",
+    )
+    farewell_s: float = value(
+        2.0,
+        "chosen",
+        half="last messages over dying paths may be lost",
+        double="such ends take 4 s",
+    )
+    ask_s: float = value(0.05, "chosen", half="twice the questions at the end", double="ends take up to 50 ms more")
+
+
+POLICY = SparePolicy()
 
 
 class SpareTransport(Wrapper):
@@ -154,7 +205,7 @@ class SpareTransport(Wrapper):
         peer.ledger.complete(*operation.key)
         peer.news_nbytes += operation.op.nbytes
         peer.news_messages += 1
-        if peer.news_nbytes >= RECEIPT_NBYTES or peer.news_messages >= RECEIPT_MESSAGES:
+        if peer.news_nbytes >= POLICY.receipt_nbytes or peer.news_messages >= POLICY.receipt_messages:
             self._tell_receipts(peer, peer.ledger.news())
 
     def _take(self, peer: SparePeer, operation: SpareOperation, message: memoryview) -> None:
@@ -242,7 +293,7 @@ class SpareTransport(Wrapper):
     def _fail(self, peer: SparePeer, error: TransportError) -> None:
         """All paths to a peer are dead: raise why, the peer's death if it is that."""
         self.check_peers((peer.rank,))
-        if self.machine.now_s() > peer.lost_s + NOTICE_S:
+        if self.machine.now_s() > peer.lost_s + POLICY.notice_s:
             raise error
 
     # -- what comes on rails
@@ -267,15 +318,15 @@ class SpareTransport(Wrapper):
             peer = self.peers[rail.peer]
             if peer.path != DIRECT and peer.news_messages:
                 self._tell_receipts(peer, peer.ledger.news())
-        was_absent = now_s > self._looked_s + ABSENT_S
+        was_absent = now_s > self._looked_s + POLICY.absent_s
         self._looked_s = now_s
         for peer in self.peers.values():
             off = off or peer.path != DIRECT
             if was_absent:
                 peer.overdue_s = None
-            if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
+            if now_s > max(peer.heard_s, peer.asked_s) + POLICY.quiet_s:
                 self._ask(peer, now_s)
-        self._next_s = 0.0 if off else self.machine.now_s() + LOOK_S
+        self._next_s = 0.0 if off else self.machine.now_s() + POLICY.look_s
 
     def _ask(self, peer: SparePeer, now_s: float) -> None:
         """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question."""
@@ -355,7 +406,7 @@ class SpareTransport(Wrapper):
             peer.overdue_s = None
         elif peer.overdue_s is None:
             peer.overdue_s = now_s
-        elif now_s > peer.overdue_s + PATIENCE_S:
+        elif now_s > peer.overdue_s + POLICY.patience_s:
             why = f"{self.inner.name} rank {self.rank}: nothing comes from rank {peer.rank}, which has sent"
             self._give_up(peer, DIRECT, TransportError(why))
 
@@ -378,6 +429,9 @@ class SpareTransport(Wrapper):
             self._over.drop_from(peer.receives, peer.early)
             for rail in peer.rails:
                 rail.divert(self._over)
+
+    def retire(self, communicator_id: int) -> bool:
+        return False  # A message may have to be sent again.
 
     # -- the rest of a transport
 
@@ -404,7 +458,7 @@ class SpareTransport(Wrapper):
             nonlocal asked_s
             lacking = [rail for peer in self.peers.values() if peer.ledger.sent() and (rail := peer.rail)]
             now_s = self.machine.now_s()
-            if lacking and now_s > asked_s + ASK_S:
+            if lacking and now_s > asked_s + POLICY.ask_s:
                 asked_s = now_s
                 for rail in lacking:
                     rail.put(ASK)
@@ -413,7 +467,7 @@ class SpareTransport(Wrapper):
             self.progress()
             return not lacking
 
-        wait(look, FAREWELL_S, self.pauses)
+        wait(look, POLICY.farewell_s, self.pauses)
         for rail in self._by_fd.values():
             rail.put(BYE)
             with suppress(OSError):

@@ -1,16 +1,38 @@
 """The store's arrival board: a Sequencer per communicator, fed by the ranks' arrivals."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from lanterne.transport.board.late_policy import from_text
 from lanterne.transport.board.seat import pack_record, unpack_arrivals
 from lanterne.transport.board.sequencer import Sequencer, Told
+from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
 
 MAX_WORLD_SIZE = 1 << 16
-MAX_COMMUNICATORS = 1024
-MAX_POLICY_NBYTES = 4096
+
+
+@steers
+@dataclass(frozen=True)
+class BoardPolicy:
+    """What the store keeps of arrival boards."""
+
+    max_communicators: int = value(
+        1024,
+        "chosen",
+        half="boards of idle communicators begin anew sooner",
+        double="twice the memory",
+    )
+    max_policy_nbytes: int = value(
+        4096,
+        "16 options",
+        half="long policies are refused",
+        double="strangers of the job may send 8 KiB",
+    )
+
+
+POLICY = BoardPolicy()
 
 
 class Board:
@@ -38,7 +60,7 @@ class Board:
         policy: bytes,
         ready: int,
     ) -> None:
-        if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
+        if len(signature) > MAX_KEY_NBYTES or len(policy) > POLICY.max_policy_nbytes:
             raise Refusal("got an arrival with too long a text")
         sequencer = self._find(connection, key, rank, world_size)
         try:
@@ -80,7 +102,7 @@ class Board:
             raise Refusal(f"got the arrival of rank {rank} of {world_size}")
         if key not in self._boards:
             self._boards[key] = Sequencer(world_size), {}
-            if len(self._boards) > MAX_COMMUNICATORS:
+            if len(self._boards) > POLICY.max_communicators:
                 self._boards.popitem(last=False)
         self._boards.move_to_end(key)
         sequencer, connections = self._boards[key]

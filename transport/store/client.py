@@ -4,24 +4,35 @@ import errno
 import hmac
 import select
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport import wire
-from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.pauses import Woken
+from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import Kind
 
-RETRY_S = 0.05
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
     **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
+
+
+@steers
+@dataclass(frozen=True)
+class ClientPolicy:
+    """How the store is connected to."""
+
+    retry_s: float = value(0.05, "chosen", half="twice the tries at a start", double="starts take 50 ms more")
+
+
+POLICY = ClientPolicy()
 
 
 class StoreClient:
@@ -55,8 +66,8 @@ class StoreClient:
         self._inbox = bytearray()
         self._request_id = 0
         self._lost: str | None = None
-        self._sending = threading.Lock()
-        self._receiving = threading.RLock()
+        self._sending: Lock = machine.lock()
+        self._receiving: Lock = machine.lock()
         self._key = wire.check_token(token)
         self._sock = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
         self._until_readable: Woken = _woken(machine, self._sock, select.POLLIN)
@@ -279,9 +290,9 @@ def _connect(
                 raise TransportError(f"{where}: {reason}; the job's store has ended") from error
             if error.errno == errno.ENETUNREACH and address[0].startswith("127."):
                 raise TransportError(f"{where}: {reason}; expected the loopback interface (lo) to be up") from error
-            if machine.now_s() + RETRY_S > deadline:
+            if machine.now_s() + POLICY.retry_s > deadline:
                 raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}") from error
-        machine.sleep(RETRY_S)
+        machine.sleep(POLICY.retry_s)
 
 
 def _shake_hands(machine: Machine, sock: socket.socket, key: bytes, deadline: float, where: str) -> None:

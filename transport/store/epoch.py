@@ -1,16 +1,33 @@
 """An epoch of a job as the store sees it: a numbering of its ranks, who of them lives, and what they do together."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.meetings import Meetings
 from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
 
-# How long a lost connection waits for the rank's guard to say what happened to it.
-VERDICT_S = 0.1
 # Who meet there have all that the epoch needs: from then on it is in force.
 BEGIN_KEY = b"lanterne/begin"
+
+
+@steers
+@dataclass(frozen=True)
+class EpochPolicy:
+    """When a lost member is declared dead."""
+
+    # How long a lost connection waits for the rank's guard to say what happened to it.
+    verdict_s: float = value(
+        0.1,
+        "a guard tells at once, where it gets a core",
+        half="busy guards are not heard: the reason is vague",
+        double="deaths are told 0.1 s later",
+    )
+
+
+POLICY = EpochPolicy()
 
 
 class Job(Protocol):
@@ -155,7 +172,7 @@ class Epoch:
             self._count_votes()
         if self._members.get(rank) is connection:
             lost = connection.lost.encode()
-            delay_s = VERDICT_S if self._job.has_guard(self.numbers[rank]) else 0
+            delay_s = POLICY.verdict_s if self._job.has_guard(self.numbers[rank]) else 0
             self._store.after(delay_s, lambda: self.declare_dead(rank, lost))
 
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:

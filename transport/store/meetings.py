@@ -8,16 +8,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
 from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, pack_ranks, unpack_ranks
 
-# A rank that gave up waiting for the answer may ask again: so many answers are kept.
-MAX_ANSWERS = 256
 MAX_LIMIT_MS = 86_400_000
 
 
 # What the answer of a meeting to grow ends with: by its ranks, and what they brought.
 Last: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], bytes]
+
+
+@steers
+@dataclass(frozen=True)
+class MeetingPolicy:
+    """What the store remembers of meetings."""
+
+    # A rank that gave up waiting for the answer may ask again: so many answers are kept.
+    max_answers: int = value(
+        256,
+        "chosen: deaths a job outlives",
+        half="a rank that asks again very late is refused",
+        double="twice the memory",
+    )
+
+
+POLICY = MeetingPolicy()
 
 
 class Membership(Protocol):
@@ -117,7 +133,7 @@ class Meetings:
         answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
         answer += [] if last is None else [last]
         self._answers[key] = answer
-        if len(self._answers) > MAX_ANSWERS:
+        if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)
         for connection, request_id, _payload in meeting.came.values():
             self._store.reply(connection, request_id, answer)

@@ -18,25 +18,62 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from lanterne.errors import InputError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.steering import steers, value
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.values import KeyValues
 
 HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Board)
-MAX_CLIENTS = 8192
-MAX_OUTBOX_NBYTES = 256 << 20
-# After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs more
-# than a frame.
-SPIN_S = 100e-6
-# With --until members: how long to wait for the first client, and for another one after the last has gone.
-FIRST_CLIENT_S = 120.0
-LINGER_S = 1.0
+
+
+@steers
+@dataclass(frozen=True)
+class StorePolicy:
+    """What the store keeps, and for how long."""
+
+    max_clients: int = value(
+        8192,
+        "a rank, its guard: jobs of 4,096 ranks",
+        half="jobs of 2,048 ranks",
+        double="descriptors beyond most limits",
+    )
+    max_outbox_nbytes: int = value(
+        256 << 20,
+        "a gather of the largest size to a client that sleeps",
+        half="slow clients are dropped sooner",
+        double="a stuck client may hold 512 MiB",
+    )
+    # After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs
+    # more than a frame.
+    spin_s: float = value(
+        100e-6,
+        "waking costs more than a frame",
+        half="frames that follow wait for a wake-up",
+        double="twice the CPU after each frame",
+    )
+    # With --until members: how long to wait for the first client, and for another one after the last has gone.
+    first_client_s: float = value(
+        120.0,
+        "a start under load",
+        half="slow starts find no store",
+        double="a store that nobody needs stays 4 minutes",
+    )
+    linger_s: float = value(
+        1.0,
+        "ranks that start one after the other",
+        half="a rank that comes late finds no store",
+        double="ports are free a second later",
+    )
+
+
+POLICY = StorePolicy()
 
 
 class Store:
@@ -62,7 +99,7 @@ class Store:
         self._timer_count = itertools.count()
         self._running = True
         self._listener = listener
-        has_room = lambda: len(self._clients) < MAX_CLIENTS  # noqa: E731
+        has_room = lambda: len(self._clients) < POLICY.max_clients  # noqa: E731
         self._door = Door([listener], token, machine, selector=self._selector, has_room=has_room)
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
@@ -71,7 +108,7 @@ class Store:
         self.members: Members = Members(self)
         self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
-            self.after(FIRST_CLIENT_S, self._stop_if_alone)
+            self.after(POLICY.first_client_s, self._stop_if_alone)
 
     def route(self, kind: wire.Kind, types: str, function: Callable[..., Answer]) -> None:
         """Answer `kind` by function(connection, request_id, *fields): the reply's fields, or None: later."""
@@ -101,7 +138,7 @@ class Store:
                 continue
             for key, mask in events:
                 key.data(mask)
-            spin_until = self.machine.now_s() + SPIN_S
+            spin_until = self.machine.now_s() + POLICY.spin_s
         self._door.close()
         for connection in self._clients:
             connection.sock.close()
@@ -179,7 +216,7 @@ class Store:
         except OSError:
             self.after(0, lambda: self._drop(connection))
             connection.outbox.clear()
-        if len(connection.outbox) > MAX_OUTBOX_NBYTES:
+        if len(connection.outbox) > POLICY.max_outbox_nbytes:
             self.after(0, lambda: self._drop(connection))
         key = self._selector.get_key(connection.sock)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
@@ -199,7 +236,7 @@ class Store:
         if not self._clients and self._until == "members":
             # The job is over: another one may want the port at once. Else others may still come.
             over = connection.rank is not None and self.members.epoch.all_came
-            self.after(0.0 if over else LINGER_S, self._stop_if_alone)
+            self.after(0.0 if over else POLICY.linger_s, self._stop_if_alone)
 
     def _owner_gone(self, owner: int) -> None:
         if os.read(owner, 1024):
@@ -226,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MAX_CLIENTS, hard)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * POLICY.max_clients, hard)), hard))
     try:
         listener = THIS_MACHINE.listen(args.bind, args.port)
         store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, owner=sys.stdin.fileno())

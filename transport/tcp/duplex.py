@@ -1,7 +1,7 @@
 """One TCP connection between two ranks: frames both ways, messages sent from where they lie, received where they go.
 
 A frame is a header, of kind, tag, number and nbytes; with a Seal (seal.py) its digest follows, which is checked before
-anything that the frame says is acted upon. DATA has its message behind it: up to WHOLE_NBYTES as a part of the frame,
+anything that the frame says is acted upon. DATA has its message behind it: up to whole_nbytes as a part of the frame,
 more as records with a tag each. Bytes of a record are in the receiver's memory before its tag has been checked; the
 message counts as received only afterwards.
 """
@@ -11,25 +11,59 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp.seal import RECORD_NBYTES, SEAL_NBYTES, Seal
+from lanterne.transport.wire import send_parts
 
 HEADER = struct.Struct("<qqqq")
 # DATA: a message. GRANT: the receive of a large message is posted, send it. OFFER: there is such a message of nbytes,
 # not granted yet. BYE: nothing else comes.
 DATA, GRANT, OFFER, BYE = range(1, 5)
-WHOLE_NBYTES = 1 << 10
-# From this size up a message waits for its GRANT.
-PACED_NBYTES = 16 << 10
-# Bytes read or written before others have their turn, and parts in one system call.
-TURN_NBYTES, PARTS = 8 << 20, 16
-# Records of a message that are made ready, or received, at once.
-RECORDS = 4
-INBOX_NBYTES = 32 << 10
 # Linux's struct tcp_info: packets that are not acknowledged, bytes that have not been sent.
 UNACKED_AT, UNSENT_AT = 24, 144
 _INFO = struct.Struct("<I")
+
+
+@steers
+@dataclass(frozen=True)
+class DuplexPolicy:
+    """How messages are cut for connections."""
+
+    whole_nbytes: int = value(
+        1 << 10,
+        "chosen: a copy costs less than a part of its own",
+        half="small messages take two parts",
+        double="copies of 2 KiB",
+    )
+    # From this size up a message waits for its GRANT.
+    paced_nbytes: int = value(
+        16 << 10,
+        "a grant costs a round trip",
+        half="smaller messages wait for grants",
+        double="more is received before it is asked for",
+    )
+    # Bytes read or written before others have their turn, and parts in one system call.
+    turn_nbytes: int = value(8 << 20, "chosen", half="fairer, more system calls", double="a peer waits behind 16 MiB")
+    parts: int = value(16, "chosen", half="more system calls of many small messages", double="longer lists")
+    # Records of a message that are made ready, or received, at once.
+    records: int = value(
+        4,
+        "chosen",
+        half="less overlap of sealing and sending",
+        double="twice the memory a connection",
+    )
+    inbox_nbytes: int = value(
+        32 << 10,
+        "headers of many small messages",
+        half="more system calls",
+        double="twice the memory a connection",
+    )
+
+
+POLICY = DuplexPolicy()
 
 
 class Owner(Protocol):
@@ -72,7 +106,7 @@ class Duplex:
         self._later: deque[_Outgoing] = deque()
         self._ends: deque[tuple[int, Callable[[], object]]] = deque()
         self._put_nbytes = self._sent_nbytes = 0
-        self._inbox = memoryview(bytearray(INBOX_NBYTES))
+        self._inbox = memoryview(bytearray(POLICY.inbox_nbytes))
         self._start = self._end = 0
         self._seal_nbytes = SEAL_NBYTES if seals else 0
         self._body: _Incoming | None = None
@@ -106,7 +140,7 @@ class Duplex:
         """Send a frame after those before; see `flush`.
 
         Args:
-            payload: at most WHOLE_NBYTES, which are copied.
+            payload: at most whole_nbytes, which are copied.
             done: called once all of it has left; None: nobody asks.
         """
         frame = HEADER.pack(kind, tag, number, nbytes)
@@ -122,14 +156,14 @@ class Duplex:
                 self._ends.append((self._put_nbytes, done))
 
     def put_message(self, tag: int, number: int, message: memoryview, done: Callable[[], object]) -> None:
-        """Send a message of more than WHOLE_NBYTES; done() is called once its memory may change."""
+        """Send a message of more than whole_nbytes; done() is called once its memory may change."""
         self.put(DATA, tag, number, message.nbytes)
         self._later.append(_Outgoing(message, self._seals and self._seals.out, done))
 
     def _refill(self) -> None:
         """Make the next bytes ready: frames, and some records of a message, or all of it."""
         later = self._later
-        while later and len(self._ready) < 2 * RECORDS:
+        while later and len(self._ready) < 2 * POLICY.records:
             first = later[0]
             if first.seal is None:
                 self._add(first.rest)
@@ -150,26 +184,15 @@ class Duplex:
     def flush(self) -> bool:
         """Write what the connection takes now; True if it took something. Raises OSError if the connection is dead."""
         moved, ready = 0, self._ready
-        while moved < TURN_NBYTES:
+        while moved < POLICY.turn_nbytes:
             if self._later and len(ready) < 2:
                 self._refill()
             if not ready:
                 break
             try:
-                if len(ready) == 1:
-                    sent = self.sock.send(ready[0])
-                else:
-                    sent = self.sock.sendmsg([ready[i] for i in range(min(len(ready), PARTS))])
+                moved += send_parts(self.sock, ready, POLICY.parts)
             except BlockingIOError:
                 break
-            moved += sent
-            while sent:
-                part = ready[0]
-                if sent < part.nbytes:
-                    ready[0] = part[sent:]
-                    break
-                sent -= part.nbytes
-                ready.popleft()
         self._sent_nbytes += moved
         while self._ends and self._ends[0][0] <= self._sent_nbytes:
             self._ends.popleft()[1]()
@@ -185,11 +208,11 @@ class Duplex:
             Garbled: something else has come than was sent.
         """
         moved, is_more = 0, True
-        while is_more and moved < TURN_NBYTES:
+        while is_more and moved < POLICY.turn_nbytes:
             body = self._body
             try:
                 if body is None:
-                    asked = INBOX_NBYTES - self._end
+                    asked = POLICY.inbox_nbytes - self._end
                     got = self.sock.recv_into(self._inbox[self._end :])
                 elif body.seal is None:
                     asked = body.target.nbytes
@@ -219,7 +242,7 @@ class Duplex:
             kind, tag, number, nbytes = HEADER.unpack_from(inbox, start)
             if not DATA <= kind <= BYE or nbytes < 0:
                 raise Garbled(f"got a frame of kind {kind} with {nbytes} bytes")
-            within = nbytes if kind == DATA and nbytes <= WHOLE_NBYTES else 0
+            within = nbytes if kind == DATA and nbytes <= POLICY.whole_nbytes else 0
             if self._end - start < least + within:
                 break
             after = start + HEADER.size + within
@@ -297,7 +320,7 @@ class _Incoming:
         self._open_records()
 
     def _open_records(self) -> None:
-        while self.seal is not None and self.target and len(self._open) < RECORDS:
+        while self.seal is not None and self.target and len(self._open) < POLICY.records:
             record, self.target = self.target[:RECORD_NBYTES], self.target[RECORD_NBYTES:]
             proof = memoryview(bytearray(SEAL_NBYTES))
             self._open.append((record, proof))

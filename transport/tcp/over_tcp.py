@@ -1,7 +1,7 @@
 """Ranks as processes, over TCP connections of our own: host memory, no library.
 
 What jobs go over where there is neither MPI nor UCX, and nccl's host messages with them. A message leaves from where it
-lies, and comes to where its receive wants it. One of PACED_NBYTES or more leaves only once its receive is posted, which
+lies, and comes to where its receive wants it. A large one (`paced_nbytes`) leaves only once its receive is posted, and
 sends it a GRANT; a smaller one leaves at once, and waits in memory of its own where nobody has asked for it yet.
 
 Between hosts all that is said is sealed (seal.py), unless LANTERNE_TRUSTED_NETWORK says on every rank that nobody else
@@ -20,6 +20,7 @@ from math import ceil
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import (
+    LANE_BITS,
     Capabilities,
     Operation,
     OverTags,
@@ -30,33 +31,52 @@ from lanterne.transport.base import (
     timeout_error,
 )
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.machine import Machine
 from lanterne.transport.networks import is_trusted
 from lanterne.transport.pauses import Pauses, Woken
 from lanterne.transport.rails.rail_names import connect_rails
 from lanterne.transport.rank_group import Group
-from lanterne.transport.tcp.duplex import (
-    BYE,
-    DATA,
-    GRANT,
-    OFFER,
-    PACED_NBYTES,
-    WHOLE_NBYTES,
-    Duplex,
-    Garbled,
-    Seals,
-)
+from lanterne.transport.steering import steers, value
+from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, Duplex, Garbled, Seals
+from lanterne.transport.tcp.duplex import POLICY as DUPLEX
 from lanterne.transport.tcp.seal import Seal, find_openssl
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import configure
 
 NONCE_NBYTES = 32
-# How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was sent
-# to leave.
-NOTICE_S, FAREWELL_S = 1.0, 2.0
-# How long a wait polls after the last thing that moved, and then sleeps before it looks for deaths.
-SPIN_S, SLEEP_S = 50e-6, 0.05
+
+
+@steers
+@dataclass(frozen=True)
+class TcpPolicy:
+    """How a rank over tcp waits."""
+
+    # How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was
+    # sent to leave.
+    notice_s: float = value(
+        1.0,
+        "notices of deaths take some 0.3 s",
+        half="the cause is more often unknown",
+        double="the error comes a second later",
+    )
+    farewell_s: float = value(
+        2.0,
+        "chosen",
+        half="last messages on slow networks may be lost",
+        double="ends with dead peers take 4 s",
+    )
+    # How long a wait polls after the last thing that moved, and then sleeps before it looks for deaths.
+    spin_s: float = value(
+        50e-6,
+        "waking costs 30 us",
+        half="small messages wait for a wake-up",
+        double="twice the CPU of waits",
+    )
+    sleep_s: float = value(0.05, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
+
+
+POLICY = TcpPolicy()
 
 
 class TcpTransport(Transport):
@@ -73,7 +93,7 @@ class TcpTransport(Transport):
     """
 
     name = "tcp"
-    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=PACED_NBYTES)
+    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=DUPLEX.paced_nbytes)
 
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
         self.rank: int = group.rank
@@ -82,13 +102,12 @@ class TcpTransport(Transport):
         if timeout_s is not None:
             self.timeout_s: float = check_timeout_s(timeout_s)
         self.pauses: Pauses = group.machine.pauses(group.ranks_here)
-        # A thread of the engine's waits on descriptors: of no machine but the real one.
-        self.background_s: float | None = SLEEP_S if group.machine is THIS_MACHINE else None
+        self.background_s: float | None = POLICY.sleep_s
         self._job = group
         self._group = group
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         self._poll = group.machine.poller()
-        self.woken: Woken = Woken(group.machine, self._sleep, SPIN_S)
+        self.woken: Woken = Woken(group.machine, self._sleep, POLICY.spin_s)
         self.moved: bool = False
         self.peers: dict[int, TcpPeer] = {}
         self._by_fd: dict[int, tuple[TcpPeer, Duplex]] = {}
@@ -150,7 +169,7 @@ class TcpTransport(Transport):
         if not operation.done and peer.error is not None:
             # Of a connection that was lost the job may know more in a moment.
             self._group.check_peers((peer.rank,))
-            if self.machine.now_s() > peer.lost_s + NOTICE_S:
+            if self.machine.now_s() > peer.lost_s + POLICY.notice_s:
                 raise peer.error
         return operation.done
 
@@ -198,7 +217,7 @@ class TcpTransport(Transport):
             peer.lost_s = self.machine.now_s()
 
     def _sleep(self, limit_s: float) -> None:
-        self._poll.poll(ceil(min(SLEEP_S, limit_s) * 1e3))
+        self._poll.poll(ceil(min(POLICY.sleep_s, limit_s) * 1e3))
 
     def watch(self) -> tuple[int, ...] | None:
         if self.progress() or self._full:
@@ -231,6 +250,15 @@ class TcpTransport(Transport):
         for peer in self.peers.values():
             peer.drop_over()
 
+    def retire(self, communicator_id: int) -> bool:
+        if any(peer.holds(communicator_id) for peer in self.peers.values()) or not self._own.retire(communicator_id):
+            return False
+        self.forget(communicator_id)
+        return True
+
+    def reopen(self, communicator_id: int) -> None:
+        self._over.discard(communicator_id)
+
     # -- the end
 
     def close(self) -> None:
@@ -245,7 +273,7 @@ class TcpTransport(Transport):
                     duplex.put(BYE)
                 self._flush(peer)
             # What is on its way would be lost if this end closed while it has not read all.
-            wait(self._has_left, FAREWELL_S, self.pauses)
+            wait(self._has_left, POLICY.farewell_s, self.pauses)
         for _, duplex in self._by_fd.values():
             duplex.close()
         self._own.close()
@@ -292,9 +320,9 @@ class TcpPeer:
         self._sent[tag] = number + 1
         if not self.duplexes:
             return
-        if nbytes <= WHOLE_NBYTES:
+        if nbytes <= DUPLEX.whole_nbytes:
             self.duplexes[0].put(DATA, tag, number, nbytes, operation.view, operation.finish)
-        elif nbytes < PACED_NBYTES or (tag, number) in self._grants:
+        elif nbytes < DUPLEX.paced_nbytes or (tag, number) in self._grants:
             self._grants.discard((tag, number))
             self.duplexes[0].put_message(tag, number, operation.view, operation.finish)
         else:
@@ -312,7 +340,7 @@ class TcpPeer:
             pass
         else:
             self._receives[key] = operation
-            if operation.op.nbytes >= PACED_NBYTES and self.duplexes:
+            if operation.op.nbytes >= DUPLEX.paced_nbytes and self.duplexes:
                 self.duplexes[-1].put(GRANT, tag, number, operation.op.nbytes)
 
     def offer(self) -> bool:
@@ -374,6 +402,10 @@ class TcpPeer:
         if not operation.misfits(message.nbytes):
             operation.view[:] = message
         operation.done = True
+
+    def holds(self, communicator_id: int) -> bool:
+        """Whether a message of a communicator waits for its grant."""
+        return any(tag >> LANE_BITS == communicator_id for tag, _ in self._held)
 
     def drop_over(self) -> None:
         """Nothing is kept of tags that are over."""

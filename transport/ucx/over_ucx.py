@@ -16,6 +16,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError
@@ -34,32 +35,67 @@ from lanterne.transport.base import (
 )
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
-from lanterne.transport.rank_group import LEFT_GRACE_S, Group
+from lanterne.transport.rank_group import POLICY as GROUP_POLICY
+from lanterne.transport.rank_group import Group
+from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
-from lanterne.transport.waiting import MOVED, POLLS_PER_CHECK, Moved, never, wait
+from lanterne.transport.waiting import MOVED, Moved, never, wait
+from lanterne.transport.waiting import POLICY as WAITS
 
 # Of a base.make_tag(); a barrier's are beyond.
 TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
 INTERNAL = 1 << TAG_BITS
-# Tags that are kept; making one costs some 3 us.
-MAX_TAGS = 1 << 16
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
-NOTICE_S = LEFT_GRACE_S + 0.5
-# How long close() waits at most for what was sent to leave, once a peer has failed.
-LAST_FLUSH_S = 1.0
-# Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
-MAX_SPANS = 1024
-# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With four
-# ranks a core it halves the time of small exchanges still; longer spins take the core from those that have work.
-SPIN_S = 50e-6
-# How long a wait sleeps at most before it looks for deaths and at the clock.
-SLEEP_MS = 50
+NOTICE_S = GROUP_POLICY.left_grace_s + 0.5
 
 log: logging.Logger = logging.getLogger(__name__)
 
 # (its UCXRequest, the operation).
 Started: TypeAlias = tuple[Any, Operation]
+
+
+@steers
+@dataclass(frozen=True)
+class UcxPolicy:
+    """How a rank over UCX waits, and what it keeps."""
+
+    # Tags that are kept; making one costs some 3 us.
+    max_tags: int = value(
+        1 << 16,
+        "making one costs 3 us",
+        half="tags of many communicators are made again",
+        double="twice the memory",
+    )
+    # How long close() waits at most for what was sent to leave, once a peer has failed.
+    last_flush_s: float = value(
+        1.0,
+        "chosen",
+        half="last messages after a failure are lost",
+        double="ends after a failure take a second more",
+    )
+    # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and
+    # again.
+    max_spans: int = value(
+        1024,
+        "making one costs 1 us",
+        half="long schedules make them again",
+        double="twice the memory a region",
+    )
+    # How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With
+    # four ranks a core it halves the time of small exchanges still; longer spins take the core from those that have
+    # work.
+    spin_s: float = value(
+        50e-6,
+        "measured: waking costs 30 us; halves small exchanges",
+        half="small exchanges take longer",
+        double="cores are taken from those that have work",
+    )
+    # How long a wait sleeps at most before it looks for deaths and at the clock.
+    sleep_ms: int = value(50, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
+
+
+POLICY = UcxPolicy()
 
 
 def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
@@ -113,7 +149,7 @@ class UcxTransport(Transport):
             connects_late=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
-        self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)
+        self.woken: Woken = Woken(self.machine, self._sleep, POLICY.spin_s)
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -165,7 +201,7 @@ class UcxTransport(Transport):
         key = source, destination, tag
         found = self._tags.get(key)
         if found is None:
-            if len(self._tags) >= MAX_TAGS:
+            if len(self._tags) >= POLICY.max_tags:
                 self._tags.clear()
             found = self._tags[key] = self._ucxx.UCXXTag(ucx_tag(self._secret, *key))
         return found
@@ -195,7 +231,7 @@ class UcxTransport(Transport):
 
     def _span(self, region: Region, offset: int, nbytes: int) -> Any:
         """The memory of an operation as ucxx wants it, kept by the region."""
-        if region.native is None or len(region.native) >= MAX_SPANS:
+        if region.native is None or len(region.native) >= POLICY.max_spans:
             region.native = {}
         if region.device:
             span = self._array(DeviceSpan(region, offset, nbytes))
@@ -220,10 +256,10 @@ class UcxTransport(Transport):
             request.wait(max(deadline - self.machine.now_s(), 0.0))
 
     def progress(self) -> bool:
-        """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
+        """Let UCX work; remember whether something moved. True each WAITS.polls_per_check-th time: look closer."""
         self._moved = self._worker.progress_once()
         self._polls += 1
-        return self._polls % POLLS_PER_CHECK == 0
+        return self._polls % WAITS.polls_per_check == 0
 
     def watch(self) -> tuple[int, ...] | None:
         if self._worker.progress_once() or not self._worker.arm():
@@ -231,7 +267,7 @@ class UcxTransport(Transport):
         return self._worker.epoll_file_descriptor, *(super().watch() or ())
 
     def _sleep(self, limit_s: float) -> None:
-        self._worker.progress_worker_event(min(SLEEP_MS, math.ceil(limit_s * 1e3)))
+        self._worker.progress_worker_event(min(POLICY.sleep_ms, math.ceil(limit_s * 1e3)))
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
@@ -257,7 +293,7 @@ class UcxTransport(Transport):
             end.close_blocking()
 
     def end_soon(self) -> None:
-        self._flush_s = LAST_FLUSH_S
+        self._flush_s = POLICY.last_flush_s
 
     def close(self) -> None:
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
@@ -269,7 +305,8 @@ class UcxTransport(Transport):
             return  # a forked child must not close its parent's connections
         ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
         unharmed = all(end.alive for end in ends) and not self._group.failed()
-        flush(self._worker, self.machine.now_s() + (self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)))
+        limit_s = self._flush_s if unharmed else min(self._flush_s, POLICY.last_flush_s)
+        flush(self._worker, self.machine.now_s() + limit_s)
         for end in ends:
             end.close_blocking()
         self._peers.clear()

@@ -32,15 +32,18 @@ class Escaped(Exception):
 
 
 class Actor:
-    """One simulated process.
+    """One simulated process, or a thread of one: `process` is what it belongs to.
 
-    Attributes: `steps`, how often it has given the baton away or could have; `stopped_s`, until when it does not run;
-    `at_step`, what is to happen at a step of it: {step: functions}; `error`, what its function raised.
+    Attributes: `threads`, the others of this process, which end with it; `steps`, how often it has given the baton
+    away or could have; `stopped_s`, until when it does not run; `at_step`, what is to happen at a step of it: {step:
+    functions}; `error`, what its function raised.
     """
 
-    def __init__(self, name: str, function: Callable[[], object]) -> None:
+    def __init__(self, name: str, function: Callable[[], object], process: "Actor | None" = None) -> None:
         self.name = name
         self.function = function
+        self.process: Actor = process or self
+        self.threads: list[Actor] = []
         self.steps = 0
         self.stopped_s = 0.0
         self.at_step: dict[int, list[Callable[[], object]]] = {}
@@ -91,9 +94,11 @@ class Baton:
         if self.traced and len(self.trace) < MAX_TRACE:
             self.trace.append((self.now_s, name, what))
 
-    def start(self, name: str, function: Callable[[], object]) -> Actor:
-        """A new simulated process; it begins soon."""
-        actor = Actor(name, function)
+    def start(self, name: str, function: Callable[[], object], process: Actor | None = None) -> Actor:
+        """A new simulated process, or thread of `process`; it begins soon."""
+        actor = Actor(name, function, process)
+        if process is not None:
+            process.threads.append(actor)
         actor.thread = threading.Thread(target=self._run_actor, args=(actor,), name=f"simulated-{name}", daemon=True)
         self.actors.append(actor)
         self._wake_at(actor, self.now_s + self.random.random() * 1e-3)
@@ -115,7 +120,8 @@ class Baton:
             self._pass_on()
             while not self._main.acquire(timeout=ESCAPED_S):
                 self._check_moving()
-        hanging = [f"{actor.name}: {self._place(actor)}" for actor in self.actors if not actor.has_ended]
+        processes = [actor for actor in self.actors if actor.process is actor]
+        hanging = [f"{actor.name}: {self._place(actor)}" for actor in processes if not actor.has_ended]
         self.is_over = True
         for actor in self.actors:
             if not actor.has_ended:
@@ -140,6 +146,12 @@ class Baton:
         return " < ".join(reversed(places))
 
     # -- for the process that has the baton
+
+    @property
+    def here(self) -> Actor:
+        """The process that has it."""
+        assert self.current is not None
+        return self.current.process
 
     def block(self, until_s: float) -> None:
         """Wait for `wake`, until `until_s` at most, or less: who waits looks again. Raises Killed."""
@@ -168,26 +180,29 @@ class Baton:
             event()
         if actor.is_killed:
             raise Killed
-        if actor.stopped_s > self.now_s and not self.is_over:
+        stopped_s = actor.process.stopped_s
+        if stopped_s > self.now_s and not self.is_over:
             actor.wakes += 1
-            self._wake_at(actor, actor.stopped_s)
+            self._wake_at(actor, stopped_s)
             self._pass_on(actor)
             if actor.is_killed:
                 raise Killed
             return True
         return False
 
-    def wake(self, actor: Actor) -> None:
-        """Something has come for `actor`: it goes on soon."""
-        if not actor.has_ended and actor is not self.current:
-            self._wake_at(actor, max(self.now_s + self.random.random() * 2e-5, actor.stopped_s))
+    def wake(self, process: Actor) -> None:
+        """Something has come for `process`: its threads go on soon."""
+        for actor in (process, *process.threads):
+            if not actor.has_ended and actor is not self.current:
+                self._wake_at(actor, max(self.now_s + self.random.random() * 2e-5, process.stopped_s))
 
     def kill(self, actor: Actor) -> None:
-        """`actor` runs no more."""
-        if not (actor.is_killed or actor.has_ended):
-            actor.is_killed = True
-            if actor is not self.current:
-                self._wake_at(actor, self.now_s)
+        """`actor` runs no more, nor do its threads."""
+        for each in (actor, *actor.threads):
+            if not (each.is_killed or each.has_ended):
+                each.is_killed = True
+                if each is not self.current:
+                    self._wake_at(each, self.now_s)
 
     # -- who is next
 
@@ -222,8 +237,8 @@ class Baton:
                 self.current = None
                 event()
             elif actor is not None and actor.wakes == wakes and not actor.has_ended:
-                if actor.stopped_s > at_s and not actor.is_killed:
-                    self._wake_at(actor, actor.stopped_s)
+                if actor.process.stopped_s > at_s and not actor.is_killed:
+                    self._wake_at(actor, actor.process.stopped_s)
                     continue
                 self.now_s = max(self.now_s, at_s)
                 self.current = actor
@@ -243,5 +258,7 @@ class Baton:
         except BaseException as error:
             actor.error = error
         actor.has_ended = True
+        for thread in actor.threads:
+            self.kill(thread)
         if not self.is_over:
             self._pass_on()

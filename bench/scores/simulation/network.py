@@ -12,9 +12,10 @@ import selectors
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from lanterne.bench.scores.simulation.baton import Actor, Baton
+from lanterne.transport.machine import Wakeup
 
 # Latencies of a packet, drawn between; what a lost one takes longer; when a path that takes nothing ends a connection.
 LATENCY_S = 2e-5, 3e-4
@@ -28,6 +29,17 @@ SURE_NBYTES = 256
 FIRST_FD, FIRST_PORT = 10_000, 20_000
 
 
+class Polled(Protocol):
+    """What has a descriptor in this world."""
+
+    owner: Actor
+
+    @property
+    def peer_name(self) -> str: ...
+    def events(self) -> int: ...
+    def shut(self) -> None: ...
+
+
 class SimulatedNetwork:
     """All sockets of a world.
 
@@ -38,7 +50,7 @@ class SimulatedNetwork:
         self.baton = baton
         self.opened: list[SimulatedSocket] = []
         self.listeners: dict[tuple[str, int], SimulatedSocket] = {}
-        self.by_fd: dict[int, SimulatedSocket] = {}
+        self.by_fd: dict[int, Polled] = {}
         self.cuts: dict[frozenset[str], float] = {}
         # Of the next packet that a process sends, by its name: so much later it comes.
         self.delays: dict[str, float] = {}
@@ -46,7 +58,7 @@ class SimulatedNetwork:
         self._ports = FIRST_PORT
         self.window_nbytes = round(2 ** baton.random.uniform(*(size.bit_length() for size in WINDOW_NBYTES)))
 
-    def new_fd(self, sock: "SimulatedSocket") -> int:
+    def new_fd(self, sock: "Polled") -> int:
         self._fds += 1
         self.by_fd[self._fds] = sock
         return self._fds
@@ -64,8 +76,7 @@ class SimulatedNetwork:
         return sock
 
     def _owner(self) -> Actor:
-        assert self.baton.current is not None
-        return self.baton.current
+        return self.baton.here
 
     def connect(self, address: tuple[str, int], limit_s: float) -> "SimulatedSocket":
         baton, owner = self.baton, self._owner()
@@ -97,11 +108,51 @@ class SimulatedNetwork:
     def is_cut(self, one: Actor, other: Actor) -> bool:
         return self.cuts.get(frozenset((one.name, other.name)), 0.0) > self.baton.now_s
 
+    def reset(self, one: Actor, other: Actor, which: float) -> None:
+        """Reset one of the connections between two processes; `which`, of 1, chooses."""
+        ends = [
+            sock
+            for sock in self.by_fd.values()
+            if isinstance(sock, SimulatedSocket) and sock.owner is one and sock.peer and sock.peer.owner is other
+        ]
+        for end in ends[int(which * len(ends)) :][:1]:
+            assert end.peer is not None
+            for each in (end, end.peer):
+                each.fail(errno.ECONNRESET)
+
     def close_all(self, owner: Actor) -> None:
         """The process `owner` has ended."""
         for sock in list(self.by_fd.values()):
             if sock.owner is owner:
                 sock.shut()
+
+
+class SimulatedWakeup(Wakeup):
+    """See Wakeup."""
+
+    peer_name = "itself"
+
+    def __init__(self, network: SimulatedNetwork) -> None:
+        self.network = network
+        self.owner = network.baton.here
+        self.is_set = False
+        super().__init__(network.new_fd(self))
+
+    def events(self) -> int:
+        return select.POLLIN if self.is_set else 0
+
+    def set(self) -> None:
+        self.network.baton.step()
+        self.is_set = True
+        self.network.baton.wake(self.owner)
+
+    def clear(self) -> None:
+        self.is_set = False
+
+    def shut(self) -> None:
+        self.network.by_fd.pop(self._fd, None)
+
+    close = shut
 
 
 class SimulatedSocket:
@@ -357,9 +408,26 @@ class SimulatedPoller:
 class SimulatedSelector(selectors.BaseSelector):
     """See selectors.DefaultSelector."""
 
+    peer_name = "a selector"
+
     def __init__(self, network: SimulatedNetwork) -> None:
+        self.owner = network.baton.here
+        self._network = network
         self._poller = SimulatedPoller(network)
         self._keys: dict[int, selectors.SelectorKey] = {}
+        self._fd = -1
+
+    def fileno(self) -> int:
+        """As of an epoll, readable when one of its own is."""
+        if self._fd < 0:
+            self._fd = self._network.new_fd(self)
+        return self._fd
+
+    def events(self) -> int:
+        return select.POLLIN if self._poller.look() else 0
+
+    def shut(self) -> None:
+        self._network.by_fd.pop(self._fd, None)
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = selectors.SelectorKey(fileobj, _fd_of(fileobj), events, data)
@@ -385,6 +453,7 @@ class SimulatedSelector(selectors.BaseSelector):
 
     def close(self) -> None:
         self._keys.clear()
+        self.shut()
 
 
 def _fd_of(fd: Any) -> int:

@@ -9,25 +9,45 @@ from typing import Any
 from lanterne.errors import InputError, one_of
 
 # Of what a seed stands for: one that was found with another version stands for something else now.
-VERSION = 1
-TRANSPORTS = ("tcp", "local")
+VERSION = 2
+# Communicators over tcp, over tcp with spare rails, or local; ranks with delegates; ranks that use the store only.
+TRANSPORTS = ("tcp", "spare", "local", "delegates", "store")
+DRAWN_TRANSPORTS = ("local", "tcp", "tcp", "tcp", "spare", "delegates", "store", "store")
 RANKS = 4, 8
 CALLS = 2, 5
 # By kind of call, how many of 100.
 CALL_SHARES = {
-    "all_reduce ring": 20,
+    "all_reduce ring": 16,
     "all_reduce rhd": 10,
     "all_reduce tree": 8,
     "all_reduce allpairs": 8,
     "all_gather": 8,
     "reduce_scatter": 8,
-    "broadcast": 10,
+    "broadcast": 6,
     "barrier": 8,
-    "started": 10,
-    "neighbours": 6,
+    "started": 6,
+    "background": 8,
+    "neighbours": 4,
+    "mail": 4,
     "board": 4,
+    "seats": 4,
+}
+# Of ranks that use the store.
+SERVICE_SHARES = {
+    "values": 12,
+    "waited": 10,
+    "added": 8,
+    "exchange": 10,
+    "meet": 8,
+    "refusals": 8,
+    "strangers": 8,
+    "seats": 24,
+    "guards": 16,
+    "end": 8,
 }
 COUNTS = (1, 2, 7, 64, 500, 3000)
+# Of ranks with delegates.
+DELEGATE_SHARES = {"ring": 40, "everybody": 30, "ahead": 30}
 # Events at most, and what each does, with the seconds drawn between. Those of FALLS end somebody for the others.
 MOST_EVENTS = 4
 EVENTS: dict[str, tuple[str, tuple[float, float]]] = {
@@ -38,11 +58,27 @@ EVENTS: dict[str, tuple[str, tuple[float, float]]] = {
     "stop": ("the process does not run for a while", (0.001, 2.0)),
     "cut": ("nothing passes between two processes for a while", (0.001, 2.5)),
     "loss": ("the next packet is lost, and sent again", (0.2, 0.6)),
+    "reset": ("a connection between two ranks is reset, and others take over", (0.0, 1.0)),
+    "path": ("the first path between two ranks goes silent, or is reset, and rails take over", (0.0, 1.0)),
+    "delegate": ("the delegate of a rank is killed", (0.0, 0.0)),
+    "quit": ("the program ends in order before it has joined the job", (0.0, 0.0)),
 }
-FALLS = ("kill", "restart", "freeze", "partition")
-LOCAL_EVENTS = ("kill", "stop")
-# The step of a process at which an event comes, drawn between, small ones more often.
-STEPS = 1, 1500
+FALLS = ("kill", "restart", "freeze", "partition", "quit", "delegate")
+_PROCESS = "kill", "restart", "freeze", "partition", "stop", "cut", "loss"
+# What can befall ranks over a transport.
+EVENTS_OF = {
+    "tcp": _PROCESS,
+    "spare": (*_PROCESS, "reset", "path"),
+    "local": ("kill", "stop"),
+    "delegates": ("kill", "freeze", "stop", "reset", "reset", "loss", "delegate"),
+    "store": (*_PROCESS, "quit"),
+}
+# Those between two processes, of which one may be the store; and between two ranks.
+BETWEEN, BETWEEN_RANKS = ("cut", "partition", "reset", "path"), ("reset", "path")
+# So often no rank joins its job at all.
+NOBODY = 0.03
+# The step of a process at which an event comes, up to this, small ones more often.
+STEPS, STORE_STEPS = 1500, 400
 STORE = -1
 
 
@@ -50,7 +86,8 @@ STORE = -1
 class Event:
     """`kind` of EVENTS befalls `rank` at its step `step`, for `seconds`; with `other`, a rank or STORE, where two are.
 
-    Over local a kill is an exception in the program of the rank, before its call `step`, counted around.
+    `seconds` of a reset or path says which, of 1. Over local a kill is an exception in the program of the rank, before
+    its call `step`, counted around.
     """
 
     kind: str
@@ -60,7 +97,7 @@ class Event:
     other: int = STORE
 
     def __str__(self) -> str:
-        between = "" if self.kind not in ("cut", "partition") else f" from {name_of(self.other)}"
+        between = "" if self.kind not in BETWEEN else f" from {name_of(self.other)}"
         lasting = f" for {self.seconds:.3g} s" if self.seconds else ""
         return f"{self.kind} of rank {self.rank}{between} at its step {self.step}{lasting}"
 
@@ -69,7 +106,7 @@ class Event:
 class Scenario:
     """Everything that is decided before the world begins; the order of what happens in it comes from `seed`, too.
 
-    Attributes: `calls`, (kind of CALL_SHARES, count of elements), the same on all ranks.
+    Attributes: `calls`, (kind of `shares_of` the transport, count of elements), the same on all ranks.
     """
 
     seed: int
@@ -95,12 +132,13 @@ def draw(seed: int, transport: str | None = None) -> Scenario:
         transport: None: drawn, one in four is local.
     """
     rng = random.Random(f"lanterne {VERSION} {seed}")
-    drawn = rng.choice(("local", "tcp", "tcp", "tcp"))
+    drawn = rng.choice(DRAWN_TRANSPORTS)
     transport = transport or drawn
     ranks = rng.randint(*RANKS)
-    kinds = rng.choices(list(CALL_SHARES), list(CALL_SHARES.values()), k=rng.randint(*CALLS))
+    shares = shares_of(transport)
+    kinds = rng.choices(list(shares), list(shares.values()), k=rng.randint(*CALLS))
     calls = tuple((kind, rng.choice(COUNTS)) for kind in kinds)
-    possible = [kind for kind in EVENTS if transport == "tcp" or kind in LOCAL_EVENTS]
+    possible = EVENTS_OF[transport]
     falls = [kind for kind in possible if kind in FALLS]
     harmless = [kind for kind in possible if kind not in FALLS]
     chosen = [rng.choice(falls)] if rng.random() < 0.5 else []
@@ -109,10 +147,18 @@ def draw(seed: int, transport: str | None = None) -> Scenario:
     events = []
     for kind in chosen:
         rank = rng.randrange(ranks)
-        other = rng.choice([STORE, *(peer for peer in range(ranks) if peer != rank)])
-        step = round(STEPS[0] * (STEPS[1] / STEPS[0]) ** rng.random())
+        peers = [peer for peer in range(ranks) if peer != rank]
+        other = rng.choice(peers if kind in BETWEEN_RANKS else [STORE, *peers])
+        step = round((STORE_STEPS if transport == "store" else STEPS) ** rng.random())
         events.append(Event(kind, rank, step, round(rng.uniform(*EVENTS[kind][1]), 4), other))
+    if transport == "store" and rng.random() < NOBODY:
+        events = [Event("quit", rank, 1) for rank in range(ranks)]
     return Scenario(seed, transport, ranks, calls, tuple(events))
+
+
+def shares_of(transport: str) -> dict[str, int]:
+    """By kind of call that ranks make over `transport`, how many of 100."""
+    return {"store": SERVICE_SHARES, "delegates": DELEGATE_SHARES}.get(transport, CALL_SHARES)
 
 
 def from_json(document: Any, where: str) -> Scenario:
@@ -142,13 +188,14 @@ def check(scenario: Scenario, where: str) -> None:
     if not 2 <= scenario.ranks <= 64:
         raise InputError(f"{where}: got {scenario.ranks} ranks, expected 2 to 64")
     for kind, count in scenario.calls:
-        if kind not in CALL_SHARES:
-            raise InputError(f"{where}: call: {one_of(kind, tuple(CALL_SHARES))}")
+        if kind not in shares_of(scenario.transport):
+            raise InputError(f"{where}: call: {one_of(kind, shares_of(scenario.transport))}")
         if not 1 <= count <= 1 << 20:
             raise InputError(f"{where}: got a call of {count} elements, expected 1 to {1 << 20}")
     for event in scenario.events:
-        if event.kind not in EVENTS or (scenario.transport == "local" and event.kind not in LOCAL_EVENTS):
-            raise InputError(f"{where}: event of {scenario.transport}: got {event.kind!r}, expected one of EVENTS")
+        if event.kind not in EVENTS_OF[scenario.transport]:
+            known = EVENTS_OF[scenario.transport]
+            raise InputError(f"{where}: event of {scenario.transport}: {one_of(event.kind, known)}")
         if not 0 <= event.rank < scenario.ranks or not STORE <= event.other < scenario.ranks or event.step < 1:
             raise InputError(f"{where}: got the event {event}, expected ranks of {scenario.ranks} and steps from 1")
 

@@ -11,10 +11,16 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, NoReturn
 
-from lanterne.bench.scores.simulation.baton import LOOK_S, Baton, Escaped
-from lanterne.bench.scores.simulation.network import SimulatedNetwork, SimulatedPoller, SimulatedSelector
-from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.pauses import LONGER_S, Pauses
+from lanterne.bench.scores.simulation.baton import LOOK_S, Actor, Baton, Escaped
+from lanterne.bench.scores.simulation.network import (
+    SimulatedNetwork,
+    SimulatedPoller,
+    SimulatedSelector,
+    SimulatedWakeup,
+)
+from lanterne.transport.machine import THIS_MACHINE, Lock, Machine, Running, Wakeup
+from lanterne.transport.pauses import POLICY as PAUSES
+from lanterne.transport.pauses import Pauses
 
 # A nap is so much longer than the one before it, from the first to the longest.
 NAP_S, GROWTH, MAX_NAP_S = 1e-5, 1.6, 0.05
@@ -48,6 +54,59 @@ class SimulatedPauses(Pauses):
         return True
 
 
+class SimulatedLock:
+    """See threading.RLock."""
+
+    def __init__(self, baton: Baton) -> None:
+        self._baton = baton
+        self._holder: Actor | None = None
+        self._count = 0
+        self._waiting: list[Actor] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        baton = self._baton
+        actor = baton.current  # None: nothing is simulated yet, or any more.
+        while self._holder not in (None, actor):
+            if not blocking:
+                return False
+            assert actor is not None
+            self._waiting.append(actor)
+            baton.block(inf)
+        self._holder = actor
+        self._count += 1
+        return True
+
+    def release(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._holder = None
+            waiting, self._waiting = self._waiting, []
+            for actor in waiting:
+                self._baton.wake(actor)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimulatedThread:
+    """See threading.Thread."""
+
+    def __init__(self, machine: "SimulatedMachine", actor: Actor) -> None:
+        self._machine = machine
+        self._actor = actor
+
+    def is_alive(self) -> bool:
+        return not self._actor.has_ended
+
+    def join(self, timeout: float | None = None) -> None:
+        until_s = inf if timeout is None else self._machine.baton.now_s + timeout
+        while self.is_alive() and self._machine.baton.now_s < until_s:
+            self._machine.sleep(NAP_S * 10)
+
+
 class SimulatedMachine(Machine):
     """A Machine of a simulated world; all its processes share it."""
 
@@ -72,14 +131,24 @@ class SimulatedMachine(Machine):
 
     def at_exit(self, function: Callable[[], object]) -> None:
         if self.baton.current is not None:
-            self.baton.current.exit_functions.append(function)
+            self.baton.here.exit_functions.append(function)
 
     def not_at_exit(self, function: Callable[[], object]) -> None:
         if self.baton.current is not None:
-            kept = self.baton.current.exit_functions
-            self.baton.current.exit_functions = [each for each in kept if each != function]
+            kept = self.baton.here.exit_functions
+            self.baton.here.exit_functions = [each for each in kept if each != function]
 
-    def pauses(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> Pauses:
+    def lock(self) -> Lock:
+        return SimulatedLock(self.baton)
+
+    def thread(self, name: str, function: Callable[[], object]) -> Running:
+        process = self.baton.here
+        return SimulatedThread(self, self.baton.start(f"{process.name} {name}", function, process))
+
+    def wakeup(self) -> Wakeup:
+        return SimulatedWakeup(self.network)
+
+    def pauses(self, ranks_here: int = 1, longer_s: float = PAUSES.longer_s) -> Pauses:
         return SimulatedPauses(ranks_here, longer_s, self)
 
     def poller(self) -> Any:

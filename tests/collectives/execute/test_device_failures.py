@@ -1,6 +1,7 @@
 """Device arrays through the Communicator, on stand-ins: ranks that fail, hang, have no room or disagree, are named."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute import communicator_base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.nccl.channel import MAX_QUEUED
-from lanterne.transport.rank_group import LEFT_GRACE_S
+from lanterne.transport.rank_group import POLICY as GROUP_POLICY
 
 
 def connected(comm):
@@ -42,7 +43,7 @@ def test_a_missing_rank_is_named():
 @pytest.mark.parametrize("how", ["died", "told", "unknown"])
 def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch, how):
     """NCCL sees that a connection is gone before the launcher has told whose process is."""
-    monkeypatch.setattr(communicator_base, "DEATH_S", 0.3)
+    monkeypatch.setattr(communicator_base, "POLICY", replace(communicator_base.POLICY, death_s=0.3))
     died_s = []
 
     def check(peers):
@@ -178,7 +179,7 @@ def test_who_comes_after_a_failed_device_has_left_learns_why(path):
 
             runtime.as_stream = refuse
         elif comm.rank == 2:
-            time.sleep(LEFT_GRACE_S + 0.5)
+            time.sleep(GROUP_POLICY.left_grace_s + 0.5)
         comm.all_reduce(x, x, algorithm="ring")
         synchronize(comm)
         comm.all_reduce(x, x, algorithm="ring")

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -249,8 +250,8 @@ def stays_away_from_a_free_call(comm, absent):
 
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_free_call_that_a_rank_misses_names_it_and_closes(absent, monkeypatch):
-    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
-    monkeypatch.setattr(sequencer, "ASKING_S", 1.0)
+    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=1.0))
+    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, asking_s=1.0))
     with pytest.raises(TransportTimeout, match=f"rank {absent}"):
         spawn(3, lambda comm: stays_away_from_a_free_call(comm, absent) and core_of(comm).check_open(), timeout_s=20)
 
@@ -413,7 +414,7 @@ def short_then_late(comm):
 
 
 def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
-    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
+    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=1.0))
     asked = []
     inner = sequencer.Sequencer.arrive
     monkeypatch.setattr(sequencer.Sequencer, "arrive", lambda self, *args: asked.append(args[0]) or inner(self, *args))
@@ -421,7 +422,7 @@ def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
         assert wrong == 0
         assert arrivals.calls == 38
         # At most FREE_CALLS go by before the delays are seen.
-        assert arrivals.begun_early >= 8 - sequencer.FREE_CALLS - 1
+        assert arrivals.begun_early >= 8 - sequencer.POLICY.free_calls - 1
     assert len(asked) < 4 * 38
     assert len({asked.count(rank) for rank in range(4)}) == 1
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lanterne.transport.store.handler import Refusal
-from lanterne.transport.store.meetings import MAX_ANSWERS, Meetings
+from lanterne.transport.store.meetings import POLICY, Meetings
 from lanterne.transport.wire import RANK_NBYTES, WireError, pack_ranks, unpack_ranks
 
 RANKS = (2, 3, 5)
@@ -135,8 +135,8 @@ def test_what_is_refused():
 
 def test_answers_do_not_pile_up():
     world = World()
-    for number in range(2 * MAX_ANSWERS):
+    for number in range(2 * POLICY.max_answers):
         world.answers.clear()
         for rank in RANKS:
             world.come(rank, key=str(number).encode())
-    assert len(world.meetings._answers) == MAX_ANSWERS and not world.meetings._open
+    assert len(world.meetings._answers) == POLICY.max_answers and not world.meetings._open

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.transport.tcp import duplex, seal
-from lanterne.transport.tcp.duplex import DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled, Seals
+from lanterne.transport.tcp.duplex import DATA, GRANT, OFFER, POLICY, Duplex, Garbled, Seals
 from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal, find_openssl
 
 FAST = [pytest.param(True, marks=pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")), False]
-EDGES = (0, 1, WHOLE_NBYTES, WHOLE_NBYTES + 1, PACED_NBYTES, RECORD_NBYTES - 1, RECORD_NBYTES, 2 * RECORD_NBYTES + 7)
+WHOLE, PACED = POLICY.whole_nbytes, POLICY.paced_nbytes
+EDGES = (0, 1, WHOLE, WHOLE + 1, PACED, RECORD_NBYTES - 1, RECORD_NBYTES, 2 * RECORD_NBYTES + 7)
 
 
 class Taker:
@@ -46,7 +47,7 @@ def recorded(frames, seals):
         sender = Duplex(writer, Taker(), seals)
         done = []
         for number, (kind, payload) in enumerate(frames):
-            if len(payload) > WHOLE_NBYTES:
+            if len(payload) > POLICY.whole_nbytes:
                 sender.put_message(7, number, memoryview(payload), lambda n=number: done.append(n))
             else:
                 sender.put(kind, 7, number, len(payload), payload, lambda n=number: done.append(n))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ import mutants
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.scores.simulation import scenario, simulate, world
+from lanterne.bench.scores.simulation import calls, scenario, simulate, world
 from lanterne.bench.scores.simulation.baton import Baton, Killed
+from lanterne.bench.scores.simulation.judge import named
 from lanterne.bench.scores.simulation.scenario import Event, Scenario, draw
 from lanterne.bench.scores.simulation.shrink import shrink
 from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine, guard
@@ -46,6 +48,33 @@ def test_a_seed_replays_in_another_process(seed):
     assert int(other.stdout) == world.run(draw(seed)).digest == world.run(draw(seed), traced=True).digest
 
 
+def test_every_world_is_drawn_and_has_its_own_calls():
+    drawn = [draw(seed) for seed in range(200)]
+    assert {each.transport for each in drawn} == set(scenario.TRANSPORTS)
+    kinds = {event.kind for each in drawn for event in each.events}
+    assert kinds == set(scenario.EVENTS)
+    for each in drawn:
+        assert {kind for kind, _ in each.calls} <= scenario.shares_of(each.transport).keys()
+
+
+def test_paths_die_in_these_worlds_and_messages_come_all_the_same():
+    found = world.World(scenario_of(Event("path", 1, 300, 0.0, 2), Event("reset", 3, 300, 0.9, 0), transport="spare"))
+    assert found.run().problems == ()
+    assert [moved[0] for moved in found.fate.spares[1].moved] == [2]
+    carried = world.World(
+        scenario_of(Event("reset", 1, 180, 0.0, 2), calls=[("ring", 3000)] * 9, transport="delegates", ranks=4)
+    )
+    assert carried.run().problems == ()
+    lost = [each.dropped for each in carried.carriers.values() if each.dropped]
+    assert lost and [each.returned for each in carried.carriers.values() if each.returned]
+
+
+def test_an_engine_advances_calls_here():
+    made = world.World(scenario_of(calls=[("background", 500)] * 3), traced=True)
+    outcome = made.run()
+    assert outcome.problems == () and any(who.endswith(" lanterne") for _, who, _ in outcome.trace)
+
+
 def test_seeds_differ():
     assert len({world.run(draw(seed, "tcp")).digest for seed in range(5)}) == 5
 
@@ -74,28 +103,28 @@ def test_who_falls_is_named_by_all_others(event):
     made = world.World(scenario_of(event, calls=[("all_reduce ring", 500)] * 30))
     assert made.run().problems == ()
     errors = [each.error for rank, each in enumerate(made.ranks) if rank != 2]
-    assert all(2 in world.named(error) for error in errors)
+    assert all(2 in named(error) for error in errors)
 
 
 def test_a_wrong_element_is_seen(monkeypatch):
-    make = world.Call.every
-    monkeypatch.setattr(world.Call, "every", lambda *args: make(*args) + 1)
+    make = calls.Call.every
+    monkeypatch.setattr(calls.Call, "every", lambda *args: make(*args) + 1)
     assert any(problem.startswith("wrong: ") for problem in world.run(scenario_of()).problems)
 
 
 def test_a_late_write_is_seen(monkeypatch):
-    keep = world.Call.keep
+    keep = calls.Call.keep
 
     def keep_and_write(call, got, expected):
         keep(call, got, expected)
         got += call.communicator.rank == 1
 
-    monkeypatch.setattr(world.Call, "keep", keep_and_write)
+    monkeypatch.setattr(calls.Call, "keep", keep_and_write)
     assert any(problem.startswith("written later: rank 1") for problem in world.run(scenario_of()).problems)
 
 
 def test_a_hang_is_seen(monkeypatch):
-    monkeypatch.setitem(world.CALLS, "barrier", lambda call: call.communicator.transport.machine.sleep(1e6))
+    monkeypatch.setitem(calls.CALLS, "barrier", lambda call: call.communicator.transport.machine.sleep(1e6))
     problems = world.run(scenario_of(calls=[("barrier", 1)])).problems
     assert "world.py" not in problems[0] and any(problem.startswith("hang: ") for problem in problems)
 
@@ -154,15 +183,16 @@ def test_a_scenario_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"simulation_version": 0}, "got a seed of version 0, expected 1"),
+        ({"simulation_version": 0}, "got a seed of version 0, expected 2"),
         ({"transport": "mpi"}, "transport: got 'mpi'"),
         ({"ranks": 1}, "got 1 ranks, expected 2 to 64"),
         ({"calls": [["dance", 3]]}, "call: got 'dance'"),
         ({"calls": [["barrier", 0]]}, "got a call of 0 elements"),
-        ({"events": [{"kind": "flood", "rank": 0, "step": 1}]}, "got 'flood'"),
+        ({"events": [{"kind": "flood", "rank": 0, "step": 1}]}, "event of tcp: got 'flood'"),
         ({"events": [{"kind": "kill", "rank": 9, "step": 1}]}, "got the event kill of rank 9"),
         ({"events": [{"kind": "kill", "rank": 0, "step": 0}]}, "expected ranks of 5 and steps from 1"),
         ({"events": [{"kind": "kill"}]}, "got what is no scenario"),
+        ({"transport": "store"}, "call: got 'all_reduce ring'"),
         ({"transport": "local", "events": [{"kind": "cut", "rank": 0, "step": 1}]}, "event of local: got 'cut'"),
     ],
 )
@@ -178,8 +208,8 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert cli.main(["simulate", "--seeds", "3", "--json", str(tmp_path / "runs.json")]) == 0
     assert "3 seeds, 0 fail" in capsys.readouterr().out
     document = json.loads((tmp_path / "runs.json").read_text())
-    assert [each["seed"] for each in document["results"]] == [0, 1, 2] and document["simulation_version"] == 1
-    monkeypatch.setitem(world.CALLS, "broadcast", lambda call: call.outcome.wrong.append("on purpose"))
+    assert [each["seed"] for each in document["results"]] == [0, 1, 2] and document["simulation_version"] == 2
+    monkeypatch.setitem(calls.CALLS, "broadcast", lambda call: call.outcome.wrong.append("on purpose"))
     seed = next(seed for seed in range(100) if any("broadcast" in kind for kind, _ in draw(seed).calls))
     assert cli.main(["simulate", "--first", str(seed), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 1
     assert f"lanterne replay {seed}" in capsys.readouterr().out
@@ -190,20 +220,21 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "small.json").read_text())["calls"] == [["broadcast", 1]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", mutants.REVERTS)
-def test_a_fault_that_was_is_found(mutant):
-    assert mutants.hunt(mutant, 300)[0]
+@pytest.mark.parametrize("patch", sorted(mutants.REVERTED.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_a_fault_that_was_is_found(patch, tmp_path):
+    seed = int(re.search(r"^Seed: (\d+)$", patch.read_text(), re.MULTILINE)[1])
+    assert mutants.hunt(None, range(seed, seed + 1), mutants.patched(patch, tmp_path))[0]
+    assert not world.run(draw(seed)).problems
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [name for name in mutants.all_mutants() if name.startswith(SAMPLE)])
 def test_some_turned_conditions_are_found(mutant):
-    assert mutants.hunt(mutant, 100)[0]
+    assert mutants.hunt(mutant, range(100))[0]
 
 
 @pytest.mark.slow
 def test_nine_in_ten_turned_conditions_are_found():
     names = list(mutants.all_mutants())
-    missed = [name for name in names if mutants.hunt(name, 1000)[0] is None]
+    missed = [name for name in names if mutants.hunt(name, range(1000))[0] is None]
     assert len(missed) <= 0.1 * len(names), "\n".join(missed)
