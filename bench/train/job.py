@@ -214,7 +214,7 @@ def planned(
             found = [_plan_of_file(args.plan)] * len(setup.microbatches)
         else:
             found = [checked.plan for checked in plans(problem, args.scheduler, setup.microbatches)]
-        num_stages = found[0].placement.num_stages
+        num_stages = found[0].placement.route_length
         starts = partition_layers(times_s.sum(axis=1), [1.0] * num_stages).starts
         return [problem.to_dict(), [one.to_dict() for one in found], starts]
 

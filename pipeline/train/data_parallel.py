@@ -17,7 +17,8 @@ class Copies:
 
     Args:
         comms: stage -> Communicator of the ranks that hold its copies; one for each stage, since copies may finish
-            their stages in different orders. All of them list the ranks in the same order.
+            their stages in different orders. All of them list the ranks in the same order, and all ranks list the
+            communicators of the same stages in one order, whatever the stages are called there.
         stages: stage -> LayerStage; with `sharded`, of vectors whose length is a multiple of the number of copies.
         share: the part of all microbatches that this copy has, 0 to 1.
         sharded: ZeRO-1: each copy keeps the optimizer's averages of only its part of the vectors, and steps that
@@ -67,12 +68,13 @@ class Copies:
     def step(self) -> None:
         """Wait for the gradients, then update the weights of all stages, each of which was started."""
         # In one order on all copies: who waits moves nothing but what it waits for.
-        for stage in sorted(self.stages):
+        for stage in self.comms:
             if self.comms[stage].world_size > 1:
                 self._requests.pop(stage).wait()
             self._step(stage)
-        for stage in sorted(self._requests):
-            self._requests.pop(stage).wait()
+        for stage in self.comms:
+            if stage in self._requests:
+                self._requests.pop(stage).wait()
 
     def _step(self, number: int) -> None:
         stage, comm = self.stages[number], self.comms[number]

@@ -23,6 +23,7 @@ from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.execute.stage import Batch, Stage
 from lanterne.pipeline.model.stage_layers import LayerStage, Optimizer, StageModel, check_starts
 from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.placement import bidirectional
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.inline import Inline
@@ -96,12 +97,13 @@ class Trainer:
         model: a StageModel; with several parts a function that makes it of their Communicator, or of None.
         data: called with an iteration's number, gives inputs and targets of all copies' microbatches, as Stage.begin
             takes them; those of the first copy come first.
-        plans: a CheckedPlan per copy, or one for all; all of one placement, the microbatches may differ.
+        plans: a CheckedPlan per copy, or one for all; all of one placement, the microbatches may differ. Where
+            microbatches go both ways (bidirectional), each rank has two stages, whose gradients the rank opposite adds.
         layout: the Layout; None for copies as there are plans, as many places as the plans have, 1 part.
         optimizer: a function that makes an Adam.
         dtype: of parameters and activations, float32 or float64.
         seed: of the parameters.
-        starts: the layer that each stage begins with, as make_stages has it.
+        starts: the layer that each stage begins with, as make_stages has it; those of one way.
         sharded: ZeRO-1, see Copies.
         plane: a function that makes a DataPlane of the pipeline's Communicator; None for Inline.
         timeout_s: of waits for messages; None for the communicator's.
@@ -184,7 +186,9 @@ class Trainer:
         own = slice(first, first + self.microbatches[self.copy])
         if self.device and self.plane.on_device and not self._is_loaded:
             self._load(inputs[own], targets[own])
-        self._left = dict.fromkeys(self.stages, self.microbatches[self.copy])
+        placement, mine = self.plans[self.copy].plan.placement, self.microbatches[self.copy]
+        self._left = {stage: len(placement.microbatches_of(stage, mine)) for stage in self.stages}
+        idle = [stage for stage, left in self._left.items() if not left]
         try:
             measured = self.execute(
                 self.plans[self.copy],
@@ -194,8 +198,10 @@ class Trainer:
                 targets[own],
                 plane=self.plane,
                 timeout_s=self.timeout_s,
-                after=self._after if len(self.plans) > 1 else None,
+                after=self._after if len(self.plans) * placement.num_routes > 1 else None,
             )
+            for stage in idle:
+                self.copies.start(stage)
             ended_s = time.monotonic()
             self.held = None
             self.copies.step()
@@ -324,10 +330,11 @@ class Trainer:
         model = self._model(tensor) if callable(self._model) else self._model
         placement = plans[0].plan.placement
         held = placement.stages_of(place)
-        multiple, xp = copies if self._sharded else 1, self.device.xp if self.device else np
+        multiple, xp = copies * placement.num_routes if self._sharded else 1, self.device.xp if self.device else np
         self.stages: dict[int, LayerStage] = {}
         for stage in held:
-            start, stop = starts[stage : stage + 2]
+            own = stage % placement.route_length
+            start, stop = starts[own : own + 2]
             made = LayerStage(model, start, stop, self._optimizer(), self._dtype, seed, xp, multiple)
             self.stages[stage] = made
         self.running: Mapping[int, Stage] = self.stages
@@ -335,8 +342,11 @@ class Trainer:
             self.spill = Spill(self.stages, self._cap_nbytes, self._store())
             self.running = self.spill.stages
         slots = max(map(len, map(placement.stages_of, range(places))))
-        comms = [self._split(place * parts + part, copy) for _ in range(slots)]
-        self._copy_comms = dict(zip(held, comms, strict=False))
+        # Where microbatches go both ways the rank opposite has copies of the same stages.
+        first = min(place, places - 1 - place) if placement.num_routes > 1 else place
+        comms = [self._split(first * parts + part, copy * places + place) for _ in range(slots)]
+        in_order = sorted(held, key=lambda stage: stage % placement.route_length)
+        self._copy_comms = dict(zip(in_order, comms, strict=False))
         self.plane: DataPlane = self._make_plane(self.pipeline)
         self._is_loaded = False
         if self.device:
@@ -375,10 +385,13 @@ class Trainer:
             raise InputError(f"plans: got {len(plans)} for {copies} copies, expected one for each, of one placement")
         if placement.num_ranks != places:
             raise InputError(f"plans: got {placement.num_ranks} ranks, expected {places}, the places of the layout")
-        if placement.num_routes > 1:
-            raise InputError(f"plans: got a {placement.name} placement, expected one where all microbatches go one way")
+        if placement.num_routes > 1 and (placement.stage_to_rank != bidirectional(places).stage_to_rank or places % 2):
+            raise InputError(
+                f"plans: got a {placement.name} placement of {places} ranks, expected microbatches that go one way, or "
+                "both ways through an even number of ranks"
+            )
         model = self._model(None) if callable(self._model) else self._model
-        count = placement.num_stages
+        count = placement.route_length
         starts = model.starts(count) if starts is None else check_starts(model, count, starts)
         words = hashlib.sha256(repr((layout, starts, placement)).encode())
         for checked in plans:

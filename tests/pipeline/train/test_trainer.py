@@ -209,6 +209,26 @@ def test_a_state_of_another_model_is_refused():
     lanterne.spawn(2, job)
 
 
+@pytest.mark.parametrize(
+    ("places", "microbatches", "sharded"),
+    [(2, (TOTAL,), False), (4, (TOTAL,), True), (2, (7, 1), False), (2, (3, 5), True)],
+)
+def test_microbatches_that_go_both_ways(places, microbatches, sharded, one_process):
+    """Two stages on each rank, whose weights the rank opposite has too; one copy's only microbatch goes one way."""
+    problem = Problem(places, TOTAL, 2, 2, 1, link_latency=1)
+    planned = plans(problem, "crosspipe", microbatches, placement="bidirectional")
+    ranks = places * len(microbatches)
+    layout = make_layout(ranks, places, len(microbatches))
+    found = lanterne.spawn(ranks, lambda comm: train(comm, planned, layout=layout, sharded=sharded))
+    same(found, one_process)
+
+
+def test_an_odd_number_of_ranks_cannot_go_both_ways():
+    planned = plans(Problem(3, TOTAL, 2, 2, 1), "crosspipe", placement="bidirectional")
+    for word in failure(3, lambda comm: trainer(comm, planned)):
+        assert "plans: got a bidirectional placement of 3 ranks, expected microbatches that go one way, or" in word
+
+
 def test_a_stage_that_raises_ends_every_copy():
     def job(comm):
         training = trainer(comm, made("zb_h1", 2, (4, 4)))
