@@ -116,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
     options = parse_options(args.option)
     if args.placement or args.scheduler == "best":
         options.setdefault("placement", args.placement or ANY)
+    if args.csv and args.scheduler == "best":
+        options.setdefault("whole", True)
     evaluation = make(args.scheduler, problem, args.time_limit, options, memory=True)
     iterations = cluster.iterations(evaluation.checked, given) if cluster else {}
     if args.json:

@@ -15,6 +15,7 @@ from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.loops import are_compiled, compile_in_background
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, Improvement, Progress, load
 from lanterne.pipeline.planners.search import improve
+from lanterne.pipeline.planners.words import has_parts
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
@@ -40,6 +41,7 @@ def best(
     robust: float | str | None = None,
     jitter: float = 0.5,
     duration_jitter: float = 0.0,
+    whole: bool = False,
     time_limit_s: float | None = None,
     wait: bool = True,
     progress: Progress = None,
@@ -61,6 +63,7 @@ def best(
             durations. The plan may then be worse than others without jitter.
         jitter: standard deviation of each link's latency, as a share of it.
         duration_jitter: the same of how long each action takes.
+        whole: whole actions only, as others' runtimes have them: no W in pieces.
         wait: False to plan for at most a second with readable loops where the compiled ones are not made yet on this
             machine, which is done in the background.
         time_limit_s: what is left of it after the search goes to the solver; a robust plan is made within it.
@@ -78,7 +81,7 @@ def best(
     began = time.monotonic()
     if placement == ANY:
         options: dict[str, Any] = {"seed": seed, "robust": robust}
-        options |= {"jitter": jitter, "duration_jitter": duration_jitter}
+        options |= {"jitter": jitter, "duration_jitter": duration_jitter, "whole": whole}
         options |= {"wait": wait, "progress": progress}
         return _best_of_any(problem, effort, time_limit_s, options)
     placement = as_placement(placement, problem.stages)
@@ -88,7 +91,9 @@ def best(
         if progress:
             progress(Improvement(time.monotonic() - began, makespan, bound))
 
-    plans = _given(problem, placement) if start is None else (_checked_start(start, problem, placement),)
+    if whole and start is not None and has_parts(start):
+        raise InputError("whole: got a start with actions in pieces, expected whole ones")
+    plans = _given(problem, placement, whole=whole) if start is None else (_checked_start(start, problem, placement),)
     made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
     tell(made)
     target = bound * (1 + 1e-9)
@@ -172,7 +177,7 @@ def _check_options(
 
 
 @lru_cache(maxsize=4)
-def _given(problem: Problem, placement: Placement) -> tuple[CheckedPlan, ...]:
+def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[CheckedPlan, ...]:
     """The other schedulers' plans that are on this placement and fit in memory; at least one. Kept: ANY asks twice."""
     is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
     plans = []
@@ -187,9 +192,10 @@ def _given(problem: Problem, placement: Placement) -> tuple[CheckedPlan, ...]:
             continue
     found = [checked for plan in plans if (checked := _fitting(plan, problem, placement))]
     if not (is_large and found):
-        plans = [crosspipe(problem, placement=placement, weight_parts=parts) for parts in (1, 4)]
+        pieces = (1,) if whole else (1, 4)
+        plans = [crosspipe(problem, placement=placement, weight_parts=parts) for parts in pieces]
         found += [check(plan, problem) for plan in plans]
-    return tuple(found)
+    return tuple(checked for checked in found if not (whole and has_parts(checked.plan)))
 
 
 def _fitting(plan: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:

@@ -188,6 +188,17 @@ def test_microbatches_of_unequal_lengths(problem, data):
     assert simulate(made, twice).makespan == pytest.approx(simulate(made, double).makespan)
 
 
+def test_whole_actions_only():
+    """On this problem W in pieces are better."""
+    problem = Problem(3, 6, 10, 13, 10, [3, 0], max_inflight_activations=2)
+    pieces, whole = (best(problem, placement="wave", effort=0, whole=each) for each in (False, True))
+    assert any(action.parts > 1 for rank in pieces.ranks for action in rank)
+    assert all(action.parts == 1 for rank in whole.ranks for action in rank)
+    assert makespan(pieces, problem) < makespan(whole, problem)
+    with pytest.raises(InputError, match="whole: got a start with actions in pieces"):
+        best(problem, placement="wave", start=pieces, whole=True)
+
+
 def test_the_longest_microbatch_is_where_the_plan_has_it():
     problem = Problem(2, 3, 10, 10, 10, microbatch_lengths=[1, 3, 0.5])
     took = simulate(best(problem), problem)
