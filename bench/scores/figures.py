@@ -28,6 +28,7 @@ YARDSTICKS = ("bench/papers", "bench/scores")
 NOT_BUILT = "no command yet"
 FIRST_SCREEN = "python -m lanterne.bench.scores.first_screen"
 OPERATORS = "python -m lanterne.bench.scores.operators"
+EXPERIMENT = "./run experiment"
 PLANNER = "./run bench planner --kind shared,wave,loop,bidirectional --problems 8 --solver 60"
 READY_FIRST = "./run pipeline simulate plan.json --jitter 0.02=10"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
@@ -247,11 +248,11 @@ FIGURES: list[Row] = [
     Row("operators", "an update of the detector", "5 us", f"{OPERATORS}.costs --only update"),
     Row("operators", "locate on 1,000,000 records", "10 s, 1 GB", f"{OPERATORS}.costs --only locate"),
     Row("operators", "a published set of traces: right", "all", f"{OPERATORS}.trace_set --score FOLDER"),
-    Row("reality", "H800 runs, each model left out, mean of all", "4.5 %", "./run experiment h800 --check"),
-    Row("reality", "figures 15 to 18 of ADAPTRA, fitted on figure 14", "15 %", "./run experiment adaptra-setting --check"),
+    Row("reality", "H800 runs, each model left out, mean of all", "4.5 %", f"{EXPERIMENT} h800 --check"),
+    Row("reality", "figures 15 to 18 of ADAPTRA, fitted on figure 14", "15 %", f"{EXPERIMENT} adaptra-setting --check"),
     Row("reality", "planner over the solver with 60 s, mean / worst", "0.5 % / 2 %", PLANNER),
     Row("reality", "ready-first, 2 % of actions ten times as long, 4 x 12 / 8 x 32", "1.05 / 1.15", READY_FIRST),
-    Row("reality", "torch modules, over torch's pipelining, 1F1B, 2 and 4 ranks", "0.95", "./run bench torch-pipelining"),
+    Row("reality", "modules of torch over torch's pipelining, 1F1B", "0.95", "./run bench torch-pipelining"),
     # Of what is built next: a row gets its command, or a function, with it.
     *(
         Row(topic, name, bar, NOT_BUILT)
