@@ -126,6 +126,8 @@ def find_preset(text: str) -> Topology:
     match = _SIZED.fullmatch(text)
     if not match or match[1] not in PRESETS:
         name = match[1] if match else text
+        if name in PRESETS:
+            raise InputError(f"topology: got {text!r}, expected its nodes and ranks behind it: {name}-8x8")
         raise InputError(f"topology: {one_of(name, PRESETS)}, and its size: dgx-8x8")
     num_nodes, ranks_per_node = int(match[2]), int(match[3])
     if not 1 <= num_nodes * ranks_per_node <= MAX_WORLD_SIZE:
