@@ -121,7 +121,7 @@ def be_rank(backend, rank, folder, names):
     os._exit(0)
 
 
-def run_all(backend, names, ranks, until_s, found):
+def run_all(backend, names, ranks, until_s, found, save):
     """`found`, {name: (verdict, why)}, with those of `names` that it lacks, as far as time allows."""
     left = [name for name in names if name not in found]
     while left and time.monotonic() < until_s:
@@ -139,6 +139,7 @@ def run_all(backend, names, ranks, until_s, found):
             else:
                 found[name] = next(((SKIPPED, why) for verdict, why in told if verdict == SKIPPED), (OK, ""))
         left = left[count:]
+        save()
         print(f"{backend}: {len(names) - len(left)} of {len(names)}", file=sys.stderr, flush=True)
     return {name: found[name] for name in names if name in found}
 
@@ -190,11 +191,14 @@ def main():
         names = [name for name in names_of(load()[0]) if args.only in name]
     until_s = time.monotonic() + args.seconds
     kept = json.loads(Path(args.json).read_text()) if args.json and Path(args.json).exists() else {}
-    gloo = run_all("gloo", names, args.ranks, until_s, kept.setdefault("gloo", {}))
+
+    def save():
+        if args.json:
+            Path(args.json).write_text(json.dumps(kept, indent=1))
+
+    gloo = run_all("gloo", names, args.ranks, until_s, kept.setdefault("gloo", {}), save)
     passed = [name for name, (verdict, _) in gloo.items() if verdict == OK]
-    ours = run_all("lanterne", passed, args.ranks, until_s, kept.setdefault("lanterne", {}))
-    if args.json:
-        Path(args.json).write_text(json.dumps(kept, indent=1))
+    ours = run_all("lanterne", passed, args.ranks, until_s, kept.setdefault("lanterne", {}), save)
     missed = {name: why for name, (verdict, why) in ours.items() if verdict != OK}
     for name, why in missed.items():
         print(f"missed {name}: {why.splitlines()[0] if why else 'skipped'}")

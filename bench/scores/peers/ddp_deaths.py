@@ -37,12 +37,13 @@ LIMIT_S = 60.0
 
 
 class Survivor(NamedTuple):
-    """What became of a survivor: its exit code, what it was told (None: nothing), and how long after the death."""
+    """What became of a survivor: exit code, what it was told (None: nothing), how long after the death; its stderr."""
 
     rank: int
     code: int
     told: str | None
     noticed_s: float | None
+    stderr: str
 
 
 class Death(NamedTuple):
@@ -55,9 +56,9 @@ class Death(NamedTuple):
     def wrong(self, moment: str) -> list[str]:
         """What should not be, a line each."""
         found = []
-        for rank, code, told, noticed_s in self.survivors:
+        for rank, code, told, noticed_s, stderr in self.survivors:
             if code != 0:
-                found.append(f"rank {rank} ended with {code}")
+                found.append(f"rank {rank} ended with {code}: {stderr[-2000:]}")
             elif told is None or noticed_s is None:
                 found.append(f"rank {rank} was told nothing")
             elif moment == "training" and not re.search(rf"\brank {self.victim}\b", told):
@@ -108,7 +109,8 @@ class Jobs:
                 file = folder / f"told-{rank}"
                 found = json.loads(file.read_text()) if file.exists() else {"told": None, "at_s": None}
                 noticed_s = None if found["at_s"] is None else found["at_s"] - killed_s
-                survivors.append(Survivor(rank, codes[rank], found["told"], noticed_s))
+                stderr = (folder / f"stderr-{rank}").read_text(errors="replace")
+                survivors.append(Survivor(rank, codes[rank], found["told"], noticed_s, stderr))
         return Death(victim, after_s, tuple(survivors))
 
     def close(self) -> None:
@@ -151,15 +153,16 @@ def main() -> int:
     parser.add_argument("--runs", type=whole(1), default=50, metavar="K", help="jobs, one death each (default 50)")
     parser.add_argument("--while", dest="moment", choices=MOMENTS_S, default="training", help="default: training")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600.0, metavar="S", help="start no job after that")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     args = parser.parse_args()
     need_package("torch", "ddp_deaths")
-    chance, deaths = random.Random(args.seed), list[Death]()
+    chance, deaths, until_s = random.Random(args.seed), list[Death](), time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory(prefix="lanterne") as folder:
         jobs = Jobs(args.ranks, Path(folder))
         try:
-            for number in range(args.runs):
-                report.progress(f"{number + 1}/{args.runs}")
+            while len(deaths) < args.runs and time.monotonic() < until_s:
+                report.progress(f"{len(deaths) + 1}/{args.runs}")
                 deaths.append(jobs.run(args.moment, chance))
         finally:
             report.progress("")

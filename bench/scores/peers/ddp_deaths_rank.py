@@ -4,6 +4,8 @@ A line is a folder, where the ranks meet, say that they train, and write what th
 does: so that a crash on the way out is seen.
 """
 
+import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -23,11 +25,15 @@ importlib.import_module("lanterne.torch")
 LAYERS, WIDTH, CAP_MB = 8, 192, 0.25
 # Of init_process_group: a rank that died before it had come is waited for so long.
 TIMEOUT_S = 20.0
+# Who does not end so long after it was told says where it is, and is ended.
+END_S = 15.0
 
 
 def main() -> None:
     """Fork jobs until the input ends; the ranks themselves return too."""
     ranks = int(sys.argv[1])
+    # Else the first collection in each rank, and the one at its end, copy all that was loaded: seconds.
+    gc.freeze()
     _tell(ready=True)
     while folder := sys.stdin.readline().strip():
         pids: list[int] = []
@@ -57,6 +63,7 @@ def be_rank(folder: str, rank: int, ranks: int) -> None:
         with open(f"{folder}/told-{rank}.new", "w") as out:
             json.dump(found, out)
         os.rename(f"{folder}/told-{rank}.new", f"{folder}/told-{rank}")
+    faulthandler.dump_traceback_later(END_S, exit=True)
     # Some programs do not, and end with the group as it is.
     if rank % 2 and dist.is_initialized():
         with suppress(RuntimeError):
