@@ -1,4 +1,4 @@
-"""StragglAR figure 5: all-reduce with a late rank on eight H100 or A100 GPUs, by buffer size and by delay.
+"""StragglAR figures 5, 6a and 6b: all-reduce with a late rank on eight H100 or A100 GPUs, by buffer size and delay.
 
 Simulated. Links are fitted to the one delay that the paper prints of each machine, from which on StragglAR is faster
 than the ring with 4 GiB (5c, 5f), and beside that taken as they are said to be; all else is judged.
@@ -78,6 +78,9 @@ def findings(records: Sequence[Record]) -> list[str]:
             f"{format_time(stated['critical_s'])} with the stated links: {fitted['bytes_per_s'] / 1e9:.0f} GB/s are "
             f"fitted; with late_join {format_time(fitted['late_join_critical_s'])}"
         )
+        own = [r for r in records if (r["machine"], r["links"], r["delay"]) == (machine.name, "fitted", "average")]
+        times = ", ".join(f"{format_nbytes(r['nbytes'])} {format_time(r['reduce_scatter_s'])}" for r in own)
+        lines.append(f"  figure 6: reduce-scatter of the others: {times}; average delay {format_time(machine.average_s)}")
     return lines
 
 
