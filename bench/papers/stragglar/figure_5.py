@@ -80,7 +80,8 @@ def findings(records: Sequence[Record]) -> list[str]:
         )
         own = [r for r in records if (r["machine"], r["links"], r["delay"]) == (machine.name, "fitted", "average")]
         times = ", ".join(f"{format_nbytes(r['nbytes'])} {format_time(r['reduce_scatter_s'])}" for r in own)
-        lines.append(f"  figure 6: reduce-scatter of the others: {times}; average delay {format_time(machine.average_s)}")
+        late = format_time(machine.average_s)
+        lines.append(f"  figure 6: reduce-scatter of the others: {times}; average delay {late}")
     return lines
 
 
