@@ -75,7 +75,7 @@ def job_metrics(status: Mapping[str, Any]) -> list[Metric]:
     ):
         add(name, kind, text, unit, [({"rank": one["rank"], "host": one["host"]}, one[key]) for one in ranks])
     saved, early = status.get("saved_s"), status.get("begun_early")
-    add("saved_seconds_total", "counter", "Time that mitigation has saved, by its forecast.", "s", [({}, saved)])
+    add("saved_seconds", "gauge", "Time that mitigation has saved, by its forecast.", "s", [({}, saved)])
     add("calls_begun_early_total", "counter", "Calls that began without the late rank.", "1", [({}, early)])
     limits = [({"name": name}, value) for name, value in status["thresholds"].items()]
     add("threshold", "gauge", "Thresholds that hold now.", "1", limits)

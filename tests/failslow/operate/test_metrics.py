@@ -72,7 +72,7 @@ def test_the_metrics_of_a_slow_job(tmp_path):
     assert value_of(samples, "lanterne_gpu_throttled", gpu="0") == 1
     assert value_of(samples, "lanterne_threshold", name="patience_s") == 30
     # What nobody knows is absent, not 0.
-    assert not any(name == "lanterne_saved_seconds_total" for name, _ in samples)
+    assert not any(name == "lanterne_saved_seconds" for name, _ in samples)
     assert all((name.endswith("_total")) == (kind == "counter") for name, kind in kinds.items())
     two = parse(exposition([*job_metrics(status), *job_metrics(status | {"run": "another"})]))[0]
     assert len(two) == 2 * len(samples)
