@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from lanterne.failslow.locate.replay import Array
 
 REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
+OPTIONAL = ("mc", "seq_id")
+CHUNK_ROWS = 1 << 12
 COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
 # A worker, and a worker's step, that lacks more of its operations than this share tells nothing.
 MAX_HOLES = 0.5
@@ -97,7 +100,7 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: got no readable parquet file ({str(error).splitlines()[0]})") from error
-    names = [name for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names]
+    names = [name for name in (*REQUIRED, *OPTIONAL) if name in table.column_names]
     columns = {name: table[name].to_numpy() for name in names if name != "optype"}
     if "optype" in names:
         columns["optype"] = np.asarray(table["optype"].cast(pa.string()).to_pylist(), dtype=str)
@@ -105,15 +108,30 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
+    import numpy as np
+
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            names, records = reader.fieldnames or (), list(reader)
+            reader = csv.reader(file)
+            names = next((row for row in reader if row), [])
+            wanted = [name for name in (*REQUIRED, *OPTIONAL) if name in names]
+            # The last column of a name counts. Few rows at a time stay in the processor's caches.
+            places = [len(names) - 1 - names[::-1].index(name) for name in wanted]
+            parts: list[list[NDArray[Any]]] = [[] for _ in wanted]
+            while chunk := list(islice(reader, CHUNK_ROWS)):
+                rows = [row for row in chunk if row]
+                if not rows:
+                    continue
+                if any(len(row) < len(names) for row in rows):
+                    rows = [row + [""] * (len(names) - len(row)) for row in rows]
+                values = list(zip(*rows, strict=False))
+                for name, place, part in zip(wanted, places, parts, strict=True):
+                    part.append(np.array(values[place]) if name == "optype" else _numbers(values[place]))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: got no readable CSV ({error})") from error
     if not names:
         raise InputError(f"{path}: got an empty file, expected CSV with a header line")
-    return _columns(records, names)
+    return {name: np.concatenate(part) if part else np.empty(0) for name, part in zip(wanted, parts, strict=True)}
 
 
 def _read_json(path: Path) -> dict[str, NDArray[Any]]:
@@ -130,7 +148,7 @@ def _columns(records: Sequence[Mapping[str, Any]], names: Collection[str]) -> di
     import numpy as np
 
     columns = {}
-    for name in (*REQUIRED, "mc", "seq_id"):
+    for name in (*REQUIRED, *OPTIONAL):
         if name not in names:
             continue
         values: list[Any] = [record.get(name) for record in records]
@@ -143,7 +161,9 @@ def _numbers(values: Sequence[Any] | NDArray[Any]) -> NDArray[np.float64]:
     import numpy as np
 
     try:
-        return np.asarray(values, float)
+        # For texts three times as fast as asarray.
+        is_array = isinstance(values, np.ndarray)
+        return np.asarray(values, float) if is_array else np.fromiter(map(float, values), float, len(values))
     except (TypeError, ValueError):
         return np.array([_number(value) for value in values])
 

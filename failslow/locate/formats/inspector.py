@@ -9,6 +9,7 @@ largest one of a process tells its own.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from math import nan
 from typing import Any
@@ -31,39 +32,47 @@ class InspectorReader:
     """Takes lines of all files; `finish` puts them into a CallBuilder, once all communicators are known."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Place, str, str, int, int, int, float, float]] = []
+        # Of each line: process, communicator, name (as numbers of `_numbers`), call, peer, bytes; start and time.
+        self._whole = tuple(array("q") for _ in range(6))
+        self._real = array("d"), array("d")
+        self._numbers: tuple[dict[Any, int], ...] = ({}, {}, {})
         # communicator -> (ranks it has, local rank -> process)
         self._communicators: dict[str, tuple[int, dict[int, Place]]] = {}
-        self._interned: dict[Any, Any] = {}
 
     def take(self, line: Mapping[str, Any], into: CallBuilder) -> None:
         """Take one line."""
         header, about = line["header"], line.get("metadata") or {}
+        kind = "coll" if "coll_perf" in line else "p2p"
         call = line.get("coll_perf") or line.get("p2p_perf")
         if not isinstance(call, dict) or not isinstance(about, dict):
             into.skipped["an Inspector line without a call"] += 1
             return
-        kind = "coll" if "coll_perf" in line else "p2p"
         place, communicator = (str(about.get("hostname", "")), whole(about.get("pid"))), str(header.get("id"))
         local = whole(header.get("rank"))
         if local < 0:
             into.skipped["an Inspector line without a rank"] += 1
             return
-        place = self._interned.setdefault(place, place)
-        communicator = self._interned.setdefault(communicator, communicator)
-        size, members = self._communicators.setdefault(communicator, (whole(header.get("n_ranks"), 0), {}))
-        members[local] = place
+        members = self._communicators.get(communicator)
+        if members is None:
+            members = self._communicators[communicator] = whole(header.get("n_ranks"), 0), {}
+        members[1][local] = place
         took_s = real(call.get(f"{kind}_exec_time_us"), 1e-6)
-        start_s = _start_s(call, kind, took_s, about)
+        processes, communicators, names = self._numbers
+        columns = self._whole
+        columns[0].append(processes.setdefault(place, len(processes)))
+        columns[1].append(communicators.setdefault(communicator, len(communicators)))
         name = str(call.get(kind))
-        self._rows.append((
-            place, communicator, self._interned.setdefault(name, name), whole(call.get(f"{kind}_sn")),
-            whole(call.get("p2p_peer")) if kind == "p2p" else -1, whole(call.get(f"{kind}_msg_size_bytes")),
-            start_s, took_s,
-        ))  # fmt: skip
+        columns[2].append(names.setdefault(name, len(names)))
+        columns[3].append(whole(call.get(f"{kind}_sn")))
+        columns[4].append(whole(call.get("p2p_peer")) if kind == "p2p" else -1)
+        columns[5].append(whole(call.get(f"{kind}_msg_size_bytes")))
+        self._real[0].append(_start_s(call, kind, took_s, about))
+        self._real[1].append(took_s)
 
     def finish(self, into: CallBuilder) -> None:
         """Put what was taken into `into`, with the ranks of the job."""
+        import numpy as np
+
         ranks = global_ranks(self._communicators)
         for place, rank in ranks.items():
             into.processes.setdefault(rank, Process(place[0] or None, place[1] if place[1] >= 0 else None))
@@ -74,15 +83,26 @@ class InspectorReader:
         biggest = max((size for size, _ in self._communicators.values()), default=0)
         if biggest > len(ranks):
             into.expected.update(range(biggest))
-        for place, communicator, name, number, peer, nbytes, start_s, took_s in self._rows:
-            members = self._communicators[communicator][1]
-            other = ranks[members[peer]] if peer in members else -1
-            if name in ("Send", "Recv") and other < 0:
-                into.skipped["a message whose other rank wrote nothing"] += 1
-                continue
-            into.used[NAME] += 1
-            into.add(ranks[place], groups[communicator], name, number, other, nbytes, start_s, took_s)
-        self._rows.clear()
+        if not self._real[0]:
+            return
+        process, communicator_of, name, number, peer, nbytes = (np.array(column, np.int64) for column in self._whole)
+        start_s, took_s = (np.array(column, np.float64) for column in self._real)
+        processes, communicators, names = (list(numbers) for numbers in self._numbers)
+        other = np.full(len(process), -1, np.int64)
+        # Messages are few, or of few pairs.
+        for which, local in {*zip(*(column[peer >= 0].tolist() for column in (communicator_of, peer)), strict=True)}:
+            members = self._communicators[communicators[which]][1]
+            if local in members:
+                other[(communicator_of == which) & (peer == local)] = ranks[members[local]]
+        messages = np.isin(name, [i for i, text in enumerate(names) if text in ("Send", "Recv")])
+        lost = messages & (other < 0)
+        if lost.any():
+            into.skipped["a message whose other rank wrote nothing"] += int(lost.sum())
+        into.used[NAME] += int((~lost).sum())
+        rank_of = np.array([ranks[place] for place in processes])[process]
+        group_of = np.array([groups[text] for text in communicators])[communicator_of]
+        columns = (rank_of, group_of, number, other, nbytes)
+        into.add_all(names, name[~lost], *(column[~lost] for column in columns), start_s[~lost], took_s[~lost])
 
 
 def global_ranks(communicators: Mapping[str, tuple[int, Mapping[int, Place]]]) -> dict[Place, int]:
@@ -100,6 +120,8 @@ def _start_s(call: Mapping[str, Any], kind: str, took_s: float, about: Mapping[s
     events = call.get("event_trace_ts")
     if isinstance(events, dict):
         kernels = events.get("kernel_events")
+        if not kernels:
+            return real(events.get(f"{kind}_start_ts"), 1e-6)
         times = [real(k.get("kernel_start_ts"), 1e-6) for k in kernels or () if isinstance(k, dict)]
         known = [time_s for time_s in times if time_s == time_s]
         return min(known) if known else real(events.get(f"{kind}_start_ts"), 1e-6)
