@@ -118,8 +118,8 @@ class Publisher:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Headers with a secret go nowhere else."""
 
-    def redirect_request(self, *args: Any) -> None:
-        return None
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        """None: the redirection is an error."""
 
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)

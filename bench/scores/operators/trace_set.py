@@ -140,9 +140,9 @@ def score(labels: Sequence[Mapping[str, Any]], answers: Mapping[str, Sequence[Ve
             frozenset(one["needed"]), frozenset(one["allowed"]),
         )  # fmt: skip
         given = answers.get(one["file"])
-        answer = (False, False) if given is None else judge(case, given)
+        right, blamed = (False, False) if given is None else judge(case, given)
         for kind in (one["kind"], "with rows missing" if one["missing"] else "whole", "all"):
-            found.setdefault(kind, []).append((one["file"], *answer))
+            found.setdefault(kind, []).append((one["file"], right, blamed))
     last = ("whole", "with rows missing", "all")
     return [
         {

@@ -101,8 +101,11 @@ class InspectorReader:
         into.used[NAME] += int((~lost).sum())
         rank_of = np.array([ranks[place] for place in processes])[process]
         group_of = np.array([groups[text] for text in communicators])[communicator_of]
-        columns = (rank_of, group_of, number, other, nbytes)
-        into.add_all(names, name[~lost], *(column[~lost] for column in columns), start_s[~lost], took_s[~lost])
+        own = ~lost
+        into.add_all(
+            names, name[own], rank_of[own], group_of[own], number[own], other[own], nbytes[own], start_s[own],
+            took_s[own],
+        )  # fmt: skip
 
 
 def global_ranks(communicators: Mapping[str, tuple[int, Mapping[int, Place]]]) -> dict[Place, int]:
