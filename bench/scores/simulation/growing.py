@@ -60,14 +60,17 @@ class Process:
 
 @dataclass(frozen=True)
 class GrowthOutcome:
-    """What came of a seed: `problems`, none if all is well; ranks that were `taken_in`; `epochs` that began."""
+    """What came of a seed: `problems`, none if all is well; `ranks` at the start, those that were `taken_in`, `epochs`
+    that began; simulated `seconds` and `steps`."""
 
     seed: int
     problems: tuple[str, ...]
     digest: int
+    ranks: int
     taken_in: int
     epochs: int
     seconds: float
+    steps: int
     trace: tuple[tuple[float, str, str], ...] = ()
 
 
@@ -101,9 +104,9 @@ class GrowingWorld:
         self._judge()
         taken_in = sum(process.asked_s is not None and bool(process.groups) for process in self.processes)
         epochs = max((key[0] for process in self.processes for key, _, _ in process.groups), default=0)
-        return GrowthOutcome(
-            self.seed, tuple(self.problems), baton.digest, taken_in, epochs, baton.now_s, tuple(baton.trace)
-        )
+        steps = sum(actor.steps for actor in baton.actors)
+        what = tuple(self.problems), baton.digest, self.ranks, taken_in, epochs, baton.now_s, steps, tuple(baton.trace)
+        return GrowthOutcome(self.seed, *what)
 
     # -- the processes
 

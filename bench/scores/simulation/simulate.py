@@ -3,11 +3,14 @@
   lanterne simulate --seeds 20
   lanterne simulate --seeds 10000 --jobs 2 --json runs.json
   lanterne simulate --first 4711 --seeds 1 --transport tcp --out .
+  lanterne simulate --grow --seeds 50
 
 A seed decides all: how many ranks (4 to 8), over local or tcp, their calls, what befalls whom and when, and the order
 of everything. Ranks are the ordinary code, one thread each, of which one runs at a time. It must hold of each seed:
 nobody waits for ever, no element is wrong, whoever fell first is named by all that can know it, nothing is sent twice,
 nothing is written after its call has returned, and nothing stays open. `lanterne replay SEED` shows one step by step.
+With --grow the seeds are others: ranks that were killed come back, spares and new ones come, and all that live must
+agree who they are, in which order, and on what they have computed.
 """
 
 import argparse
@@ -15,12 +18,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
@@ -29,6 +32,8 @@ from lanterne.errors import InputError
 
 # Seeds that a process takes at a time.
 PORTION = 20
+# What came of some seeds: one document for each.
+Portion: TypeAlias = Callable[[range, str | None], list[dict[str, Any]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=whole(1), default=300, metavar="N", help="how many (default 300)")
     parser.add_argument("--first", type=whole(0), default=0, metavar="SEED", help="the first of them (default 0)")
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this one (default: as the seed says)")
+    parser.add_argument("--grow", action="store_true", help="jobs that take ranks in, over tcp")
     parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one for each core)")
     parser.add_argument("--stop", action="store_true", help="at the first portion with a seed that fails")
     parser.add_argument("--out", metavar="FOLDER", help="write a seed file of each that fails, for `lanterne replay`")
@@ -46,8 +52,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the seeds, and print those that fail; the exit code."""
     if args.out and not Path(args.out).is_dir():
         raise InputError(f"--out: got {args.out!r}, expected a folder that exists")
+    if args.grow and (args.out or args.transport):
+        raise InputError("--grow: got --out or --transport beside it, expected it without them")
     started_s, results = time.perf_counter(), []
-    for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1):
+    what = grow_portion if args.grow else simulate_portion
+    for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1, what):
         results += portion
         report.progress(f"{len(results)} of {args.seeds} seeds, {sum(bool(each['problems']) for each in results)} fail")
         if args.stop and any(each["problems"] for each in portion):
@@ -71,20 +80,25 @@ def run(args: argparse.Namespace) -> int:
             report.print_table(columns, rows, left=(1, 5))
         rate = len(results) / took_s
         print(f"{len(results)} seeds, {len(failing)} fail; {took_s:.1f} s, {rate:.1f} seeds a second")
-        if failing:
+        if args.grow:
+            taken_in = sum(each["taken_in"] for each in results)
+            print(f"{taken_in} ranks were taken in, in {sum(each['epochs'] for each in results)} epochs")
+        elif failing:
             print(f"`lanterne replay {failing[0]['seed']}` shows the first step by step")
     return int(bool(failing))
 
 
-def simulate(first: int, seeds: int, transport: str | None, jobs: int) -> Iterator[list[dict[str, Any]]]:
-    """What came of the seeds from `first` on, a portion at a time, in order."""
+def simulate(
+    first: int, seeds: int, transport: str | None, jobs: int, what: Portion
+) -> Iterator[list[dict[str, Any]]]:
+    """What came of the seeds from `first` on, a portion at a time, in order; `what` simulates one."""
     portions = [range(at, min(at + PORTION, first + seeds)) for at in range(first, first + seeds, PORTION)]
     if jobs == 1 or len(portions) == 1:
-        yield from (simulate_portion(portion, transport) for portion in portions)
+        yield from (what(portion, transport) for portion in portions)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         try:
-            yield from pool.map(simulate_portion, portions, [transport] * len(portions))
+            yield from pool.map(what, portions, [transport] * len(portions))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -107,6 +121,21 @@ def simulate_portion(portion: range, transport: str | None) -> list[dict[str, An
                     "scenario": outcome.scenario.to_json(),
                 }
             )
+    return found
+
+
+def grow_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
+    """As `simulate_portion`, of jobs that grow."""
+    from lanterne.bench.scores.simulation.growing import run as run_growing
+
+    found = []
+    with quiet():
+        for seed in portion:
+            outcome = run_growing(seed)
+            known = {"problems": list(outcome.problems), "simulated_s": outcome.seconds}
+            about = {"scenario": {"transport": "tcp", "ranks": outcome.ranks}}
+            names = ("seed", "digest", "steps", "taken_in", "epochs")
+            found.append({name: getattr(outcome, name) for name in names} | known | about)
     return found
 
 
