@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks > MAX_WORLD_SIZE or args.restarts > MAX_RESTARTS:
         most = f"{MAX_WORLD_SIZE} ranks, {MAX_RESTARTS} restarts"
         raise InputError(f"launch: got {args.ranks} ranks, {args.restarts} restarts, expected at most {most}")
-    env = {"LANTERNE_TRANSPORT": os.environ.get("LANTERNE_TRANSPORT", args.transport)}
+    env = {"LANTERNE_TRANSPORT": os.environ.get("LANTERNE_TRANSPORT") or str(args.transport)}
     return launch(args.command, args.ranks, "direct", env=env, spares=args.spares, restarts=args.restarts)

@@ -382,12 +382,11 @@ class Communicator(Reductions, Movements):
         return grown
 
     @classmethod
-    def _of_epoch(cls, opened: Transport, group: Group, model: CostModel | None) -> Self:
+    def _of_epoch(cls, opened: Transport, group: Group, model: CostModel | None, deterministic: bool) -> Self:
         """That of all ranks of `group`, which have come to know each other by `grow`. A collective call."""
-        made = cls(
-            opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group), epoch=group.epoch
-        )
+        made = cls(opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group), epoch=group.epoch)
         made.newcomers = group.newcomers
+        made.deterministic = deterministic
         try:
             if model is None:
                 made.tuning.learn()

@@ -16,8 +16,6 @@ from lanterne.transport.registry import open_transport
 class Face(Protocol):
     """What is made: a Communicator."""
 
-    deterministic: bool
-
     def close(self) -> None: ...
 
 
@@ -32,7 +30,7 @@ def known_to(model: CostModel | None, *, deterministic: bool) -> bytes:
 def enter(
     group: Group,
     transport: str,
-    make: Callable[[Transport, Group, CostModel | None], Made],
+    make: Callable[[Transport, Group, CostModel | None, bool], Made],
     limit_s: float,
     told: bytes = b"",
 ) -> Made | None:
@@ -41,7 +39,7 @@ def enter(
     All its ranks call it. If it is None on one it is on all; the group is left then, and the epoch before goes on.
 
     Args:
-        transport: its name; `make` gets it open.
+        transport: its name; `make` gets it open, with what those that were there before know and have set.
         told: what `known_to` says; empty: of a newcomer.
     """
     with ExitStack() as undo:
@@ -53,9 +51,9 @@ def enter(
             model = known.get("model")
             opened = open_transport(transport, group, limit_s)
             undo.callback(opened.close)
-            made = make(opened, group, None if model is None else CostModel(**model))
+            deterministic = bool(known.get("deterministic"))
+            made = make(opened, group, None if model is None else CostModel(**model), deterministic)
             undo.callback(made.close)
-            made.deterministic = bool(known.get("deterministic"))
             if group.begin(limit_s):
                 undo.pop_all()
                 return made

@@ -64,6 +64,7 @@ def main() -> None:
     """One rank."""
     comm = lanterne.init(timeout_s=20)
     model, optimizer = fresh()
+    ddp: torch.nn.Module = model
     step, losses, changed = -1 if comm.epoch else 0, {}, True
     while True:
         try:
