@@ -217,22 +217,28 @@ def measure_model(communicator: TrialGroup) -> CostModel:
     sizes: list[int] = []
     rounds_s: list[float] = []
     for nbytes in fitting or MESSAGE_NBYTES[:1]:
-        part = trial_array(communicator, nbytes // 4)
-        whole = trial_array(communicator, part.size * world_size)
-        calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
-        gather_s = _time(communicator, partial(communicator.all_gather, part, whole, algorithm="ring"), calls)
         sizes.append(nbytes)
-        rounds_s.append(gather_s / (world_size - 1))
-        if gather_s > ENOUGH_S:
+        rounds_s.append(_ring_round_s(communicator, nbytes))
+        if rounds_s[-1] * (world_size - 1) > ENOUGH_S:
             break
     # What adding costs shows in the longest messages.
-    scatter_s = _time(communicator, partial(communicator.reduce_scatter, whole, part, algorithm="ring"), calls)
-    adding_s = max(0.0, (scatter_s - gather_s) / (world_size - 1) / nbytes)
+    adding_s = max(0.0, (_ring_round_s(communicator, sizes[-1], adds=True) - rounds_s[-1]) / sizes[-1])
     tiny, out = trial_array(communicator, 16), trial_array(communicator, 16 * world_size)
     spread_s = _time(communicator, lambda: communicator.all_gather(tiny, out, algorithm="allpairs"))
     # Nearer, in ratio, to one message after the other than to all at once?
     serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
     return fit(sizes, rounds_s, adding_s, serial_messages=serial)
+
+
+def _ring_round_s(communicator: TrialGroup, nbytes: int, *, adds: bool = False) -> float:
+    """Seconds of a round of our ring with messages of `nbytes`: of all_gather, or of reduce_scatter, which `adds`."""
+    others = communicator.world_size - 1
+    part = trial_array(communicator, nbytes // 4)
+    whole = trial_array(communicator, part.size * communicator.world_size)
+    call = partial(communicator.all_gather, part, whole, algorithm="ring")
+    if adds:
+        call = partial(communicator.reduce_scatter, whole, part, algorithm="ring")
+    return _time(communicator, call, int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * others))))) / others
 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:

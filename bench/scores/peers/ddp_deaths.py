@@ -107,7 +107,9 @@ class Jobs:
         for rank in range(self._ranks):
             if rank != victim:
                 file = folder / f"told-{rank}"
-                found = json.loads(file.read_text()) if file.exists() else {"told": None, "at_s": None}
+                found: dict[str, Any] = {"told": None, "at_s": None}
+                if file.exists():
+                    found = json.loads(file.read_text())
                 noticed_s = None if found["at_s"] is None else found["at_s"] - killed_s
                 stderr = (folder / f"stderr-{rank}").read_text(errors="replace")
                 survivors.append(Survivor(rank, codes[rank], found["told"], noticed_s, stderr))
