@@ -50,11 +50,11 @@ def plot(path: str, name: str, results: Sequence[dict[str, Any]]) -> None:
 def _panel(axis: Axes, result: dict[str, Any]) -> None:
     shown = sorted(result["algorithms"], key=lambda each: judged_s(each, "late"))[:MAX_LINES]
     waits_s = min((judged_s(each, "together") for each in shown if not each["ideal_delay_s"]), default=0.0)
-    longest_s = max(judged_s(each, "together") - judged_s(each, "late") for each in shown)
-    delays_s = np.linspace(0, 1.25 * max(longest_s, waits_s, 1e-9), 60)
     least_s, bound_s = min(judged_s(each, "late") for each in shown), result["late_bound_s"]
     top_s = max(1.15 * waits_s, HIGHEST * least_s if not waits_s else 0.0, 1.3 * bound_s)
     shown = [each for each in shown if judged_s(each, "late") < top_s]
+    longest_s = max(judged_s(each, "together") - judged_s(each, "late") for each in shown)
+    delays_s = np.linspace(0, 1.25 * max(longest_s, waits_s, 1e-9), 60)
     for style, each in zip(STYLES, shown, strict=False):
         together_s, late_s = judged_s(each, "together"), judged_s(each, "late")
         # Until the delay has hidden all that needs no late rank, each second of it is one second less to wait.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_FLOW_RANKS = 1024
 # Beyond, flows would take minutes and say little more.
-MAX_FLOW_TRANSFERS = 2_000_000
+MAX_FLOW_TRANSFERS = 8_000_000
 # Of more ranks an algorithm that searches for its schedule is left out.
 MAX_SEARCH_RANKS = 64
 
