@@ -168,7 +168,10 @@ def _create_site(network: Network, name: str, site: Site) -> None:
         _limit(network.switch, device, site.rate_bytes_per_s)
         if site.latency_s:
             delay = f"{site.latency_s * 1e6:.0f}us"
-            _run("tc", "-n", network.switch, "qdisc", "add", "dev", device, "parent", "1:", "netem", "delay", delay)
+            try:
+                _run("tc", "-n", network.switch, "qdisc", "add", "dev", device, "parent", "1:", "netem", "delay", delay)
+            except Unavailable as error:
+                raise Unavailable(f"{error}; a trunk's alpha_s needs a kernel with netem, 0 does not") from None
         _ip("-n", network.switch, "link", "set", device, "master", switch, "up")
 
 
