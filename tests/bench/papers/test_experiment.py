@@ -47,7 +47,7 @@ SMALL = {
         "papers.crosspipe.table_5:CASES": {1: (16, 8, False, True)},
         "PAPER": ".149 .133 .119 .138 .138 .122",
     },
-    "h800": {"QUICK_EVERY": 8},
+    "h800": {"QUICK_EVERY": 16},
     "stragglar-5": {"SIZES": (1 << 30, 1 << 31, 1 << 32)},
     "stragglar-6": {"RANKS": (4, 8)},
     "stragglar-8": {},
