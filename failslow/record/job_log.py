@@ -328,7 +328,7 @@ class JobLog:
             },
             "late": self._late_now(),
             "thresholds": self.thresholds.to_json(),
-            "notes": self._notes(),
+            "notes": self._notes(runs=True),
         }
 
     def _late_now(self) -> list[dict[str, Any]]:
@@ -394,7 +394,8 @@ class JobLog:
             )
         return {"matched": matcher.calls, "ranks": ranks}
 
-    def _notes(self) -> list[str]:
+    def _notes(self, *, runs: bool = False) -> list[str]:
+        """What there is to say beside it; not of the end, while the job runs."""
         notes = list(self._refused)
         expected = range(self.world_size or int(not self._readers))
         if silent := [rank for rank in expected if rank not in self._readers]:
@@ -412,7 +413,8 @@ class JobLog:
             notes.append(f"{join_ranks(sorted(untimed))}: calls on GPUs show when they were queued, not what they took")
         elif any(reader.timed for reader in self._readers.values()):
             notes.append("calls on GPUs are timed by the device, by events around them")
-        if broken := [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]:
+        broken = [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]
+        if broken and not runs:
             notes.append(f"{join_ranks(broken)} did not end in order")
         if self._period.dropped:
             notes.append(f"the clock of rank {self.lead} went backwards {self._period.dropped} times")
@@ -421,7 +423,7 @@ class JobLog:
         elif self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
             timed = f"{self._tracker.row} of the iterations were timed, too few to judge"
             notes.append(f"{timed}: the first {SKIPPED_ROWS} show what is normal")
-        if any(incident.relief is None for incident in self._tracker.incidents):
+        if not runs and any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
         if DDP_FORWARD in names and DDP_BACKWARD not in names:
             seen = "not seen, the ends of its forwards are"

@@ -32,6 +32,8 @@ def test_the_status_of_a_slow_job(tmp_path):
     (incident,) = status["incidents"]
     assert incident["lasts"] and status["counts"] == {"slow": 1}
     assert [(one["rank"], one["host"]) for one in incident["ranks"]] == [(3, "h")]
+    # While it runs nothing is said of its end.
+    assert not any("end" in note for note in status["notes"])
     assert (status["ended"], status["ranks"], status["reported"]) == (False, 8, 8)
     assert status["telemetry"]["h"]["pressure"] == {"cpu": 0.4}
 
