@@ -71,17 +71,16 @@ def simulate_flows(
     turns = turns_of(messages, schedule.world_size)
     finish_s = np.zeros(schedule.world_size) if start_s is None else np.array(start_s, float)
     gamma_s = topology.gamma_s_per_byte * chunk_nbytes(schedule, nbytes)
-    # (time, order, turns that begin, messages that begin to flow)
-    events: list[tuple[float, int, Ints, Ints]] = []
+    # (time, number) of each event, and by number the turns that begin, and the messages that begin to flow.
+    events: list[tuple[float, int]] = []
+    begins: list[tuple[Ints, Ints]] = []
     none = np.zeros(0, np.int64)
-    count = 0
 
     def plan(times_s: Numbers, what: Ints, are_turns: bool) -> None:
-        nonlocal count
         for time_s in np.unique(times_s):
             at = what[times_s == time_s]
-            heapq.heappush(events, (float(time_s), count, *((at, none) if are_turns else (none, at))))
-            count += 1
+            heapq.heappush(events, (float(time_s), len(begins)))
+            begins.append((at, none) if are_turns else (none, at))
 
     coming = np.flatnonzero(turns.first < len(turns.rank))
     plan(finish_s[coming], turns.first[coming], True)
@@ -95,7 +94,7 @@ def simulate_flows(
             flows.advance(time_s - now_s)
             now_s = time_s
             while events and events[0][0] <= time_s * (1 + AT_ONCE):
-                _, _, begun, flowing = heapq.heappop(events)
+                begun, flowing = begins[heapq.heappop(events)[1]]
                 flows.begin(flowing)
                 found = turns.message[_ranges(turns.starts[begun], turns.starts[begun + 1])]
                 np.subtract.at(absent, found, 1)
