@@ -238,9 +238,9 @@ def _check_spoilt(schedule: CollectiveSchedule, cells: Cells, spoilt: Ints) -> N
     transfers = spoilt[spoilt >= 0]
     if not len(transfers):
         return
-    at = transfers.min()
+    at = int(transfers.min())
     common = next(twice[found == at][0] for found, twice in cells.doubled if (found == at).any())
-    rank = cells.contributors(cells.dst[at], common)[0]
+    rank = cells.contributors(int(cells.dst[at]), common)[0]
     _fail(schedule, at, f"rank {schedule.dst[at]} already contains rank {rank}'s contribution")
 
 

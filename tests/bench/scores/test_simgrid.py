@@ -5,7 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from lanterne.bench.scores.simgrid.compare import SYSTEM_PYTHON, document, judged
+from lanterne.bench.scores.judges.compare import SYSTEM_PYTHON, document, judged
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.topology.presets import find_preset
 

@@ -1,7 +1,7 @@
 """Judge our simulator of flows by SimGrid: the same schedules on the same topologies, the times side by side.
 
     apt-get install python3-simgrid
-    python -m lanterne.bench.scores.simgrid.compare --topology dgx-4x4,dgx-one-nic-4x4 --nbytes 64MiB
+    python -m lanterne.bench.scores.judges.compare --topology dgx-4x4,dgx-one-nic-4x4 --nbytes 64MiB
 
 SimGrid runs under the system's Python (--python), in a process of its own, by its model CM02 without cross-traffic.
 Where it differs from ours by more than 5 %, flows of different latency share a link: CM02 gives those of a shorter one
