@@ -21,6 +21,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
@@ -29,7 +30,6 @@ from lanterne.failslow.record.device_times import CallGroups, Mark, QueuedCalls,
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import FrameType
 
 FOLDER_VARIABLE = "LANTERNE_WATCH"
 # Modules whose calls carry out others, or are tests of ours.
@@ -216,7 +216,8 @@ def stack_of(thread: int) -> list[Frame]:
     """The Frames of the thread with identifier `thread`, without ours; empty where it is gone."""
     frame: FrameType | None = sys._current_frames().get(thread)
     found: list[Frame] = []
-    while frame is not None and len(found) < MAX_FRAMES:
+    # What a thread that runs meanwhile has as its caller may be anything, in rare cases no frame.
+    while isinstance(frame, FrameType) and len(found) < MAX_FRAMES:
         if not str(frame.f_globals.get("__name__", "")).startswith(OWN):
             found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back

@@ -104,6 +104,8 @@ def test_calls_are_queued_as_long_as_streams_have_room():
     assert MAX_QUEUED // 3 <= queued <= MAX_QUEUED // 3 + 1
 
 
+# The watch is to have seen that the first call is done.
+@pytest.mark.timing
 def test_the_error_says_on_every_rank_which_arrays_are_whole():
     """Rank 1's device fails before its part of the second call: the first is whole, the others' second is not."""
 

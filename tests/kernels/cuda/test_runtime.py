@@ -396,10 +396,10 @@ def test_a_prepared_kernel_is_loaded(monkeypatch, prepare, given, expected):
     monkeypatch.setattr(cuda_reduce, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cuda_reduce, "raw_kernel", raw_kernel)
     monkeypatch.setattr(cuda_reduce, "require_device", lambda: 1)
-    for cached in (cuda_reduce._fold_kernel, cuda_reduce._divide_kernel):
+    for cached in (cuda_reduce._fold_kernel, cuda_reduce._kernel_with_number):
         cached.cache_clear()
     prepare(*given)
-    for cached in (cuda_reduce._fold_kernel, cuda_reduce._divide_kernel):
+    for cached in (cuda_reduce._fold_kernel, cuda_reduce._kernel_with_number):
         cached.cache_clear()
     ((grid, (count, head, *arguments), stream),) = launches
     assert (grid, count, head, stream) == ((1,), 0, 0, "own stream")

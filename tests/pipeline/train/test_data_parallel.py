@@ -76,6 +76,7 @@ def test_a_stage_is_reduced_once_its_last_weights_are_done_while_others_go_on(sh
         assert len(started) == 2 and sorted(started.values())[0] == 0 < sorted(started.values())[1]
 
 
+@pytest.mark.timing
 def test_copies_do_not_wait_for_a_late_one():
     """One of four computes long: the others have begun without it, it is named, and the losses are the same."""
     model = mlp((3, 200, 200, 2), rows=2)
