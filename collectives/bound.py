@@ -4,7 +4,7 @@ from lanterne.collectives.core import CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, resolve
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.schedule.contracts import CONTRACTS
-from lanterne.collectives.shared.calls import SharedRequest
+from lanterne.collectives.shared.shared_calls import SharedRequest
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, is_device_array
 from lanterne.kernels.dtypes import Op

@@ -22,9 +22,9 @@ from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest
 from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.point_to_point import StartedMessages
-from lanterne.collectives.shared.calls import SharedPlans, SharedRequest
-from lanterne.collectives.shared.memory import share_memory
 from lanterne.collectives.shared.pieces import WAYS
+from lanterne.collectives.shared.shared_calls import SharedPlans, SharedRequest
+from lanterne.collectives.shared.shared_memory import share_memory
 from lanterne.errors import InputError, Revoked, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import Array, Stream, is_device_array
 from lanterne.kernels.dtypes import Dtype, Op

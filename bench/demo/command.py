@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.blows:
         return run_three(args)
     from lanterne.bench.demo.job import run_demo
-    from lanterne.bench.demo.picture import View
+    from lanterne.bench.demo.picture import PictureView
     from lanterne.bench.pipeline.measure import on_ranks
     from lanterne.pipeline.planners.best import load_search
 
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         feed = Path(folder, "feed")
         feed.touch()
-        with View(feed, about, file):
+        with PictureView(feed, about, file):
             found = on_ranks(run_demo, work | {"feed": str(feed)}, about["ranks"], args.transport, timeout_s)
     if found is None:
         return 0

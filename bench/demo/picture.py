@@ -1,6 +1,6 @@
-"""How a demo is shown: live, on a terminal or in a pipe (View); afterwards as a picture (plot) and a trace (trace).
+"""How a demo is shown: live, on a terminal or in a pipe (PictureView); then as a picture (plot) and a trace (trace).
 
-The job writes records to a file while it runs, which the View reads.
+The job writes records to a file while it runs, which the PictureView reads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = {
 }
 
 
-class View:
+class PictureView:
     """Follows a feed in a thread of its own, as a context.
 
     Args:
@@ -66,7 +66,7 @@ class View:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> PictureView:
         if self.is_screen:
             self.file.write(ENTER)
         self._thread.start()

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from lanterne.failslow.operate.history import History
     from lanterne.failslow.operate.publisher import Publisher
     from lanterne.failslow.record.hangs import Hang
-    from lanterne.failslow.record.job_ledger import Ledger
+    from lanterne.failslow.record.job_ledger import JobLedger
     from lanterne.failslow.record.job_log import Notice
     from lanterne.failslow.record.watch import Reader
 
@@ -276,7 +276,7 @@ def attach(args: argparse.Namespace, command: list[str]) -> int:
 class LiveTeller:
     """Says what happens on standard error, and has it kept."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: JobLedger) -> None:
         self.ledger = ledger
 
     def notice(self, notice: Notice) -> None:
@@ -311,7 +311,7 @@ class Watching:
         from lanterne.failslow.operate.history import told_patterns
         from lanterne.failslow.operate.publisher import Publisher
         from lanterne.failslow.operate.thresholds import ThresholdFile
-        from lanterne.failslow.record.job_ledger import Ledger, about_run
+        from lanterne.failslow.record.job_ledger import JobLedger, about_run
         from lanterne.failslow.record.job_log import JobLog
         from lanterne.failslow.record.watch import Reader
 
@@ -324,7 +324,7 @@ class Watching:
             folder / STATUS_FILE if args.attach is None else None,
             history=lambda: told_patterns(history),
         )
-        self.ledger: Ledger = Ledger(
+        self.ledger: JobLedger = JobLedger(
             job, about_run(command), None if args.incidents == "none" else args.incidents,
             history=history, thresholds=thresholds, publisher=self.publisher,
         )  # fmt: skip

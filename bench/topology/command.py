@@ -92,7 +92,7 @@ def _late_of(text: str, topology: Topology) -> LateRank:
 
 
 def _run_late(args: argparse.Namespace, topology: Topology, sizes: Sequence[int], late: LateRank) -> int:
-    from lanterne.collectives.topology.bounds import bound_s
+    from lanterne.collectives.topology.port_bounds import bound_s
     from lanterne.collectives.topology.topology_json import to_document
 
     results = []

@@ -21,7 +21,7 @@ MAX_FLOW_TRANSFERS = 8_000_000
 MAX_SEARCH_RANKS = 64
 
 
-class Outcome(NamedTuple):
+class StudyOutcome(NamedTuple):
     """An algorithm on a topology; times in s, by the model and by flows (None: not simulated)."""
 
     algorithm: str
@@ -49,8 +49,8 @@ def lines_on(topology: Topology) -> tuple[Algorithm, ...]:
     return fitting("all_reduce", not topology.is_flat, topology.slow_nodes)
 
 
-def outcomes(topology: Topology, nbytes: int, late: LateRank, names: str = "all") -> list[Outcome]:
-    """The Outcome of every algorithm of `names` that can be used, fastest with a late rank first."""
+def outcomes(topology: Topology, nbytes: int, late: LateRank, names: str = "all") -> list[StudyOutcome]:
+    """The StudyOutcome of every algorithm of `names` that can be used, fastest with a late rank first."""
     from lanterne.collectives.algorithms.catalogue import find_algorithm
 
     lines = lines_on(topology)
@@ -74,8 +74,8 @@ def outcomes(topology: Topology, nbytes: int, late: LateRank, names: str = "all"
 
 def study_one(
     topology: Topology, nbytes: int, late: LateRank, name: str, num_chunks: int | None = None, *, flows: bool = True
-) -> Outcome | None:
-    """The Outcome of algorithm `name`; None where its schedule would be too large to make.
+) -> StudyOutcome | None:
+    """The StudyOutcome of algorithm `name`; None where its schedule would be too large to make.
 
     Args:
         num_chunks: None for what the model likes best.
@@ -110,10 +110,10 @@ def study_one(
         far = late_start(size, late, max(10 * whole_s, delay_s)) if joins else None
         exposed_s = whole_s if far is None else float(simulate_flows(schedule, nbytes, topology, far).max() - far.max())
         by_flows = whole_s, exposed_s
-    return Outcome(name, schedule.num_chunks, schedule.num_rounds, together.makespan_s, late_s, delay_s, *by_flows)
+    return StudyOutcome(name, schedule.num_chunks, schedule.num_rounds, together.makespan_s, late_s, delay_s, *by_flows)
 
 
-def auto_of(topology: Topology, nbytes: int, late: LateRank, found: Sequence[Outcome]) -> dict[str, Any]:
+def auto_of(topology: Topology, nbytes: int, late: LateRank, found: Sequence[StudyOutcome]) -> dict[str, Any]:
     """What `auto` would take on `topology`: {together, late}: names of `found`, with what they are judged to take."""
     ordinary, joining = auto_names(topology, nbytes, late)
     by_name = {each.algorithm: each for each in found}
@@ -146,7 +146,7 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
 
 
 def judged_s(outcome: dict[str, Any], what: str) -> float:
-    """What `outcome`, an Outcome as a dict, takes `what` ("together", "late"), by flows where they were simulated."""
+    """What `outcome`, a StudyOutcome as a dict, takes `what` ("together", "late"), by flows where simulated."""
     by_flows = outcome[f"{what}_flows_s"]
     return float(outcome[f"{what}_s"] if by_flows is None else by_flows)
 

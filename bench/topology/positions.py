@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output.report import print_table, progress
 from lanterne.bench.output.units import format_nbytes, format_time
-from lanterne.bench.topology.outcomes import Outcome, over, study_one
+from lanterne.bench.topology.outcomes import StudyOutcome, over, study_one
 from lanterne.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ COUNTS = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8, 4.0)
 def study_positions(topology: Topology, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """A record for each size and kind of position."""
     from lanterne.collectives.late.calls import late_names
-    from lanterne.collectives.topology.bounds import bound_s
+    from lanterne.collectives.topology.port_bounds import bound_s
 
     names = late_names(topology)
     results = []
@@ -96,8 +96,8 @@ def _normal(topology: Topology) -> Topology:
     return replace(topology, nodes=tuple(sorted(topology.nodes)), links=tuple(links))
 
 
-def optimum(topology: Topology, nbytes: int, late: int, chosen: Outcome) -> Outcome:
-    """The best Outcome of the algorithm of `chosen` over chunk counts near its own, by the model."""
+def optimum(topology: Topology, nbytes: int, late: int, chosen: StudyOutcome) -> StudyOutcome:
+    """The best StudyOutcome of the algorithm of `chosen` over chunk counts near its own, by the model."""
     from lanterne.collectives.algorithms.hierarchical.compose import num_rails
 
     assert chosen.num_chunks is not None, "it has some"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output.report import print_table
 from lanterne.bench.output.units import format_nbytes, format_time
-from lanterne.bench.topology.outcomes import Outcome, auto_names, lines_on, study_one
+from lanterne.bench.topology.outcomes import StudyOutcome, auto_names, lines_on, study_one
 
 if TYPE_CHECKING:
     from lanterne.collectives.topology.topology import Topology
@@ -58,11 +58,11 @@ def judge_auto(topology: Topology, nbytes: int, late: int) -> dict[str, Any]:
     priced = [each for name in names if (each := study_one(topology, nbytes, late, name, flows=False)) is not None]
     ordinary, joining = auto_names(topology, nbytes, late)
     row: dict[str, Any] = {"topology": topology.name, "ranks": topology.world_size, "late_rank": late}
-    kinds: tuple[tuple[str, str, Callable[[Outcome], float], Callable[[Outcome], float]], ...] = (
+    kinds: tuple[tuple[str, str, Callable[[StudyOutcome], float], Callable[[StudyOutcome], float]], ...] = (
         ("together", ordinary, lambda each: each.together_s, lambda each: each.judged_together_s),
         ("late", joining or ordinary, lambda each: each.late_s, lambda each: each.judged_late_s),
     )
-    simulated: dict[str, Outcome] = {}
+    simulated: dict[str, StudyOutcome] = {}
     for kind, name, modelled, judged in kinds:
         least_s = min(map(modelled, priced))
         for each in priced:

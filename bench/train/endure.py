@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lanterne.bench.train.job import Setup
     from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.train.checkpoint import TrainingState
-    from lanterne.pipeline.train.enduring import Change, Enduring
+    from lanterne.pipeline.train.enduring import Enduring, GroupChange
     from lanterne.pipeline.train.trainer import Trainer
 
 
@@ -108,8 +108,8 @@ def name_of(about: object) -> str:
     return f"train {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def told(change: Change) -> str:
-    """One line about a Change."""
+def told(change: GroupChange) -> str:
+    """One line about a GroupChange."""
     done = f"{change.repeated} again, " if change.repeated else ""
     return (
         f"# iteration {change.iteration + 1}: {change.why}: {change.ranks} ranks go on, {done}state from "

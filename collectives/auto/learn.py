@@ -58,7 +58,7 @@ MAX_PROBED_RANKS = 64
 MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 
 
-class Measured(NamedTuple):
+class MeasuredLinks(NamedTuple):
     """What was measured of the links of a group.
 
     Attributes: `model`, of all, or where ranks share nodes of the first ranks of the nodes; then `inside`, of the ranks
@@ -147,7 +147,7 @@ def was_disturbed(communicator: TrialGroup, links: Links) -> bool:
     return False
 
 
-def measure_links(communicator: TrialGroup) -> Measured:
+def measure_links(communicator: TrialGroup) -> MeasuredLinks:
     """What the links of the group cost, the same on all ranks. A collective call.
 
     Where ranks share nodes, those of each node measure at once, then the first ranks of the nodes among themselves.
@@ -158,7 +158,7 @@ def measure_links(communicator: TrialGroup) -> Measured:
     if len(nodes) in (1, communicator.world_size):
         model = measure_model(communicator)
         slowdown = measure_slowdowns(communicator, model) if len(nodes) > 1 else ()
-        return Measured(model, slowdown=slowdown)
+        return MeasuredLinks(model, slowdown=slowdown)
     node = next(number for number, ranks in enumerate(nodes) if communicator.rank in ranks)
     place = nodes[node].index(communicator.rank)
     inside = nic = None
@@ -183,7 +183,7 @@ def measure_links(communicator: TrialGroup) -> Measured:
     largest = max(nodes, key=len)
     nic, shared, slowdown = _told(communicator, 0, (nic, shared, slowdown))
     inside = _told(communicator, largest[0], inside)
-    return Measured(nic, inside, shared, tuple(slowdown))
+    return MeasuredLinks(nic, inside, shared, tuple(slowdown))
 
 
 def _nothing() -> None:
@@ -305,7 +305,7 @@ def _read(file: Path) -> tuple[bytes, bool]:
     return text, abs(time.time() - written_s) > AGAIN_AFTER_S
 
 
-def _write(file: Path, measured_s: float, measured: Measured, factors: Sequence[Factor]) -> None:
+def _write(file: Path, measured_s: float, measured: MeasuredLinks, factors: Sequence[Factor]) -> None:
     inside = None if measured.inside is None else measured.inside.__dict__
     links: dict[str, Any] = {"model": measured.model.__dict__, "inside": inside}
     links |= {"shared": measured.shared, "slowdown": measured.slowdown}
@@ -319,8 +319,8 @@ def _write(file: Path, measured_s: float, measured: Measured, factors: Sequence[
         log.info("cannot keep the cost model in %s: %s", file, error)
 
 
-def _parse(text: bytes) -> tuple[float, Measured, tuple[Factor, ...]] | None:
-    """(time.time() when it was measured, Measured, tuple of Factor) that a cache file holds.
+def _parse(text: bytes) -> tuple[float, MeasuredLinks, tuple[Factor, ...]] | None:
+    """(time.time() when it was measured, MeasuredLinks, tuple of Factor) that a cache file holds.
 
     None if it is empty, broken or of another version.
     """
@@ -335,7 +335,7 @@ def _parse(text: bytes) -> tuple[float, Measured, tuple[Factor, ...]] | None:
         if not all(1 <= factor < float("inf") for factor in slowdown):
             return None
         inside = None if document["inside"] is None else CostModel(**document["inside"])
-        measured = Measured(CostModel(**document["model"]), inside, bool(document["shared"]), slowdown)
+        measured = MeasuredLinks(CostModel(**document["model"]), inside, bool(document["shared"]), slowdown)
         return float(document["measured_s"]), measured, factors
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

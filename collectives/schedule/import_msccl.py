@@ -19,7 +19,7 @@ import numpy as np
 
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Ints, ScheduleBuilder
-from lanterne.collectives.schedule.msccl_xml import Block, Kind, MscclProgram, Step, parse_msccl
+from lanterne.collectives.schedule.msccl_xml import Block, MscclProgram, Step, StepKind, parse_msccl
 from lanterne.errors import ScheduleError
 
 # Of sweeps over transfers in search of their rounds; more would take minutes.
@@ -189,7 +189,7 @@ class _Program:
     def _run(self, now: int, number: int, step: Step, index: int) -> None:
         block, kind = self.blocks[number], step.kind
         source, target = self._at(block, step.src, index), self._at(block, step.dst, index)
-        if kind == Kind():
+        if kind == StepKind():
             return
         if not kind.stores and kind.adds:
             # Added, sent, and not kept: what the source held is not the rank's cell any more.

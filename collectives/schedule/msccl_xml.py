@@ -23,7 +23,7 @@ _COLLECTIVES = {
 }
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What a step does: it `receives`, `adds` to what src holds, `stores` in dst, `sends`."""
 
     receives: bool = False
@@ -33,15 +33,15 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    "nop": Kind(),
-    "s": Kind(sends=True),
-    "r": Kind(receives=True, stores=True),
-    "rcs": Kind(receives=True, stores=True, sends=True),
-    "rrc": Kind(receives=True, adds=True, stores=True),
-    "rrs": Kind(receives=True, adds=True, sends=True),
-    "rrcs": Kind(receives=True, adds=True, stores=True, sends=True),
-    "cpy": Kind(stores=True),
-    "re": Kind(adds=True, stores=True),
+    "nop": StepKind(),
+    "s": StepKind(sends=True),
+    "r": StepKind(receives=True, stores=True),
+    "rcs": StepKind(receives=True, stores=True, sends=True),
+    "rrc": StepKind(receives=True, adds=True, stores=True),
+    "rrs": StepKind(receives=True, adds=True, sends=True),
+    "rrcs": StepKind(receives=True, adds=True, stores=True, sends=True),
+    "cpy": StepKind(stores=True),
+    "re": StepKind(adds=True, stores=True),
 }
 _BUFFERS = "ios"
 # In a file, and of chunks of all ranks; more would take minutes.
@@ -51,7 +51,7 @@ MAX_STEPS, MAX_PLACES = 1 << 18, 1 << 22
 class Step(NamedTuple):
     """A step, `where` it stands, for people."""
 
-    kind: Kind
+    kind: StepKind
     src: tuple[str, int]
     dst: tuple[str, int]
     chunks: int

@@ -13,7 +13,7 @@ from lanterne.errors import InputError
 Copy: TypeAlias = tuple[int, int, int]
 
 
-class Piece(NamedTuple):
+class SharedPiece(NamedTuple):
     """One piece.
 
     Attributes:
@@ -55,7 +55,7 @@ WAYS: dict[str, Way] = {
 class SharedProgram(NamedTuple):
     """The pieces of a rank, and the ranks whose slots it reads: `sources` from `first` on."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SharedPiece, ...]
     first: int
     sources: int
 
@@ -100,7 +100,7 @@ def shared_program(
             got = [(r, (start + r * part_nbytes if way.gathers else start, mine, nbytes)) for r in sources]
         fold = (start, mine, nbytes // itemsize) if reads and way.folds else None
         pieces.append(
-            Piece(
+            SharedPiece(
                 tuple(copy for copy in sent if copy[2]),
                 tuple(read for read in got if read[1][2]),
                 fold if fold and fold[2] else None,

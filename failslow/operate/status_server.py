@@ -94,7 +94,7 @@ class StatusServer:
         self._history, self._patterns, self._patterns_s = history, list[dict[str, Any]](), 0.0
         owner = self
 
-        class Handler(_Handler):
+        class PageHandler(_Handler):
             """Of this server."""
 
             status, asked = staticmethod(look), owner
@@ -135,7 +135,7 @@ class StatusServer:
 
         self._seats = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
-            self._server = Server((address.host, address.port), Handler)
+            self._server = Server((address.host, address.port), PageHandler)
         except OSError as error:
             raise InputError(f"--listen: got {address.host}:{address.port}: {error.strerror}") from None
         self.port: int = self._server.server_address[1]

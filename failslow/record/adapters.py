@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lanterne.failslow.record.device_times import CupyEvents, Mark, QueuedCalls, TorchEvents, end
 from lanterne.failslow.record.recorder import (
     FOLDER_VARIABLE,
     Describe,
@@ -31,6 +30,7 @@ from lanterne.failslow.record.recorder import (
     mark_of,
     timed,
 )
+from lanterne.failslow.record.stream_times import CupyEvents, Mark, QueuedCalls, TorchEvents, end
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

@@ -45,7 +45,7 @@ def utc() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-class Ledger:
+class JobLedger:
     """Keeps it.
 
     Args:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
 from lanterne.failslow.record.call_ring import CAPACITY, Channel, RingWriter
-from lanterne.failslow.record.device_times import CallGroups, Mark, QueuedCalls, end
+from lanterne.failslow.record.stream_times import CallGroups, Mark, QueuedCalls, end
 
 if TYPE_CHECKING:
     from pathlib import Path

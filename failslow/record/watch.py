@@ -25,7 +25,7 @@ from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
 from lanterne.failslow.record.hangs import Hang
-from lanterne.failslow.record.job_ledger import Ledger, about_run
+from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog, Notice
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
@@ -211,7 +211,7 @@ class CallWatch:
             # A port that is taken, a server that does not answer: the job matters more.
             log.warning("watch: %s", error)
         arrivals = core_of(self._comm).late.arrivals
-        ledger = Ledger(
+        ledger = JobLedger(
             job, about_run(sys.argv), None, history=history, publisher=self._publisher,
             begun_early=lambda: arrivals.begun_early,
         )  # fmt: skip

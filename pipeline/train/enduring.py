@@ -37,7 +37,7 @@ MOST_HELD = 6
 log: logging.Logger = logging.getLogger(__name__)
 
 
-class Change(NamedTuple):
+class GroupChange(NamedTuple):
     """That the ranks have changed.
 
     Attributes: `iteration` with which training went on; `ranks` that there are; `newcomers`, of those; `repeated`,
@@ -55,7 +55,7 @@ class Change(NamedTuple):
 
 
 @dataclass
-class Held:
+class HeldState:
     """The state of a seat of a layout after `iteration` iterations, and `steps` of its optimizer.
 
     Attributes: `layout`, whose `units` they are, a number; WHOLE: all of the state is one; `units` and `places` as
@@ -81,8 +81,8 @@ class Enduring:
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
 
-    Attributes: `comm`, `trainer`: those of now; `changes`, a list of Change; `copy_s`, seconds that keeping and waiting
-    for copies has taken.
+    Attributes: `comm`, `trainer`: those of now; `changes`, a list of GroupChange; `copy_s`, seconds that keeping and
+    waiting for copies has taken.
 
     Cost: a rank keeps its own state once more, and with copies twice, and its neighbour's twice.
     """
@@ -98,17 +98,17 @@ class Enduring:
         model: str = "",
     ) -> None:
         self.comm = comm
-        self.changes: list[Change] = []
+        self.changes: list[GroupChange] = []
         self.copy_s: float = 0.0
         self._make = make
         self._copies = copies
         self._every = every
         self._checkpoint = checkpoint
         self._model = model
-        self._own: list[Held] = []  # newest first
-        self._neighbours: list[Held] = []
-        self._coming: tuple[Held, list[MessageRequest]] | None = None
-        self._whole: list[Held] = []  # where this layout began, until copies have been made
+        self._own: list[HeldState] = []  # newest first
+        self._neighbours: list[HeldState] = []
+        self._coming: tuple[HeldState, list[MessageRequest]] | None = None
+        self._whole: list[HeldState] = []  # where this layout began, until copies have been made
         self._trainer: Trainer | None = None
         try:
             if comm.newcomers:
@@ -206,18 +206,18 @@ class Enduring:
             self._begin_copy(held)
         self.copy_s += time.monotonic() - started_s
 
-    def _snapshot(self, out: NDArray[Any] | None = None) -> Held:
+    def _snapshot(self, out: NDArray[Any] | None = None) -> HeldState:
         trainer = self.trainer
         assert trainer.held is not None
         values = seat_values(trainer.copies, out)
         steps = next(iter(trainer.stages.values())).optimizer.steps
-        return Held(self._layout, trainer.held, steps, self._units, self._places, values)
+        return HeldState(self._layout, trainer.held, steps, self._units, self._places, values)
 
-    def _begin_copy(self, held: Held) -> None:
+    def _begin_copy(self, held: HeldState) -> None:
         comm = self.comm
         after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
         spare = self._neighbours.pop().values if len(self._neighbours) > 1 else np.empty_like(self._before_values)
-        coming = Held(held.layout, held.iteration, held.steps, self._before_units, self._before_places, spare)
+        coming = HeldState(held.layout, held.iteration, held.steps, self._before_units, self._before_places, spare)
         requests = [
             comm.start_recv(coming.values, before, tag=COPY_TAG),
             comm.start_send(held.values, after, tag=COPY_TAG),
@@ -251,14 +251,14 @@ class Enduring:
                 error = another
         raise error
 
-    def _live(self) -> list[Held]:
+    def _live(self) -> list[HeldState]:
         """The state in the stages, unless that is half of one iteration and half of the next."""
         return [] if self._trainer is None or self._trainer.held is None else [self._snapshot()]
 
-    def _all_held(self) -> list[Held]:
+    def _all_held(self) -> list[HeldState]:
         return [*self._live(), *self._own, *self._neighbours, *self._whole]
 
-    def _rebuild(self, comm: Communicator, held: Sequence[Held], started_s: float, why: str) -> None:
+    def _rebuild(self, comm: Communicator, held: Sequence[HeldState], started_s: float, why: str) -> None:
         """A Trainer on `comm`, with the state that all `held` make together."""
         before = self.iterations if self._trainer is not None else 0
         self.comm = comm
@@ -277,13 +277,13 @@ class Enduring:
         trainer.restore(state)
         values = np.concatenate([getattr(state, name) for name in VECTORS])
         units, places = np.ones(1, np.uint8), np.arange(len(values), dtype=np.int64)
-        self._whole = [Held(WHOLE, state.iteration, state.steps, units, places, values)]
+        self._whole = [HeldState(WHOLE, state.iteration, state.steps, units, places, values)]
         self._use(trainer)
         self._keep()
         repeated = max(0, before - state.iteration)
         seconds = time.monotonic() - started_s
         self.changes.append(
-            Change(state.iteration, comm.world_size, comm.newcomers, repeated, seconds, source, why)
+            GroupChange(state.iteration, comm.world_size, comm.newcomers, repeated, seconds, source, why)
         )
 
     def _use(self, trainer: Trainer) -> None:
@@ -320,7 +320,7 @@ class Enduring:
                 self._trainer.close()
 
 
-def gather_held(comm: Communicator, held: Sequence[Held]) -> tuple[TrainingState | None, int]:
+def gather_held(comm: Communicator, held: Sequence[HeldState]) -> tuple[TrainingState | None, int]:
     """The latest state that is complete in what all ranks have `held`, on all of them, None if none is; and how many
     iterations anybody knows of.
 
@@ -351,7 +351,7 @@ def gather_held(comm: Communicator, held: Sequence[Held]) -> tuple[TrainingState
     return None, latest
 
 
-def _together(comm: Communicator, chosen: Sequence[Held], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _together(comm: Communicator, chosen: Sequence[HeldState], dtype: np.dtype[Any]) -> NDArray[Any]:
     """(3, numbers of the model): what the ranks have `chosen`, on all of them."""
     places = np.concatenate([np.empty(0, np.int64), *(each.places for each in chosen)])
     values = np.concatenate([np.empty(0, dtype), *(each.values for each in chosen)])

@@ -64,7 +64,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Job:
+class DrawnJob:
     """One series. `loose`: it fluctuates inside its incident, so that extra changes there are no mistake."""
 
     name: str
@@ -317,7 +317,7 @@ def _add_spikes(build: _JobBuilder) -> None:
     build.level[spikes] += np.where(free[spikes], sizes, 0.0)
 
 
-def make_job(kind: str, seed: int) -> Job:
+def make_job(kind: str, seed: int) -> DrawnJob:
     """The job of that kind and seed: a pure function of both."""
     rng = np.random.default_rng([SEED, seed, KINDS.index(kind)])
     rows = int(rng.integers(500, 1500))
@@ -336,9 +336,10 @@ def make_job(kind: str, seed: int) -> Job:
     seconds = unit_s * np.exp(np.clip(build.level + core, -2.0, 4.0))
     seconds[0] *= rng.uniform(1.0, 6.0)
     truth = Truth(noise, tuple((healthy + log(unit_s)).tolist()))
-    return Job(f"{kind}-{seed}", kind, tuple(seconds.tolist()), tuple(build.labels), kind in ("noisy", "ramp"), truth)
+    loose = kind in ("noisy", "ramp")
+    return DrawnJob(f"{kind}-{seed}", kind, tuple(seconds.tolist()), tuple(build.labels), loose, truth)
 
 
-def make_jobs(count: int, first_seed: int = 0) -> list[Job]:
+def make_jobs(count: int, first_seed: int = 0) -> list[DrawnJob]:
     """`count` jobs of all kinds in turn; other values of `first_seed` give other jobs of the same distribution."""
     return [make_job(KINDS[i % len(KINDS)], first_seed + i) for i in range(count)]

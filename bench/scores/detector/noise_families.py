@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from lanterne.bench.scores.detector.drawn_jobs import SEED, Job, Label
+from lanterne.bench.scores.detector.drawn_jobs import SEED, DrawnJob, Label
 
 # (rows,) log levels of a healthy job.
 Series: TypeAlias = NDArray[np.float64]
@@ -112,7 +112,7 @@ FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 MARGIN_ROWS = 120
 
 
-def make_job(family: str, seed: int, slow: bool) -> Job:
+def make_job(family: str, seed: int, slow: bool) -> DrawnJob:
     """The job of that family and seed, with a spell where `slow`: a pure function of all three."""
     rng = np.random.default_rng([SEED, seed, 1000 + FAMILIES.index(family)])
     rows = int(rng.integers(500, 1500))
@@ -126,10 +126,10 @@ def make_job(family: str, seed: int, slow: bool) -> Job:
         y[start : start + length] += amount
         labels = (Label("onset", start, exp(amount), 8), Label("relief", start + length, exp(-amount), 8))
     seconds = rng.uniform(0.2, 20.0) * np.exp(np.clip(y, -4.0, 5.0))
-    return Job(f"{family}-{seed}", family, tuple(seconds.tolist()), labels)
+    return DrawnJob(f"{family}-{seed}", family, tuple(seconds.tolist()), labels)
 
 
-def make_jobs(count: int, first_seed: int = 0) -> list[Job]:
+def make_jobs(count: int, first_seed: int = 0) -> list[DrawnJob]:
     """`count` jobs of all families in turn, healthy ones and slow ones alternating."""
     turns = [(i // len(FAMILIES), FAMILIES[i % len(FAMILIES)]) for i in range(count)]
     return [make_job(family, first_seed + i, turn % 2 == 1) for i, (turn, family) in enumerate(turns)]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.bench.scores.detector.drawn_jobs import HEALTHY, Job, JobNoise, discernible
+from lanterne.bench.scores.detector.drawn_jobs import HEALTHY, DrawnJob, JobNoise, discernible
 
 Array: TypeAlias = NDArray[np.float64]
 HEIGHTS = 11
@@ -44,7 +44,7 @@ class OracleBound:
     latency_rows_p90: float
 
 
-def probabilities(jobs: Sequence[Job]) -> list[Array]:
+def probabilities(jobs: Sequence[DrawnJob]) -> list[Array]:
     """For each job, the probability of every row that the job is slow, given the rows up to it: list of arrays."""
     # Jobs of like length together: a batch takes as long as its longest.
     order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].seconds))
@@ -56,7 +56,7 @@ def probabilities(jobs: Sequence[Job]) -> list[Array]:
     return [found[i] for i in range(len(jobs))]
 
 
-def bound(jobs: Sequence[Job], slow: Sequence[Array], alarms: float) -> OracleBound:
+def bound(jobs: Sequence[DrawnJob], slow: Sequence[Array], alarms: float) -> OracleBound:
     """The OracleBound for a share `alarms` of healthy jobs, from `slow`, the probabilities of `jobs`."""
     peaks = sorted((p.max() for job, p in zip(jobs, slow, strict=True) if job.kind in HEALTHY), reverse=True)
     allowed = int(alarms * len(peaks))
@@ -81,7 +81,7 @@ def bound(jobs: Sequence[Job], slow: Sequence[Array], alarms: float) -> OracleBo
     return OracleBound(float(limit), share, missed / max(onsets, 1), missed_15 / max(strong, 1), float(p50), float(p90))
 
 
-def _filter(jobs: Sequence[Job]) -> list[Array]:
+def _filter(jobs: Sequence[DrawnJob]) -> list[Array]:
     """The forward recursion over a batch of jobs at once; states are (job, height, latent Gaussian)."""
     rows = max(len(job.seconds) for job in jobs)
     z = np.zeros((len(jobs), rows))

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count
 from lanterne.bench.scores.detector import drawn_jobs, noise_families, real_series, world_jobs
-from lanterne.bench.scores.detector.drawn_jobs import Job
+from lanterne.bench.scores.detector.drawn_jobs import DrawnJob
 from lanterne.bench.scores.detector.real_series import RealSeries
 from lanterne.bench.scores.detector.world_jobs import WorldJob
 from lanterne.failslow.detect.events import LevelEvent
@@ -73,7 +73,7 @@ class DetectorVerdict:
     provisional: tuple[int, ...]
 
 
-def judge(job: Job, events: Iterable[LevelEvent]) -> DetectorVerdict:
+def judge(job: DrawnJob, events: Iterable[LevelEvent]) -> DetectorVerdict:
     """Compare confirmed `events` with the labels of `job`."""
     left = [event for event in events if event.confirmed_at is not None]
     right, missed, missed_15, misplaced_15, onsets = True, 0, 0, 0, 0
@@ -119,7 +119,7 @@ def detectors() -> dict[str, Callable[[], Detector]]:
     return {"tracker": Tracker, "sliding_median_9": SlidingMedian, "bocd": BocdTracker}
 
 
-def score(make: Callable[[], Detector], jobs: Sequence[Job]) -> dict[str, Any]:
+def score(make: Callable[[], Detector], jobs: Sequence[DrawnJob]) -> dict[str, Any]:
     """Run a fresh detector over each job and sum up: a record of plain numbers."""
     verdicts, rows, spent_s = [], 0, 0.0
     for job in jobs:
@@ -134,7 +134,7 @@ def score(make: Callable[[], Detector], jobs: Sequence[Job]) -> dict[str, Any]:
     return summary(jobs, verdicts) | {"update_s": spent_s / max(rows, 1), "rows": rows}
 
 
-def summary(jobs: Sequence[Job], verdicts: Sequence[DetectorVerdict]) -> dict[str, Any]:
+def summary(jobs: Sequence[DrawnJob], verdicts: Sequence[DetectorVerdict]) -> dict[str, Any]:
     """Shares over jobs and onsets; latencies as median and 90th percentile."""
     healthy = [v for job, v in zip(jobs, verdicts, strict=True) if not job.labels]
     onsets = sum(v.onsets for v in verdicts)
@@ -257,7 +257,7 @@ def _world_oracle(drawn: Sequence[WorldJob]) -> dict[str, Any]:
     return summary([one.job for one in drawn], verdicts) | {"update_s": None}
 
 
-def _oracle(jobs: Sequence[Job]) -> dict[str, float]:
+def _oracle(jobs: Sequence[DrawnJob]) -> dict[str, float]:
     from lanterne.bench.scores.detector import oracle
 
     report.progress(f"oracle: {len(jobs)} jobs")

@@ -19,7 +19,7 @@ from lanterne.errors import InputError
 from lanterne.failslow.detect.tracker import Tracker
 
 
-def costs_s(jobs: Sequence[drawn_jobs.Job]) -> dict[str, list[float]]:
+def costs_s(jobs: Sequence[drawn_jobs.DrawnJob]) -> dict[str, list[float]]:
     """{kind: seconds that every single update of a fresh Tracker over each of its `jobs` took, in ascending order}."""
     clock = time.perf_counter_ns
     spent_ns: dict[str, list[int]] = {job.kind: [] for job in jobs}

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from lanterne.bench.scores.detector.drawn_jobs import Job, Label
+from lanterne.bench.scores.detector.drawn_jobs import DrawnJob, Label
 
 Array: TypeAlias = NDArray[np.float64]
 SEED = 26_000
@@ -54,7 +54,7 @@ class Known:
 class WorldJob:
     """A labelled job, what is known of it, and whether two readers agree on its labels."""
 
-    job: Job
+    job: DrawnJob
     known: Known
     agreed: bool
 
@@ -338,7 +338,7 @@ def draw_on(background: Sequence[float], kind: str, seed: int) -> WorldJob:
 
 def _finish(d: _Drawing, name: str, kind: str, y: Array, known: Known, noise: Array) -> WorldJob:
     labels = tuple(sorted(d.labels, key=lambda label: label.index))
-    job = Job(name, kind, tuple(np.exp(np.clip(y, -6.0, 6.0)).tolist()), labels, d.loose)
+    job = DrawnJob(name, kind, tuple(np.exp(np.clip(y, -6.0, 6.0)).tolist()), labels, d.loose)
     return WorldJob(job, known, agreed(d.slow + noise, d.slow, labels, known, d.error))
 
 

@@ -42,7 +42,7 @@ BAR = 0.98
 TIMEOUT_S = 5.0
 
 
-class Cell(NamedTuple):
+class SuiteCell(NamedTuple):
     """A test method of a class of a module, with one element type of one kind of array."""
 
     module: str
@@ -52,7 +52,7 @@ class Cell(NamedTuple):
     typecode: str
 
 
-class Verdict(NamedTuple):
+class SuiteVerdict(NamedTuple):
     """What came of a cell: "ok", "fail", "no verb" or "skipped", and why."""
 
     state: str
@@ -109,7 +109,7 @@ class Suite:
         for module in self.modules.values():
             vars(module)["MPI"] = self.mpi
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SuiteCell]:
         """All of them."""
         cells = []
         for name, module in self.modules.items():
@@ -119,19 +119,19 @@ class Suite:
                 for method in unittest.TestLoader().getTestCaseNames(kind):
                     loops = "arrayimpl.loop" in inspect.getsource(inspect.unwrap(getattr(kind, method)))
                     types = [
-                        Cell(name, case, method, backend, typecode)
+                        SuiteCell(name, case, method, backend, typecode)
                         for backend in BACKENDS
                         for typecode in getattr(self.arrays, backend).TypeMap
                     ]
                     cells += types if loops or "super()" in inspect.getsource(getattr(kind, method)) else types[:1]
         return cells
 
-    def run(self, cells: list[Cell], n: int) -> list[Verdict]:
+    def run(self, cells: list[SuiteCell], n: int) -> list[SuiteVerdict]:
         """The verdicts of `cells` on `n` threads."""
         return _joined(lanterne.spawn(n, self._rank, cells, timeout_s=60.0))
 
-    def _rank(self, comm: Communicator, cells: list[Cell]) -> list[Verdict]:
-        verdicts: list[Verdict] = []
+    def _rank(self, comm: Communicator, cells: list[SuiteCell]) -> list[SuiteVerdict]:
+        verdicts: list[SuiteVerdict] = []
         used: tuple[Communicator, ...] = ()
         for cell in cells:
             if not used:
@@ -155,27 +155,27 @@ class Suite:
         return verdicts
 
 
-def _verdict(test: unittest.TestCase, method: str) -> Verdict:
+def _verdict(test: unittest.TestCase, method: str) -> SuiteVerdict:
     try:
         test.setUp()
         getattr(test, method)()
         test.tearDown()
     except NoVerb as error:
-        return Verdict("no verb", str(error))
+        return SuiteVerdict("no verb", str(error))
     except unittest.SkipTest as error:
-        return Verdict("skipped", str(error))
+        return SuiteVerdict("skipped", str(error))
     except Exception as error:
-        return Verdict("fail", f"{type(error).__name__}: {error}".splitlines()[0])
-    return Verdict("ok")
+        return SuiteVerdict("fail", f"{type(error).__name__}: {error}".splitlines()[0])
+    return SuiteVerdict("ok")
 
 
-def _joined(by_rank: list[list[Verdict]]) -> list[Verdict]:
+def _joined(by_rank: list[list[SuiteVerdict]]) -> list[SuiteVerdict]:
     """The worst verdict of the ranks; where one has no verb, the others only waited for it."""
     order = ("no verb", "fail", "skipped", "ok")
     return [min(verdicts, key=lambda verdict: order.index(verdict.state)) for verdicts in zip(*by_rank, strict=True)]
 
 
-def table(cells: list[Cell], verdicts: list[Verdict]) -> str:
+def table(cells: list[SuiteCell], verdicts: list[SuiteVerdict]) -> str:
     """Per module: cells by state; then what is missing, and what failed."""
     lines = [f"{'module':<18}{'cells':>7}{'ok':>7}{'fail':>7}{'no verb':>9}{'skipped':>9}"]
     for module in (*MODULES, "all"):

@@ -140,7 +140,7 @@ def _updates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _looks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from lanterne.failslow.record.call_ring import RingWriter
-    from lanterne.failslow.record.job_ledger import Ledger, about_run
+    from lanterne.failslow.record.job_ledger import JobLedger, about_run
     from lanterne.failslow.record.job_log import JobLog
 
     ranks, iterations = 64, 120
@@ -155,7 +155,7 @@ def _looks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         job = JobLog(folder, ranks)
         job.poll()
         publisher = Publisher(file=folder / "job.status")
-        ledger = Ledger(job, about_run(["x"]), None, publisher=publisher)
+        ledger = JobLedger(job, about_run(["x"]), None, publisher=publisher)
         took_s = _timed_s(ledger.look, 50)
         right = len(json.loads((folder / "job.status").read_text())["late"]) == ranks
         yield _record(f"a look at {ranks} ranks, once a second", 1e3 * took_s, "ms", 5, right=right)

@@ -32,7 +32,7 @@ def make_model(layers: int) -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 
-class Contest:
+class DdpContest:
     """The models of one bucket cap, of both backends, and what their iterations took."""
 
     def __init__(self, groups: dict[str, Any], layers: int, cap_mb: float) -> None:
@@ -137,7 +137,7 @@ def main() -> None:
     groups = {"lanterne": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=timedelta(seconds=60))}
     results = []
     for cap_mb in options["caps_mb"]:
-        contest = Contest(groups, options["layers"], cap_mb)
+        contest = DdpContest(groups, options["layers"], cap_mb)
         alone = [contest.iterate("gloo", 0.0, alone=True)["backward"] for _ in range(3)]
         for late in options["late"]:
             late_s = late * contest.nbytes / options["rate_bytes_per_s"]

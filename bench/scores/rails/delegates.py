@@ -132,7 +132,7 @@ def compare(
         for iteration in range(-2, args.iterations):
             for name, plane in planes.items():
                 report.progress(f"{nbytes} bytes, {name} {max(iteration, 0) + 1}/{args.iterations}")
-                timed = Timed(plane)
+                timed = TimedDelegate(plane)
                 time_s, bad = run_iteration(comm, checked, timed, nbytes, work_s)
                 wrong[name].append(bad)
                 if iteration >= 0:
@@ -157,7 +157,7 @@ def compare(
     ]
 
 
-class Timed:
+class TimedDelegate:
     """A data plane whose sends are timed: `sends_s`, and what of it this thread itself computed, `cpu_s`."""
 
     def __init__(self, plane: "DataPlane") -> None:
@@ -182,7 +182,7 @@ class Timed:
 def run_iteration(
     comm: "Communicator", checked: "CheckedPlan", plane: Any, nbytes: int, work_s: float
 ) -> tuple[float, int]:
-    """One iteration over `plane`, a Timed one: (its time on the slower rank, wrong messages on both ranks)."""
+    """One iteration over `plane`, a TimedDelegate one: (its time on the slower rank, wrong messages on both ranks)."""
     import numpy as np
 
     from lanterne.bench.scores.rails.copy_stage import CopyStage

@@ -43,7 +43,7 @@ MOST_PROCESSES = 14
 
 
 @dataclass
-class Process:
+class GrowingProcess:
     """A process that was a rank, or wanted to be. `place`: that which it has, claims, or ANY or SPARE."""
 
     name: str
@@ -84,7 +84,7 @@ class GrowingWorld:
         self.machine = SimulatedMachine(self.baton)
         self.ranks = self.rng.randint(*RANKS)
         self.steps = self.rng.randint(*STEPS)
-        self.processes: list[Process] = []
+        self.processes: list[GrowingProcess] = []
         self.problems: list[str] = []
         self.fell_s: list[float] = []
         self.over_s: float | None = None
@@ -116,7 +116,7 @@ class GrowingWorld:
     def _begin(self, name: str, place: int, *, joins: bool = True) -> None:
         if len(self.processes) == MOST_PROCESSES or self.baton.is_over:
             return
-        process = Process(name, place)
+        process = GrowingProcess(name, place)
         self.processes.append(process)
         process.actor = self.baton.start(name, partial(self._live, process, joins))
         for kind, likely in FALLS.items():
@@ -125,7 +125,7 @@ class GrowingWorld:
             if self.rng.random() < likely:
                 process.actor.at_step.setdefault(step, []).append(partial(self._befall, process, kind))
 
-    def _befall(self, process: Process, kind: str) -> None:
+    def _befall(self, process: GrowingProcess, kind: str) -> None:
         baton, rng, actor = self.baton, self.rng, process.actor
         assert actor is not None
         baton.note(f"event: {kind} of {process.name}")
@@ -146,7 +146,7 @@ class GrowingWorld:
             names = frozenset((actor.name, "store" if other is None else other.name))
             self.machine.network.cuts[names] = baton.now_s + rng.uniform(*CUT_S)
 
-    def _live(self, process: Process, joins: bool) -> None:
+    def _live(self, process: GrowingProcess, joins: bool) -> None:
         try:
             self._work(process, self._join(process) if joins else self._open(process.place), joins)
         except Killed:
@@ -167,7 +167,7 @@ class GrowingWorld:
         communicator.tuning.adopt(MODEL, "simulated")
         return communicator
 
-    def _join(self, process: Process) -> Communicator:
+    def _join(self, process: GrowingProcess) -> Communicator:
         process.asked_s = self.baton.now_s
         while True:
             client = StoreClient(ADDRESS, TOKEN, TIMEOUT_S, machine=self.machine)
@@ -181,7 +181,7 @@ class GrowingWorld:
                 process.entered_s = self.baton.now_s
                 return found
 
-    def _work(self, process: Process, communicator: Communicator, is_new: bool) -> None:
+    def _work(self, process: GrowingProcess, communicator: Communicator, is_new: bool) -> None:
         knows, agreed, step_s = not is_new, False, self.rng.uniform(*STEP_S)
         with communicator:
             while True:
@@ -202,12 +202,12 @@ class GrowingWorld:
                     after, agreed = communicator.shrink(), False
                 communicator = after
 
-    def _note_group(self, process: Process, communicator: Communicator) -> None:
+    def _note_group(self, process: GrowingProcess, communicator: Communicator) -> None:
         self.baton.note(f"is rank {communicator.rank} of {communicator.ranks}, epoch {communicator.epoch}")
         key = communicator.epoch, communicator.communicator_id
         process.groups.append((key, communicator.rank, communicator.ranks))
 
-    def _agree(self, process: Process, communicator: Communicator, knows: bool) -> None:
+    def _agree(self, process: GrowingProcess, communicator: Communicator, knows: bool) -> None:
         """Have the state of whoever is furthest."""
         told: Any = np.empty((communicator.world_size, 3))
         communicator.all_gather(np.array([knows, process.steps, process.total]), told)
@@ -220,7 +220,7 @@ class GrowingWorld:
         furthest = known[known[:, 1].argmax()]
         process.steps, process.total = int(furthest[1]), float(furthest[2])
 
-    def _step(self, process: Process, communicator: Communicator) -> None:
+    def _step(self, process: GrowingProcess, communicator: Communicator) -> None:
         give, out = process.steps + 1.0, np.full(500, -1.0)
         communicator.all_reduce(np.full(500, give), out, algorithm="ring")
         if not (out == give * communicator.world_size).all():
@@ -251,7 +251,7 @@ class GrowingWorld:
                 if left and not actor.is_killed:
                     self.problems.append(f"descriptors: {process.name} leaves {len(left)} of {left[0].peer_name} open")
 
-    def _judge_end(self, process: Process) -> None:
+    def _judge_end(self, process: GrowingProcess) -> None:
         """Whom nothing befell gets to the end; whoever asked in time is taken in."""
         error = f"{type(process.error).__name__}: {process.error}"
         if process.asked_s is None or process.groups:

@@ -53,7 +53,7 @@ SIZES = {
 CPU_NBYTES, CPU_S = 16 << 20, 4.0
 
 
-class Contender(NamedTuple):
+class CallContender(NamedTuple):
     """A way to make a call, and what its output has to be."""
 
     name: str
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     import lanterne
 
     with lanterne.init(transport=args.transport) as comm:
-        contest = Contest(comm)
+        contest = CallContest(comm)
         results: list[dict[str, Any]] = []
         if "small" in parts:
             results.append(contest.small(args.turns))
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     return int(any(row["wrong"] for result in results for row in result["rows"]))
 
 
-class Contest:
+class CallContest:
     """The contenders on the ranks of `comm`; MPI's own where the job has MPI."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -134,7 +134,7 @@ class Contest:
         }
         if bare is not None:
             ways[NATIVE] = lambda: bare.Allreduce(x, y)
-        rows = self._compare([Contender(name, call, y, expected) for name, call in ways.items()], turns)
+        rows = self._compare([CallContender(name, call, y, expected) for name, call in ways.items()], turns)
         return {"collective": "all_reduce", "ranks": n, "nbytes": 8, "rows": rows}
 
     def large(self, collective: str, nbytes: int) -> dict[str, Any]:
@@ -161,15 +161,15 @@ class Contest:
         }[collective]
         if collective == "broadcast":
             out[:] = inputs[0]
-        contenders = [Contender("auto", partial(getattr(comm, collective), *arguments), result, expected)]
+        contenders = [CallContender("auto", partial(getattr(comm, collective), *arguments), result, expected)]
         if bare is not None:
-            contenders.append(Contender(NATIVE, partial(getattr(bare, verb), *arguments), result, expected))
+            contenders.append(CallContender(NATIVE, partial(getattr(bare, verb), *arguments), result, expected))
         # The root's data are those that it receives anew each time.
         keeps = collective == "broadcast" and me == 0
         rows = self._compare(contenders, LARGE_TURNS, keeps)
         return {"collective": collective, "ranks": n, "nbytes": count * n * 8, "rows": rows}
 
-    def _compare(self, contenders: list[Contender], turns: int, keeps: bool = False) -> list[dict[str, Any]]:
+    def _compare(self, contenders: list[CallContender], turns: int, keeps: bool = False) -> list[dict[str, Any]]:
         """A row for each; `keeps`: the output is the input, too."""
         samples: list[list[float]] = [[] for _ in contenders]
         wrong = [0] * len(contenders)

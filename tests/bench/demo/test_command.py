@@ -17,7 +17,7 @@ from processes import MARK, assert_none_left, new_mark
 from lanterne.bench import cli
 from lanterne.bench.demo import screen as demo_screen
 from lanterne.bench.demo.command import summed_up
-from lanterne.bench.demo.picture import View
+from lanterne.bench.demo.picture import PictureView
 from lanterne.bench.demo.screen import PHASES, chart, columns, mark_line, phases, plain_line, screen, step_lines
 from lanterne.bench.demo.steps import Observer
 
@@ -160,7 +160,7 @@ def test_a_pipe_that_is_closed_ends_the_job(tmp_path, monkeypatch):
     ends, signals = os.pipe(), []
     os.close(ends[0])
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
-    with pytest.raises(BrokenPipeError), open(ends[1], "w") as file, View(feed, ABOUT, file):
+    with pytest.raises(BrokenPipeError), open(ends[1], "w") as file, PictureView(feed, ABOUT, file):
         pass
     assert signals == [(os.getpid(), signal.SIGTERM)]
 

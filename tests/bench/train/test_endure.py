@@ -11,7 +11,7 @@ import lanterne
 from lanterne.bench import cli
 from lanterne.bench.train import endure
 from lanterne.errors import InputError
-from lanterne.pipeline.train.enduring import Change
+from lanterne.pipeline.train.enduring import GroupChange
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = ["--data", "README.md"]
@@ -38,7 +38,7 @@ def test_what_cannot_be(options, said):
 
 
 def test_what_is_told():
-    change = Change(4, 3, (), 1, 0.25, "memory", "rank 3 failed: killed")
+    change = GroupChange(4, 3, (), 1, 0.25, "memory", "rank 3 failed: killed")
     said = "# iteration 5: rank 3 failed: killed: 3 ranks go on, 1 again, state from memory, in 250 ms"
     assert endure.told(change) == said
     assert endure.parse_kill("3@20", 4) == endure.Kill(3, 19)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lanterne.collectives.auto.learn import Measured
+from lanterne.collectives.auto.learn import MeasuredLinks
 from lanterne.collectives.auto.slow_nics import LEAST_HOSTS, faster, measure_slowdowns, slowdowns
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.schedule.cost import CostModel, Piece
@@ -19,8 +19,8 @@ def test_what_takes_longer_than_the_middle_one_is_slow():
 def test_a_slow_nic_makes_a_topology_of_hosts_with_one_rank_each():
     nodes = tuple((rank,) for rank in range(4))
     model = CostModel(1e-4, 4e-8, 1e-10, (Piece(1e6, 2e-4, 8e-8),))
-    assert Measured(model).topology(nodes) is None
-    topology = Measured(model, slowdown=(1.0, 4.0, 1.0, 1.0)).topology(nodes)
+    assert MeasuredLinks(model).topology(nodes) is None
+    topology = MeasuredLinks(model, slowdown=(1.0, 4.0, 1.0, 1.0)).topology(nodes)
     assert topology.slow_nodes == (1,)
     assert not topology.is_flat
     assert topology.links[0].model == faster(model, 4.0)

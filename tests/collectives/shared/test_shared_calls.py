@@ -7,8 +7,8 @@ import pytest
 
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.jobs import spawn
-from lanterne.collectives.shared.calls import SharedPlans
-from lanterne.collectives.shared.memory import SLOT_NBYTES, SLOTS, SharedMemory, nbytes_for
+from lanterne.collectives.shared.shared_calls import SharedPlans
+from lanterne.collectives.shared.shared_memory import SLOT_NBYTES, SLOTS, SharedMemory, nbytes_for
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport
 

@@ -5,8 +5,8 @@ import pytest
 from lanterne.bench.topology.random_clusters import random_topologies
 from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
 from lanterne.collectives.schedule.cost import CostModel, late_start
-from lanterne.collectives.topology.bounds import bound_s
 from lanterne.collectives.topology.flows import simulate_flows
+from lanterne.collectives.topology.port_bounds import bound_s
 from lanterne.collectives.topology.presets import dgx, dgx_one_nic, find_preset
 from lanterne.collectives.topology.topology import NIC, LinkClass, Topology, equal_links
 

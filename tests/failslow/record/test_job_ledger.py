@@ -15,7 +15,7 @@ from lanterne.failslow.operate.publisher import Publisher, push_headers, receive
 from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds
 from lanterne.failslow.record import recorder
 from lanterne.failslow.record.call_ring import RingReader
-from lanterne.failslow.record.job_ledger import Ledger, about_run
+from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder
 
@@ -140,7 +140,7 @@ def test_receivers():
 def test_a_disk_that_is_full_ends_no_job(tmp_path):
     write_logs(tmp_path, job_calls(2, 20))
     publisher = Publisher(file=tmp_path / "none" / "status.json")
-    Ledger(JobLog(tmp_path, 2), about_run(["x"]), None, publisher=publisher).look()
+    JobLedger(JobLog(tmp_path, 2), about_run(["x"]), None, publisher=publisher).look()
     publisher.close()
 
 

@@ -8,7 +8,7 @@ from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.train.enduring import WHOLE, Enduring, Held, gather_held
+from lanterne.pipeline.train.enduring import WHOLE, Enduring, HeldState, gather_held
 from lanterne.pipeline.train.rank_layout import Layout, fit_layout
 from lanterne.pipeline.train.state import seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer, plans
@@ -202,7 +202,7 @@ def test_a_seat_is_what_the_state_says():
 def test_the_latest_complete_state_is_taken():
     def held(layout, iteration, units, places, value):
         units, places = np.array(units, np.uint8), np.array(places)
-        return Held(layout, iteration, iteration, units, places, np.full(len(places), float(value)))
+        return HeldState(layout, iteration, iteration, units, places, np.full(len(places), float(value)))
 
     has = {
         0: [held(5, 3, [1, 0], [0, 1, 2], 30), held(5, 2, [1, 0], [0, 1, 2], 20)],

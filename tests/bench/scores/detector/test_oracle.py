@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from lanterne.bench.scores.detector import oracle
-from lanterne.bench.scores.detector.drawn_jobs import Job, JobNoise, Label, Truth, make_job
+from lanterne.bench.scores.detector.drawn_jobs import DrawnJob, JobNoise, Label, Truth, make_job
 
 
 def quiet(times, labels=(), **noise):
     """A job of 1 s an iteration, with the truth that belongs to it."""
     drawn = JobNoise(**({"sigma": 0.01, "dof": 2, "correlation": 0.3, "spike_rate": 0.01, "jitters": 2} | noise))
-    return Job("x", "step" if labels else "plain", tuple(times), labels, truth=Truth(drawn, (0.0,) * len(times)))
+    return DrawnJob("x", "step" if labels else "plain", tuple(times), labels, truth=Truth(drawn, (0.0,) * len(times)))
 
 
 def wavering(*parts):

@@ -9,7 +9,7 @@ from lanterne.bench.scores.detector import drawn_jobs, noise_families, score, up
 from lanterne.failslow.detect.events import LevelEvent
 
 LABELS = (drawn_jobs.Label("onset", 100, 1.3), drawn_jobs.Label("relief", 150, 1 / 1.3))
-JOB = drawn_jobs.Job("x", "step", (1.0,) * 300, LABELS)
+JOB = drawn_jobs.DrawnJob("x", "step", (1.0,) * 300, LABELS)
 PERFECT = [LevelEvent("onset", 100, 101, 104, 1.3), LevelEvent("relief", 150, 151, 154, 0.77)]
 
 

@@ -3,7 +3,7 @@
 import io
 
 from lanterne.bench import cli
-from lanterne.bench.scores.speed.calls import PARTS, SIZES, Contest, print_document, steps
+from lanterne.bench.scores.speed.calls import PARTS, SIZES, CallContest, print_document, steps
 from lanterne.collectives.jobs import spawn
 
 
@@ -14,7 +14,7 @@ def test_a_short_way_from_all_reduce_to_post():
 
 
 def contest(comm):
-    trial = Contest(comm)
+    trial = CallContest(comm)
     small = trial.small(turns=2)
     return [small, *(trial.large(name, sizes[0]) for name, sizes in SIZES.items() if name != "broadcast")]
 
@@ -31,7 +31,7 @@ def test_results_are_right_and_shown():
 
 def test_what_is_wrong_is_counted(monkeypatch):
     def spoiled(comm):
-        trial = Contest(comm)
+        trial = CallContest(comm)
         block = trial._block
         monkeypatch.setattr(trial, "_block", lambda call, calls: block(lambda: None, calls))
         return trial.small(turns=1)
