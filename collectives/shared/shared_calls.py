@@ -8,8 +8,8 @@ from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import MAX_FOLD_INPUTS
 from lanterne.collectives.execute.requests import CollectiveRequest
-from lanterne.collectives.shared.shared_memory import SLOT_NBYTES, SharedMemory, digest_of
 from lanterne.collectives.shared.pieces import SharedPiece, SharedProgram, shared_program
+from lanterne.collectives.shared.shared_memory import SLOT_NBYTES, SharedMemory, digest_of
 from lanterne.kernels.arrays import address_of
 from lanterne.kernels.cpu.jit import divide_function
 from lanterne.kernels.cpu.meet import WORDS
