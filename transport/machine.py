@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from lanterne.transport.pauses import POLICY as PAUSES
@@ -47,7 +48,9 @@ class Lock(Protocol):
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...
     def release(self) -> None: ...
     def __enter__(self) -> bool: ...
-    def __exit__(self, *exception: Any) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
 class Running(Protocol):

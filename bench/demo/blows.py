@@ -251,7 +251,7 @@ def _blow_words(document: Mapping[str, Any], number: int) -> str:
     if one["named"] is None:
         return "\n".join([*lines, "not named"])
     lines.append(f"named after {one['named'] - one['first'] + 1} iterations")
-    lines += [WORDS.get(strategy, strategy) for strategy in dict.fromkeys(one["strategies"])]
+    lines += [str(WORDS.get(strategy, strategy)) for strategy in dict.fromkeys(one["strategies"])]
     if one["mitigated_s"] and one["alone_s"]:
         lines.append(f"then {one['alone_s'] / one['mitigated_s']:.2f} x as fast")
     return "\n".join(lines)

@@ -57,9 +57,10 @@ def _panel(axis: Axes, result: dict[str, Any]) -> None:
     delays_s = np.linspace(0, 1.25 * max(longest_s, waits_s, 1e-9), 60)
     for style, each in zip(STYLES, shown, strict=False):
         together_s, late_s = judged_s(each, "together"), judged_s(each, "late")
+        without_mark: dict[str, Any] = style | {"marker": ""}
         # Until the delay has hidden all that needs no late rank, each second of it is one second less to wait.
         exposed_s = np.maximum(together_s - delays_s, late_s) if each["ideal_delay_s"] else together_s + 0 * delays_s
-        axis.plot(1e3 * delays_s, 1e3 * exposed_s, label=each["algorithm"], **(style | {"marker": ""}))
+        axis.plot(1e3 * delays_s, 1e3 * exposed_s, label=each["algorithm"], **without_mark)
     axis.axhline(1e3 * bound_s, color=COLOURS[-1], linestyle=":", label="bytes alone")
     axis.set_ylim(0, 1e3 * top_s)
     axis.set_xlim(0, 1e3 * delays_s[-1])

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if not sizes or not all(2 <= size <= 16 for size in sizes):
         raise InputError(f"--ranks: got {args.ranks!r}, expected numbers from 2 to 16, such as 2,4")
     results: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
     for ranks in sizes:
         # B and W of a block take about as long as its F.
         problem = Problem(ranks, args.microbatches, 1.0, 1.0, 1.0)
