@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from lanterne.transport.pauses import POLICY as PAUSES
 from lanterne.transport.pauses import Pauses
