@@ -138,8 +138,12 @@ ALIKE = (
 )
 
 
+# Many seconds each.
+LONG = ("crosspipe-table-5", "greyhound-table-3")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in EXPERIMENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE + LONG else []) for name in EXPERIMENTS]
 )
 def test_it_draws_and_tabulates(name, run):
     records, picture = run(name)
@@ -209,6 +213,7 @@ def test_what_adapts_beats_what_does_not(run):
         assert min(record["measured_s"]) > 0.9 * record["predicted_s"]
 
 
+@pytest.mark.slow
 def test_static_schedules_take_as_long_as_in_table_5(run):
     first, second = run("crosspipe-table-5")[0]
     assert first["seconds"]["1F1B"] == pytest.approx(0.151, rel=0.005) and first["paper"]["Wave"] == 0.119

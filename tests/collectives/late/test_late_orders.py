@@ -140,7 +140,7 @@ def check_alike(ranks, seed):
             assert len({outcome.peers for outcome in outcomes}) == 1, f"seed {seed}, call {number}: {outcomes}"
 
 
-@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_order_gives_the_right_result(run, n):
     begun_early = []
     for seed in range(15):
@@ -166,7 +166,7 @@ def several(monkeypatch):
     monkeypatch.setattr(sequencer, "starts", always)
 
 
-@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_order_with_several_late_ranks(run, several, n):
     grouped = 0
     for seed in range(8):
