@@ -409,7 +409,9 @@ def test_start_up_that_hangs_is_a_timeout():
     job.nccl.hangs.add("init")
     for error in job.run(lambda transport: None):
         assert isinstance(error, TransportTimeout), error
-        assert "start-up: did not return within 0.3 s" in str(error)
+        # Of nccl4py either the wait for NCCL ends first, or that for the thread that waits.
+        said = "start-up: did not return within 0.3 s", "NCCL: still in progress after 0.3 s"
+        assert any(text in str(error) for text in said), error
 
 
 def test_versions_must_agree():
