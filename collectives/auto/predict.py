@@ -15,7 +15,7 @@ from lanterne.collectives.algorithms.catalogue import (
     on_leaves,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
-from lanterne.collectives.auto.pacing import over_nodes, start_s, sustained
+from lanterne.collectives.auto.pacing import LARGE, over_nodes, start_s, sustained
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.topology import INSIDE, Topology
@@ -145,8 +145,18 @@ def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> 
         over = nodes if line.nodes else None
         at = in_series(links) if over and isinstance(links, Topology) else links
         cost = price(priced_schedule(collective, line.name, world_size, chunks, nodes=over), nbytes, at)
-        rows.append(Prediction(line.name, chunks, cost.makespan_s))
+        rows.append(Prediction(line.name, chunks, max(cost.makespan_s, cost.load * pass_s(links, nbytes))))
     return sorted(rows, key=lambda row: row.time_s)
+
+
+def pass_s(links: Links, nbytes: float) -> float:
+    """The least that `nbytes` take at a port: what a token bucket lets through at once is soon over.
+
+    0 where they are fewer than was measured of long series, or the links are those of nodes (see in_series).
+    """
+    if isinstance(links, Topology) or not links.pieces or nbytes < LARGE * links.pieces[-1].nbytes:
+        return 0.0
+    return nbytes * sustained(links).beta_s_per_byte
 
 
 def correction(factors: Iterable[Factor], collective: str, algorithm: str, nbytes: int) -> float:

@@ -157,3 +157,11 @@ def test_a_bucket_does_not_make_chunks_over_nodes_cheaper_than_the_link(nbytes):
             assert nbytes * 4e-8 <= row.time_s <= 1.5 * nbytes * 4e-8
             # A chunk costs a start, so there are not more than pay.
             assert row.num_chunks is None or row.num_chunks * 3e-4 <= nbytes * 4e-8
+
+
+def test_nor_many_small_messages_cheaper_than_few_large_ones():
+    """A tree of small chunks, as a network with a slow link of a bucket's burst was measured."""
+    pieces = Piece(64.0, 5e-4, 0.0), Piece(4096.0, 0.0, 1.2e-7), Piece(32768.0, 0.0, 1.6e-7)
+    model = CostModel(5e-4, 0.0, 0.0, pieces, serial_messages=True)
+    rows = {row.algorithm: row.time_s for row in predictions("all_reduce", 8, 4 << 20, model)}
+    assert rows["ring"] < rows["tree"] and rows["ring"] == pytest.approx(1.75 * (4 << 20) * 1.6e-7, rel=0.02)
