@@ -20,7 +20,9 @@ from lanterne.transport.job.launch import MAX_RESTARTS, MAX_WORLD_SIZE, launch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=whole(1), required=True, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default="tcp", choices=("tcp", "ucx"), help="of the ranks (default tcp)")
+    parser.add_argument(
+        "--transport", choices=("tcp", "ucx"), help="of the ranks (default: LANTERNE_TRANSPORT, else tcp)"
+    )
     parser.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more wait to stand in")
     parser.add_argument(
         "--restarts", type=whole(0), default=0, metavar="R", help="so often each rank is started again when it fails"
@@ -33,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks > MAX_WORLD_SIZE or args.restarts > MAX_RESTARTS:
         most = f"{MAX_WORLD_SIZE} ranks, {MAX_RESTARTS} restarts"
         raise InputError(f"launch: got {args.ranks} ranks, {args.restarts} restarts, expected at most {most}")
-    env = {"LANTERNE_TRANSPORT": os.environ.get("LANTERNE_TRANSPORT") or str(args.transport)}
+    env = {"LANTERNE_TRANSPORT": args.transport or os.environ.get("LANTERNE_TRANSPORT") or "tcp"}
     return launch(args.command, args.ranks, "direct", env=env, spares=args.spares, restarts=args.restarts)

@@ -39,7 +39,7 @@ NOT_HERE = {
 # Runs longer than some two seconds: with `-m slow`.
 SLOW = re.compile(
     r"(run|lanterne) (bench|demo|launch)|validate|watch|cost|study|pipeline (run|train|sweep|calibrate)|--scheduler all"
-    r"|h800\.json|info --kernels|simulate --seeds"
+    r"|h800\.json|info --kernels|simulate .*--seeds"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}

@@ -18,7 +18,7 @@ from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rail
 from lanterne.collectives.auto.pacing import LARGE, over_nodes, start_s, sustained
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
-from lanterne.collectives.topology.topology import INSIDE, Topology
+from lanterne.collectives.topology.topology import Topology
 
 # Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
 MIN_CHUNK_NBYTES = 16 << 10
@@ -98,15 +98,15 @@ def chunk_count(
     return None if count is None else count * rails
 
 
+@functools.lru_cache(16)
 def in_series(links: Topology) -> Topology:
     """`links` as chunks find them that follow each other over nodes: a line each, without a token bucket's credit.
 
     Each message between nodes goes with some inside, so that it starts no sooner than those.
     """
-    inside = [at.model for at in links.links if at.kind == INSIDE]
 
     def line(model: CostModel) -> CostModel:
-        return replace(sustained(model), alpha_s=start_s(over_nodes(model, inside)))
+        return replace(sustained(model), alpha_s=start_s(over_nodes(model, links.inside_models)))
 
     return links.with_models(line)
 
@@ -114,8 +114,8 @@ def in_series(links: Topology) -> Topology:
 def _with_inside(links: Topology, rails: int) -> CostModel:
     """The model of messages between nodes; with the starts of those inside that go with each, where they add up."""
     model = links.slowest
-    inside = [at.model for at in links.links if at.kind == INSIDE and at.model.serial_messages]
-    return replace(model, alpha_s=model.alpha_s + 2 * (rails - 1) * sum(each.alpha_s for each in inside))
+    starts_s = sum(each.alpha_s for each in links.inside_models if each.serial_messages)
+    return replace(model, alpha_s=model.alpha_s + 2 * (rails - 1) * starts_s)
 
 
 def late_times_s(

@@ -27,7 +27,7 @@ from lanterne.collectives.auto.predict import (
 )
 from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.collectives.topology.topology import INSIDE, Topology
+from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -114,7 +114,7 @@ class Tuning:
         """What messages over nodes are cut by; see pacing.over_nodes."""
         if self.model is None or self.topology is None:
             return self.model
-        return over_nodes(self.model, [links.model for links in self.topology.links if links.kind == INSIDE])
+        return over_nodes(self.model, self.topology.inside_models)
 
     @property
     def nic_sharers(self) -> int:

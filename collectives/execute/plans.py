@@ -25,6 +25,7 @@ from lanterne.collectives.algorithms.catalogue import (
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
 from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
+from lanterne.collectives.auto.predict import Links
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import compile_program
@@ -35,7 +36,6 @@ from lanterne.collectives.schedule.check_own import OwnSchedule
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule, check
 from lanterne.collectives.schedule.chunk_layout import is_direct, uneven_parts
 from lanterne.collectives.schedule.contracts import CONTRACTS
-from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError
 from lanterne.kernels.dtypes import Dtype
@@ -162,8 +162,8 @@ class RankPrograms:
 
     def __init__(self, group: CommunicatorBase) -> None:
         self._group = group
-        # By key, role and place, the model, which messages are cut by, and nodes: least recently used first.
-        self._kept: OrderedDict[tuple[Key, int, bool, CostModel | None, Nodes], RankProgram] = OrderedDict()
+        # By key, role and place, the links, which messages are cut by, and nodes: least recently used first.
+        self._kept: OrderedDict[tuple[Key, int, bool, Links | None, Nodes], RankProgram] = OrderedDict()
 
     def find(self, key: Key, dtype: Dtype, form: Form) -> RankProgram:
         """The RankProgram of calls of `key`."""
@@ -185,7 +185,7 @@ class RankPrograms:
 
     def _role(self, key: Key, dtype: Dtype, in_place: bool, role: int, nodes: Nodes) -> RankProgram:
         kept = self._kept
-        place = key, role, in_place, self._group.tuning.model, nodes
+        place = key, role, in_place, self._group.tuning.links, nodes
         if place not in kept:
             kept[place] = self._compile(key, dtype, in_place, role, nodes)
             if len(kept) > MAX_PROGRAMS:

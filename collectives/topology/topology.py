@@ -215,6 +215,11 @@ class Topology:
         return starts_s + moves_s
 
     @property
+    def inside_models(self) -> list[CostModel]:
+        """Of messages inside nodes."""
+        return [links.model for links in self.links if links.kind == INSIDE]
+
+    @property
     def slowest(self) -> CostModel:
         """Of messages between nodes, where there are several, else inside: what counts most."""
         order = (NIC, SWITCH, TRUNK, INSIDE, MESH)
