@@ -183,6 +183,8 @@ def _algorithms(args: argparse.Namespace, collective: str) -> tuple[str, ...]:
             try:
                 find_algorithm(collective, name)
             except InputError as error:
+                if not str(error).startswith("algorithm: "):  # of a file or function that is there
+                    raise InputError(f"--algorithm: {error}") from None
                 raise InputError(f"--{error}, auto, native or all") from None
     return algorithms
 

@@ -117,6 +117,7 @@ def test_a_closed_output_is_one_line(argv):
         (["detect", "no.csv", "--plot", "x.gif"], "cannot draw x.gif: expected a name that ends in .png, .svg or .pdf"),
         (["bench", "--transport", "nccl"], "--transport: got nccl with --device cpu, expected --device cuda"),
         (["bench", "--algorithm", "rong"], "auto, native or all"),
+        (["bench", "--algorithm", "no.module:function"], "--algorithm: algorithm no.module:function: No module"),
         (["bench", "--late-rank", "1", "--delay", "-5ms"], "--delay: got '-5ms', expected a time"),
     ],
 )
