@@ -27,8 +27,9 @@ from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.collectives.growth import enter, known_to
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.mailbox import Mailbox
-from lanterne.collectives.movements import Movements
+from lanterne.collectives.movements import Exchanges, RootMovements
 from lanterne.collectives.reductions import Reductions
+from lanterne.collectives.scans import Scans
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError
@@ -39,7 +40,7 @@ from lanterne.transport.rank_group import Group
 from lanterne.transport.timeouts import check_timeout_s
 
 
-class Communicator(Reductions, Movements):
+class Communicator(Reductions, Scans, RootMovements, Exchanges):
     """A group of ranks that communicate; `lanterne.init` and `lanterne.spawn` make that of all ranks, `split` others.
 
     Args:
@@ -144,7 +145,7 @@ class Communicator(Reductions, Movements):
     def deterministic(self, deterministic: bool) -> None:
         self._core.deterministic = deterministic
 
-    # -- collectives: those of Reductions and Movements
+    # -- collectives: those of Reductions, Scans, RootMovements and Exchanges
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Names of the algorithms that `collective` can use here; "native" last, where the transport has one."""

@@ -13,53 +13,12 @@ from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.kernels.arrays import Array, Stream
 
 
-class Movements:
-    """How a Communicator moves the arrays of its ranks, of any dtype, and waits for all of them."""
+class RootMovements:
+    """How a Communicator moves arrays, of any dtype, between one rank and all others."""
 
     # Those of the communicator's core.
     _call: CallVerb
     _start: StartVerb
-
-    def all_gather(
-        self,
-        in_array: Array,
-        out_array: Array,
-        stream: Stream = None,
-        *,
-        algorithm: AnyAlgorithm = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-        counts: Counts | None = None,
-    ) -> None:
-        """out_array = the in_arrays of all ranks, in order.
-
-        Args:
-            in_array: (count,) of any dtype, separate or in place: this rank's part of out_array.
-            out_array: (world_size * count,).
-            counts: elements of every rank's in_array, where they differ; the same on all ranks.
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, counts=counts)
-        self._call("all_gather", in_array, out_array, None, None, stream, options, timeout_s)
-
-    def start_all_gather(
-        self,
-        in_array: Array,
-        out_array: Array,
-        stream: Stream = None,
-        *,
-        algorithm: AnyAlgorithm = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-        counts: Counts | None = None,
-    ) -> CollectiveRequest:
-        """As `all_gather`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, counts=counts)
-        return self._start("all_gather", in_array, out_array, None, None, stream, options)
 
     def broadcast(
         self,
@@ -179,6 +138,55 @@ class Movements:
         """As `scatter`, but returns a request."""
         options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, counts=counts)
         return self._start("scatter", in_array, out_array, None, root, stream, options)
+
+
+class Exchanges:
+    """How a Communicator moves the arrays of its ranks, of any dtype, between all of them, and waits for all."""
+
+    # Those of the communicator's core.
+    _call: CallVerb
+    _start: StartVerb
+
+    def all_gather(
+        self,
+        in_array: Array,
+        out_array: Array,
+        stream: Stream = None,
+        *,
+        algorithm: AnyAlgorithm = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+        counts: Counts | None = None,
+    ) -> None:
+        """out_array = the in_arrays of all ranks, in order.
+
+        Args:
+            in_array: (count,) of any dtype, separate or in place: this rank's part of out_array.
+            out_array: (world_size * count,).
+            counts: elements of every rank's in_array, where they differ; the same on all ranks.
+        """
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, counts=counts)
+        self._call("all_gather", in_array, out_array, None, None, stream, options, timeout_s)
+
+    def start_all_gather(
+        self,
+        in_array: Array,
+        out_array: Array,
+        stream: Stream = None,
+        *,
+        algorithm: AnyAlgorithm = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+        counts: Counts | None = None,
+    ) -> CollectiveRequest:
+        """As `all_gather`, but returns a request."""
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, counts=counts)
+        return self._start("all_gather", in_array, out_array, None, None, stream, options)
 
     def all_to_all(
         self,

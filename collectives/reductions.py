@@ -1,4 +1,4 @@
-"""The collectives of a Communicator that reduce."""
+"""The collectives of a Communicator that reduce; those of which each rank has another result are in scans.py."""
 
 # So that help() says `Array`, not all that it may be.
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lanterne.kernels.dtypes import Op
 
 
 class Reductions:
-    """What a Communicator does with the arrays of its ranks: reductions and scans."""
+    """How a Communicator reduces the arrays of all its ranks to one."""
 
     # Those of the communicator's core.
     _call: CallVerb
@@ -147,81 +147,3 @@ class Reductions:
         """As `reduce`, but returns a request."""
         options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
         return self._start("reduce", in_array, out_array, op, root, stream, options)
-
-    def scan(
-        self,
-        in_array: Array,
-        out_array: Array,
-        op: Op = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: AnyAlgorithm = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """out_array = in_array of rank 0 op ... op in_array of this rank.
-
-        Args:
-            in_array, out_array: (count,), or any other shape; one array or two that do not overlap.
-            op: as `all_reduce` has it, but for "mean".
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("scan", in_array, out_array, op, None, stream, options, timeout_s)
-
-    def start_scan(
-        self,
-        in_array: Array,
-        out_array: Array,
-        op: Op = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: AnyAlgorithm = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `scan`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("scan", in_array, out_array, op, None, stream, options)
-
-    def exscan(
-        self,
-        in_array: Array,
-        out_array: Array | None,
-        op: Op = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: AnyAlgorithm = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """out_array = in_array of rank 0 op ... op in_array of the rank before this one.
-
-        Otherwise as `scan`; on rank 0 out_array is not touched and may be None.
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("exscan", in_array, out_array, op, None, stream, options, timeout_s)
-
-    def start_exscan(
-        self,
-        in_array: Array,
-        out_array: Array | None,
-        op: Op = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: AnyAlgorithm = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `exscan`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("exscan", in_array, out_array, op, None, stream, options)

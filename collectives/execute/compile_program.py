@@ -84,17 +84,17 @@ def compile_program(
     complete = _complete_sums(schedule, rank) if mean else np.zeros(schedule.num_transfers, bool)
     for index, parts in rounds:
         if join_start is None and index >= join_round:
-            join_start = len(compiler.actions)
+            join_start = len(compiler.log.actions)
         sent = {cell for part in parts if part.sends for cell in part.cells}
         for segment, group in groupby(parts, key=lambda part: part.segment):
-            compiler.batches.append(len(compiler.actions))
+            compiler.batches.append(len(compiler.log.actions))
             compiler.add_segment((index, segment), list(group), sent, complete)
     if join_start is None:
-        join_start = len(compiler.actions)
-    compiler.batches.append(len(compiler.actions))
+        join_start = len(compiler.log.actions)
+    compiler.batches.append(len(compiler.log.actions))
     compiler.add_results()
     if credits is not None:
-        compiler.limit_receives(credits, neighbours)
+        compiler.log.limit_receives(credits, neighbours)
     return compiler.finish(join_start)
 
 
@@ -113,13 +113,10 @@ def _complete_sums(schedule: CollectiveSchedule, rank: int) -> NDArray[np.bool_]
     return complete
 
 
-class _Compiler:
-    """Walks the rounds; knows of every cell that this rank touches where it is and which actions may be using it."""
+class _Cells:
+    """Where every cell that a rank touches is, and which action put it there."""
 
-    def __init__(
-        self, cutter: MessageCutter, rank: int, itemsize: int, in_place: bool, rounds: Sequence[tuple[int, list[Part]]]
-    ) -> None:
-        self.cutter = cutter
+    def __init__(self, cutter: MessageCutter, rank: int, itemsize: int, in_place: bool) -> None:
         self.itemsize = itemsize
         # By array, IN or OUT: where its chunks begin, in elements, and how many elements it has.
         self.homes: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -129,28 +126,9 @@ class _Compiler:
                 self.homes[buffer][chunk] = self.totals[buffer]
                 self.totals[buffer] += cutter.counts[chunk]
         self.in_place = in_place
-        self.actions: list[Action] = []
-        self.events: list[set[int]] = []
-        self.batches: list[int] = []
         # Of a cell that is no longer where it started: its place, and the action that put it there.
         self.places: dict[Cell, BufferPlace] = {}
         self.producers: dict[Cell, int] = {}
-        # Of a storage key: the last action to write it, and those that have read it since.
-        self.writers: dict[Storage, int] = {}
-        self.readers: dict[Storage, list[int]] = {}
-        self.last_use = {
-            cell.chunk: index
-            for index, parts in rounds
-            for part in parts
-            if part.sends or part.reduces
-            for cell in part.cells
-        }
-        segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
-        self.slots = Slots(
-            [p.num_elements * itemsize for p in parts if p.reduces and not p.sends] for parts in segments
-        )
-
-    # -- where cells are
 
     def home(self, cell: Cell, buffer: int) -> BufferPlace | None:
         """The BufferPlace of `cell` in the input or output array; None if it has none there."""
@@ -168,10 +146,6 @@ class _Compiler:
     def passes_on(self, cell: Cell) -> bool:
         """True for a cell without a place in the output: what arrives of it stays in scratch until it is sent on."""
         return cell.chunk not in self.homes[OUT]
-
-    def storage(self, cell: Cell, place: BufferPlace) -> Storage:
-        """What two actions conflict on: a slot of scratch, or one cell of an array."""
-        return (SCRATCH, self.slots.index(place)) if place.buffer == SCRATCH else (place.buffer, cell)
 
     def nbytes(self, cells: Iterable[Cell]) -> int:
         return sum(cell.stop - cell.start for cell in cells) * self.itemsize
@@ -191,7 +165,20 @@ class _Compiler:
             runs.append([i])
         return runs
 
-    # -- actions
+    def settle(self, cell: Cell, place: BufferPlace, producer: int) -> None:
+        self.places[cell] = place
+        self.producers[cell] = producer
+
+
+class _ActionLog:
+    """The actions so far, and which of them each waits for: those named, and all that use what it writes."""
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+        self.events: list[set[int]] = []
+        # Of a storage key: the last action to write it, and those that have read it since.
+        self.writers: dict[Storage, int] = {}
+        self.readers: dict[Storage, list[int]] = {}
 
     def add(
         self,
@@ -220,15 +207,69 @@ class _Compiler:
             users.append(self.writers.pop(key))
         return users
 
-    def settle(self, cell: Cell, place: BufferPlace, producer: int) -> None:
-        self.places[cell] = place
-        self.producers[cell] = producer
+    def limit_receives(self, credits: int, neighbours: Collection[int]) -> None:
+        """Let every receive wait for the completion of the one `credits` before it; of a neighbour, its own before."""
+        receives: dict[int | None, list[int]] = {}
+        for index, action in enumerate(self.actions):
+            if type(action) is Message and not action.sends:
+                receives.setdefault(action.peer if action.peer in neighbours else None, []).append(index)
+        for peer, indices in receives.items():
+            window = credits if peer is None else NEIGHBOUR_CREDITS
+            for before, receive in zip(indices, indices[window:], strict=False):
+                self.events[receive].add(before)
+
+    def linked(self) -> tuple[list[int], list[list[int]], list[int]]:
+        """(waits, successors, next_post) of a RankProgram, of each action."""
+        successors: list[list[int]] = [[] for _ in self.actions]
+        waits = [len(events) for events in self.events]
+        next_post = [-1] * len(self.actions)
+        last: dict[tuple[bool, int], int] = {}
+        for index, (action, events) in enumerate(zip(self.actions, self.events, strict=True)):
+            for event in events:
+                successors[event].append(index)
+            if type(action) is Message:
+                before = last.get((action.sends, action.peer))
+                if before is not None:
+                    next_post[before] = index
+                    waits[index] += 1
+                last[action.sends, action.peer] = index
+        return waits, successors, next_post
+
+
+class _Compiler:
+    """Walks the rounds: what each asks of a rank, as actions on cells."""
+
+    def __init__(
+        self, cutter: MessageCutter, rank: int, itemsize: int, in_place: bool, rounds: Sequence[tuple[int, list[Part]]]
+    ) -> None:
+        self.cutter = cutter
+        self.itemsize = itemsize
+        self.cells = _Cells(cutter, rank, itemsize, in_place)
+        self.log = _ActionLog()
+        self.batches: list[int] = []
+        self.last_use = {
+            cell.chunk: index
+            for index, parts in rounds
+            for part in parts
+            if part.sends or part.reduces
+            for cell in part.cells
+        }
+        segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
+        self.slots = Slots(
+            [p.num_elements * itemsize for p in parts if p.reduces and not p.sends] for parts in segments
+        )
+
+    # -- storage
+
+    def storage(self, cell: Cell, place: BufferPlace) -> Storage:
+        """What two actions conflict on: a slot of scratch, or one cell of an array."""
+        return (SCRATCH, self.slots.index(place)) if place.buffer == SCRATCH else (place.buffer, cell)
 
     def take_slot(self, part: Part, resident: Iterable[Cell] = ()) -> tuple[BufferPlace, list[int]]:
         """A free slot of scratch for `part`, and its former users; it holds `resident` cells until their last use."""
         last_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
         place = self.slots.take(part.num_elements * self.itemsize, self.key, last_key)
-        return place, self.users((SCRATCH, self.slots.index(place)))
+        return place, self.log.users((SCRATCH, self.slots.index(place)))
 
     # -- one segment of one round; what is sent is read before anything is written
 
@@ -251,67 +292,69 @@ class _Compiler:
         self.add_folds(operands)
 
     def add_send(self, part: Part) -> None:
-        places = [self.place(cell) for cell in part.cells]
+        places = [self.cells.place(cell) for cell in part.cells]
         keys = [self.storage(cell, place) for cell, place in zip(part.cells, places, strict=True)]
-        producers = [self.producers.get(cell) for cell in part.cells]
+        producers = [self.cells.producers.get(cell) for cell in part.cells]
         nbytes = part.num_elements * self.itemsize
-        runs = self.runs(part.cells, [(place,) for place in places])
+        runs = self.cells.runs(part.cells, [(place,) for place in places])
         if len(runs) == 1:
-            self.add(Message(True, part.peer, places[0], nbytes), producers, reads=set(keys))
+            self.log.add(Message(True, part.peer, places[0], nbytes), producers, reads=set(keys))
             return
         slot, former = self.take_slot(part)
         slot_key = (SCRATCH, self.slots.index(slot))
         packed: list[int] = []
         offset = slot.offset
         for run in runs:
-            size = self.nbytes([part.cells[i] for i in run])
+            size = self.cells.nbytes([part.cells[i] for i in run])
             after = [*former, *(producers[i] for i in run)]
             reads = {keys[i] for i in run}
-            packed.append(self.add(Move(BufferPlace(SCRATCH, offset), places[run[0]], size), after, reads=reads))
+            packed.append(self.log.add(Move(BufferPlace(SCRATCH, offset), places[run[0]], size), after, reads=reads))
             offset += size
-        self.add(Message(True, part.peer, slot, nbytes), packed, reads=[slot_key])
+        self.log.add(Message(True, part.peer, slot, nbytes), packed, reads=[slot_key])
 
     def receive(self, part: Part, resident: Iterable[Cell]) -> tuple[int, list[BufferPlace]]:
         """Receive `part` into scratch. Returns the action and where each cell lands."""
         slot, former = self.take_slot(part, resident)
         key: Storage = (SCRATCH, self.slots.index(slot))
-        received = self.add(Message(False, part.peer, slot, part.num_elements * self.itemsize), former, writes=[key])
-        offsets = np.cumsum([0, *(self.nbytes([cell]) for cell in part.cells[:-1])]).tolist()
+        message = Message(False, part.peer, slot, part.num_elements * self.itemsize)
+        received = self.log.add(message, former, writes=[key])
+        offsets = np.cumsum([0, *(self.cells.nbytes([cell]) for cell in part.cells[:-1])]).tolist()
         return received, [BufferPlace(SCRATCH, slot.offset + offset) for offset in offsets]
 
     def add_copy(self, part: Part, sent: Collection[Cell]) -> None:
-        found = [self.home(cell, OUT) for cell in part.cells]
+        cells = self.cells
+        found = [cells.home(cell, OUT) for cell in part.cells]
         homes = [home for home in found if home is not None]
         # A cell that is sent from its home in this very round is received elsewhere: were the receive to wait for the
         # send, two ranks that swap would wait for each other.
-        swapped = any(cell in sent and self.place(cell) == home for cell, home in zip(part.cells, found, strict=True))
-        if not swapped and len(homes) == len(found) and len(self.runs(part.cells, [(home,) for home in homes])) == 1:
+        swapped = any(cell in sent and cells.place(cell) == home for cell, home in zip(part.cells, found, strict=True))
+        if not swapped and len(homes) == len(found) and len(cells.runs(part.cells, [(home,) for home in homes])) == 1:
             message = Message(False, part.peer, homes[0], part.num_elements * self.itemsize)
-            received = self.add(message, (), writes=[(OUT, cell) for cell in part.cells])
+            received = self.log.add(message, (), writes=[(OUT, cell) for cell in part.cells])
             for cell, home in zip(part.cells, homes, strict=True):
-                self.settle(cell, home, received)
+                cells.settle(cell, home, received)
             return
-        received, places = self.receive(part, [cell for cell in part.cells if self.passes_on(cell)])
+        received, places = self.receive(part, [cell for cell in part.cells if cells.passes_on(cell)])
         for cell, place in zip(part.cells, places, strict=True):
-            self.settle(cell, place, received)
-            if not self.passes_on(cell):
+            cells.settle(cell, place, received)
+            if not cells.passes_on(cell):
                 self.move_home(cell)
 
     def move_home(self, cell: Cell) -> None:
-        source, home = self.place(cell), self.home(cell, OUT)
+        source, home = self.cells.place(cell), self.cells.home(cell, OUT)
         assert home is not None, "it is of the output"
         reads = [self.storage(cell, source)]
-        moved = self.add(
-            Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)]
+        moved = self.log.add(
+            Move(home, source, self.cells.nbytes([cell])), [self.cells.producers.get(cell)], reads, writes=[(OUT, cell)]
         )
-        self.settle(cell, home, moved)
+        self.cells.settle(cell, home, moved)
 
     def add_contribution(self, part: Part, operands: dict[Cell, list[Operand]], complete: NDArray[np.bool_]) -> None:
         """Receive values to be added; `operands` collects (place, action, completes the sum) per cell, as listed."""
         resident = [
             cell
             for cell in part.cells
-            if self.passes_on(cell) and cell not in operands and self.place(cell).buffer != SCRATCH
+            if self.cells.passes_on(cell) and cell not in operands and self.cells.place(cell).buffer != SCRATCH
         ]
         received, places = self.receive(part, resident)
         for cell, place, transfer in zip(part.cells, places, part.transfers, strict=True):
@@ -321,12 +364,12 @@ class _Compiler:
         cells = list(operands)
         places: list[tuple[BufferPlace, ...]] = []
         for cell in cells:
-            own = self.place(cell)
+            own = self.cells.place(cell)
             landed = [place for place, _, _ in operands[cell]]
             # A cell that is passed on has no home.
-            target = self.home(cell, OUT) or (own if own.buffer == SCRATCH else landed[0])
+            target = self.cells.home(cell, OUT) or (own if own.buffer == SCRATCH else landed[0])
             places.append((target, own, *landed))
-        for run in self.runs(cells, places):
+        for run in self.cells.runs(cells, places):
             by_end = groupby(run, key=lambda i: any(completes for _, _, completes in operands[cells[i]]))
             for divides, group in by_end:
                 self.add_fold([(cells[i], places[i]) for i in group], operands, divides)
@@ -341,62 +384,39 @@ class _Compiler:
         target, *inputs = run[0][1]
         count = sum(cell.stop - cell.start for cell, _ in run)
         after: set[int | None] = {received for cell, _ in run for _, received, _ in operands[cell]}
-        after.update(self.producers.get(cell) for cell, _ in run)
+        after.update(self.cells.producers.get(cell) for cell, _ in run)
         written = {self.storage(cell, places[0]) for cell, places in run}
         read = {self.storage(cell, place) for cell, places in run for place in places[1:]} - written
         while True:
             head, inputs = inputs[:MAX_FOLD_INPUTS], inputs[MAX_FOLD_INPUTS:]
             fold = Fold(target, tuple(head), count, divides and not inputs)
-            folded = self.add(fold, after, reads=read, writes=written)
+            folded = self.log.add(fold, after, reads=read, writes=written)
             if not inputs:
                 break
             after = {folded}
             inputs = [target, *inputs]
         for cell, places in run:
-            self.settle(cell, places[0], folded)
+            self.cells.settle(cell, places[0], folded)
 
     # -- the end
 
     def add_results(self) -> None:
         """Bring home every cell of the output that is elsewhere: what no transfer wrote."""
-        for chunk in self.homes[OUT]:
+        for chunk in self.cells.homes[OUT]:
             for cell in self.cutter.cells(chunk):
-                if self.place(cell).buffer != OUT:
+                if self.cells.place(cell).buffer != OUT:
                     self.move_home(cell)
-
-    def limit_receives(self, credits: int, neighbours: Collection[int]) -> None:
-        """Let every receive wait for the completion of the one `credits` before it; of a neighbour, its own before."""
-        receives: dict[int | None, list[int]] = {}
-        for index, action in enumerate(self.actions):
-            if type(action) is Message and not action.sends:
-                receives.setdefault(action.peer if action.peer in neighbours else None, []).append(index)
-        for peer, indices in receives.items():
-            window = credits if peer is None else NEIGHBOUR_CREDITS
-            for before, receive in zip(indices, indices[window:], strict=False):
-                self.events[receive].add(before)
 
     def finish(self, join_start: int) -> RankProgram:
         """The RankProgram of the actions so far, of which those from `join_start` on need the late rank."""
-        successors: list[list[int]] = [[] for _ in self.actions]
-        waits = [len(events) for events in self.events]
-        next_post = [-1] * len(self.actions)
-        last: dict[tuple[bool, int], int] = {}
-        for index, (action, events) in enumerate(zip(self.actions, self.events, strict=True)):
-            for event in events:
-                successors[event].append(index)
-            if type(action) is Message:
-                before = last.get((action.sends, action.peer))
-                if before is not None:
-                    next_post[before] = index
-                    waits[index] += 1
-                last[action.sends, action.peer] = index
+        waits, successors, next_post = self.log.linked()
         return RankProgram(
-            actions=tuple(self.actions),
+            actions=tuple(self.log.actions),
             waits=tuple(waits),
             successors=tuple(map(tuple, successors)),
             next_post=tuple(next_post),
-            in_count=self.totals[IN],
-            out_count=self.totals[OUT],
+            in_count=self.cells.totals[IN],
+            out_count=self.cells.totals[OUT],
             scratch_nbytes=self.slots.nbytes,
             batches=tuple(self.batches),
             join_start=join_start,

@@ -57,6 +57,82 @@ def check_capabilities(program: RankProgram, transport: Transport) -> None:
         )
 
 
+class _Memory:
+    """What the actions of a program work on, the arrays of a call and scratch, and the work itself.
+
+    Attributes: `regions`: of IN, OUT and SCRATCH; operations name them, and a call points them at its arrays.
+    """
+
+    def __init__(self, transport: Transport, scratch: Scratch, num_ranks: int, side: "DeviceSide | None") -> None:
+        self.regions = [transport.register(_EMPTY) for _ in range(3)]
+        self.entry: Entry | None = None
+        self._scratch = scratch
+        self._side = side
+        self._lent: Region | None = None
+        self._bases = [0, 0, 0]
+        self._divisor = float(num_ranks)
+
+    def kernels(self, op: str | None, dtype: Dtype, fold: Fold) -> tuple[Kernel, Kernel | None]:
+        """(kernel, division or None) of a Fold: functions of addresses."""
+        assert op is not None, "only a reduction folds"
+        if self._side is None:
+            return prepare(op, dtype, len(fold.inputs)), divide_function(dtype) if fold.divides else None
+        runtime, stream = self._side.runtime, self._side.streams[1]
+        kernel = partial(runtime.prepare_fold(op, dtype, len(fold.inputs)), stream=stream)
+        return kernel, partial(runtime.prepare_divide(dtype), stream=stream) if fold.divides else None
+
+    def bind(self, in_array: Any, out_array: Any, entry: "Entry | None") -> None:
+        """Take the arrays of a call."""
+        self.entry = entry
+        for buffer, array in ((IN, in_array), (OUT, out_array)):
+            if array is not None:
+                region = self.regions[buffer]
+                region.point(array)
+                self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
+
+    def take_scratch(self, nbytes: int) -> None:
+        """Have scratch of `nbytes` until `unbind`, or, on a device, until the next call."""
+        if self._side is None:
+            region = self._lent = self._scratch.lend(nbytes)
+        else:
+            region = self._side.region(nbytes)
+        target = self.regions[SCRATCH]
+        target.array = region.array
+        target.buffer = region.buffer
+        target.address = region.address
+        target.nbytes = region.nbytes
+        target.device = region.device
+        target.native = region.native
+        self._bases[SCRATCH] = region.address if self._side is None else self._side.address_of(region)
+
+    def unbind(self) -> None:
+        """Let go of the arrays and of scratch."""
+        self.entry = None
+        if self._lent is not None:
+            self._scratch.give_back(self._lent)
+            self._lent = None
+        for region in self.regions[:SCRATCH]:
+            region.array = region.buffer = region.native = None
+
+    def fold(self, kernel: Kernel, divide: Kernel | None, fold: Fold) -> None:
+        """Do a Fold, and the division that ends it."""
+        bases = self._bases
+        out = bases[fold.out.buffer] + fold.out.offset
+        kernel(fold.num_elements, out, *[bases[buffer] + offset for buffer, offset in fold.inputs])
+        if divide is not None:
+            divide(fold.num_elements, out, out, self._divisor)
+
+    def move(self, move: Move) -> None:
+        """Do a Move."""
+        bases = self._bases
+        target, source = move.target, move.source
+        to, of = bases[target.buffer] + target.offset, bases[source.buffer] + source.offset
+        if self._side is None:
+            ctypes.memmove(to, of, move.nbytes)
+        else:
+            self._side.runtime.copy(to, of, move.nbytes, self._side.streams[1])
+
+
 class Execution:
     """One call of a program, again and again but never twice at once.
 
@@ -90,16 +166,10 @@ class Execution:
     ) -> None:
         check_capabilities(program, transport)
         self._side = side
-        self._entry: Entry | None = None
         self.program = program
         self.transport = transport
-        self._scratch = scratch
-        self._lent: Region | None = None
         self._tag = tag
-        # Operations name these regions; a call points them at its arrays.
-        self._regions = [transport.register(_EMPTY) for _ in range(3)]
-        self._bases = [0, 0, 0]
-        self._divisor = float(len(ranks))
+        self._memory = memory = _Memory(transport, scratch, len(ranks), side)
         lanes = sorted({(action.sends, action.peer) for action in program.actions if type(action) is Message})
         queues: dict[tuple[bool, int], UnderWay] = {lane: deque() for lane in lanes}
         # Receives first: what waits for them waits longest.
@@ -109,12 +179,12 @@ class Execution:
         for action in program.actions:
             if type(action) is Message:
                 verb, place = Send if action.sends else Recv, action.place
-                post = (verb(self._regions[place.buffer], place.offset, action.nbytes, ranks[action.peer], tag),)
+                post = (verb(memory.regions[place.buffer], place.offset, action.nbytes, ranks[action.peer], tag),)
                 self._steps.append((post, queues[action.sends, action.peer]))
             elif type(action) is Fold:
-                self._steps.append((None, self._fold, *self._kernels(op, dtype, action), action))
+                self._steps.append((None, memory.fold, *memory.kernels(op, dtype, action), action))
             else:
-                self._steps.append((None, self._move, action))
+                self._steps.append((None, memory.move, action))
         ready = [index for index, waits in enumerate(program.waits) if not waits]
         self._first = sorted(ready, key=lambda index: _first_order(program.actions[index]))
         # Copies that nothing waits for are done when there is nothing else to do.
@@ -142,27 +212,13 @@ class Execution:
             self._queues.append(self._launched)
         self.remaining: int = 0
 
-    def _kernels(self, op: str | None, dtype: Dtype, fold: Fold) -> tuple[Kernel, Kernel | None]:
-        """(kernel, division or None) of a Fold: functions of addresses."""
-        assert op is not None, "only a reduction folds"
-        if self._side is None:
-            return prepare(op, dtype, len(fold.inputs)), divide_function(dtype) if fold.divides else None
-        runtime, stream = self._side.runtime, self._side.streams[1]
-        kernel = partial(runtime.prepare_fold(op, dtype, len(fold.inputs)), stream=stream)
-        return kernel, partial(runtime.prepare_divide(dtype), stream=stream) if fold.divides else None
-
     def bind(self, in_array: Any, out_array: Any, entry: "Entry | None" = None) -> None:
         """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none.
 
         Args:
             entry: of a call with device arrays.
         """
-        self._entry = entry
-        for buffer, array in ((IN, in_array), (OUT, out_array)):
-            if array is not None:
-                region = self._regions[buffer]
-                region.point(array)
-                self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
+        self._memory.bind(in_array, out_array, entry)
 
     def use_tag(self, tag: int) -> None:
         """All messages from now on have `tag`. Cost: 1 us a message, where it is another one."""
@@ -174,26 +230,17 @@ class Execution:
 
     def unbind(self) -> None:
         """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
-        self._entry = None
-        if self._lent is not None:
-            self._scratch.give_back(self._lent)
-            self._lent = None
-        for region in self._regions[:SCRATCH]:
-            region.array = region.buffer = region.native = None
+        self._memory.unbind()
 
     def is_ready(self) -> bool:
         """True once the user's stream has reached the call; always, for host arrays."""
-        return self._side is None or self._entry is None or self._side.has_reached(self._entry)
+        entry = self._memory.entry
+        return self._side is None or entry is None or self._side.has_reached(entry)
 
     def start(self, held: bool = False) -> None:
         """Start what waits for nothing; `held`: no message of phase "join" before `release`."""
-        nbytes = self.program.scratch_nbytes
-        if nbytes:
-            if self._side is None:
-                region = self._lent = self._scratch.lend(nbytes)
-            else:
-                region = self._side.region(nbytes)
-            self._point(SCRATCH, region)
+        if self.program.scratch_nbytes:
+            self._memory.take_scratch(self.program.scratch_nbytes)
         self.remaining = len(self._steps)
         self._unposted, self._held = self._messages, held
         self._waits = list(self.program.waits)
@@ -223,16 +270,6 @@ class Execution:
     def drained(self) -> bool:
         """True once nothing is under way, so that an execution whose "join" is held may be given up."""
         return not self._idle and not any(self._queues)
-
-    def _point(self, buffer: int, region: Region) -> None:
-        target = self._regions[buffer]
-        target.array = region.array
-        target.buffer = region.buffer
-        target.address = region.address
-        target.nbytes = region.nbytes
-        target.device = region.device
-        target.native = region.native
-        self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
 
     def advance(self) -> bool:
         """Complete what the transport has completed and start what waited for it; True once all is done.
@@ -294,22 +331,6 @@ class Execution:
                 ready.append(follower)
         if ready:
             self._begin(ready)
-
-    def _fold(self, kernel: Kernel, divide: Kernel | None, fold: Fold) -> None:
-        bases = self._bases
-        out = bases[fold.out.buffer] + fold.out.offset
-        kernel(fold.num_elements, out, *[bases[buffer] + offset for buffer, offset in fold.inputs])
-        if divide is not None:
-            divide(fold.num_elements, out, out, self._divisor)
-
-    def _move(self, move: Move) -> None:
-        bases = self._bases
-        target, source = move.target, move.source
-        to, of = bases[target.buffer] + target.offset, bases[source.buffer] + source.offset
-        if self._side is None:
-            ctypes.memmove(to, of, move.nbytes)
-        else:
-            self._side.runtime.copy(to, of, move.nbytes, self._side.streams[1])
 
 
 def _first_order(action: Action) -> int:

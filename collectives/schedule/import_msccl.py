@@ -114,6 +114,67 @@ def _run_order(blocks: list[Block]) -> Order:
 # -- meaning
 
 
+class _Transfers:
+    """The transfers that were found so far, and which of them wrote each version of a cell.
+
+    Attributes: `found`: what is sent, to which rank, by which operation, and the version of its cell that this makes.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Sent, int, int, int]] = []
+        # -1 is what a rank starts with.
+        self.writers: dict[Cell, list[int]] = {}
+
+    def begin(self, cell: Cell) -> None:
+        """Its rank starts with what `cell` holds."""
+        self.writers[cell] = [-1]
+
+    def version(self, cell: Cell) -> int:
+        """The latest of `cell`; -1 while it holds nothing."""
+        return len(self.writers.get(cell, ())) - 1
+
+    def add(self, rank: int, sent: Sent, op: int) -> Own:
+        """Add the transfer of what was `sent` to `rank`; what the cell of `rank` is then."""
+        writers = self.writers.setdefault((rank, sent.chunk), [])
+        writers.append(len(self.found))
+        self.found.append((sent, rank, op, len(writers) - 1))
+        return Own(sent.chunk, len(writers) - 1)
+
+    def rounds(self) -> Ints:
+        """The round of each transfer.
+
+        Raises:
+            ScheduleError: there are none: something is overwritten before it can be used.
+        """
+        after = [*self._after_data()]
+        for before in ([*after, *self._after_turns()], after):
+            first, second, least = np.array(before, np.int64).reshape(-1, 3).T
+            rounds = np.zeros(len(self.found), np.int64)
+            for _ in range(min(len(rounds), MAX_SWEEPS) + 1):
+                late = rounds[second] < rounds[first] + least
+                if not late.any():
+                    return rounds
+                np.maximum.at(rounds, second[late], (rounds[first] + least)[late])
+        raise ScheduleError("msccl: ranks overwrite what they sent before others can use it: no schedule says that")
+
+    def _after_data(self) -> Iterator[tuple[int, int, int]]:
+        """(transfer, another, so many rounds later that is at least)."""
+        for number, (sent, rank, op, version) in enumerate(self.found):
+            read, written = self.writers[sent.rank, sent.chunk], self.writers[rank, sent.chunk]
+            if read[sent.version] >= 0:
+                yield read[sent.version], number, 1
+            if sent.version + 1 < len(read):
+                yield number, read[sent.version + 1], 0
+            if version and written[version - 1] >= 0:
+                yield written[version - 1], number, int(op == COPY or self.found[written[version - 1]][2] == COPY)
+
+    def _after_turns(self) -> Iterator[tuple[int, int, int]]:
+        """The same of the transfers of a block, whose messages are sent, and received, one after the other."""
+        for turns in ([row[0].sent for row in self.found], [row[0].received for row in self.found]):
+            order = sorted(range(len(turns)), key=turns.__getitem__)
+            yield from ((one, other, 1) for one, other in pairwise(order) if turns[one][0] == turns[other][0])
+
+
 class _Program:
     """Runs the steps on values, and collects the transfers."""
 
@@ -124,15 +185,12 @@ class _Program:
         # Where input and output are the same memory, the place of the output.
         self.same: dict[Place, Place] = {}
         self.held: dict[Place, Value] = {}
-        # Of a cell, the transfer that wrote each version; -1 for what the rank starts with.
-        self.writers: dict[Cell, list[int]] = {}
+        self.transfers = _Transfers()
         # Where a cell's value lies.
         self.places: dict[Cell, set[Place]] = defaultdict(set)
         # Of a block, its sends and receives so far.
         self.sends, self.receives = [0] * len(blocks), [0] * len(blocks)
         self.lines: dict[tuple[int, int, int], deque[Sent]] = defaultdict(deque)
-        # With what each sends, and the version that it writes.
-        self.transfers: list[tuple[Sent, int, int, int]] = []
         for rank in range(head.world_size):
             outputs = output_chunks(head, rank).tolist()
             index_of = {chunk: index for index, chunk in enumerate(outputs)}
@@ -141,7 +199,7 @@ class _Program:
                 place = Place(rank, "i", index)
                 if program.in_place and chunk in index_of:
                     self.same[place] = Place(rank, "o", index_of[chunk])
-                self.writers[rank, chunk] = [-1]
+                self.transfers.begin((rank, chunk))
                 self._put(self.same.get(place, place), Own(chunk, 0))
         # Of a place, the steps that use it, and whether each reads it before it writes.
         self.uses: dict[Place, list[int]] = defaultdict(list)
@@ -162,15 +220,15 @@ class _Program:
             value = self.held.get(place)
             if value is not None and not isinstance(value, Own):
                 value = self._settle(len(self.order), place, value, "the end")
-            if value is None or value.chunk != chunk or value.version != self._version((place.rank, chunk)):
+            if value is None or value.chunk != chunk or value.version != self.transfers.version((place.rank, chunk)):
                 raise ScheduleError(f"msccl: at the end output {place.offset} of rank {place.rank} lacks its result")
         head = self.head
         build = ScheduleBuilder(
             head.collective, head.algorithm, head.world_size, head.num_chunks, root=head.root, note=head.note
         )
-        if self.transfers:
-            rows = [(sent.rank, rank, sent.chunk, op) for sent, rank, op, _ in self.transfers]
-            _, turn = np.unique(self._rounds(), return_inverse=True)
+        if self.transfers.found:
+            rows = [(sent.rank, rank, sent.chunk, op) for sent, rank, op, _ in self.transfers.found]
+            _, turn = np.unique(self.transfers.rounds(), return_inverse=True)
             build.rounds(turn, *np.array(rows).T)
         return build.build()
 
@@ -193,7 +251,7 @@ class _Program:
             return
         if not kind.stores and kind.adds:
             # Added, sent, and not kept: what the source held is not the rank's cell any more.
-            target = Place(block.rank, "", len(self.transfers))
+            target = Place(block.rank, "", len(self.transfers.found))
         if kind.receives:
             line = self.lines[block.recv, block.rank, block.channel]
             message = line.popleft()._replace(received=(number, self.receives[number]))
@@ -202,7 +260,7 @@ class _Program:
             if kind.adds:
                 value = self._sum(block.rank, self._value(source, step.where), value, step.where)
             elif not self._needs(now, block.rank, message.chunk, target):
-                value = self._transfer(block.rank, message, COPY)
+                value = self.transfers.add(block.rank, message, COPY)
             self._put(target, value)
         elif kind.adds:
             value = self._value(target, step.where)
@@ -219,9 +277,6 @@ class _Program:
             sent = Sent(block.rank, value.chunk, value.version, turn, turn)
             self.lines[block.rank, block.send, block.channel].append(sent)
 
-    def _version(self, cell: Cell) -> int:
-        return len(self.writers.get(cell, ())) - 1
-
     def _put(self, place: Place, value: Value) -> None:
         before = self.held.get(place)
         if isinstance(before, Own):
@@ -234,7 +289,7 @@ class _Program:
         value = self.held.get(place)
         if value is None:
             raise ScheduleError(f"msccl: {where}: buffer {place.buffer} holds nothing at {place.offset}")
-        if isinstance(value, Own) and value.version != self._version((place.rank, value.chunk)):
+        if isinstance(value, Own) and value.version != self.transfers.version((place.rank, value.chunk)):
             raise ScheduleError(
                 f"msccl: {where}: reads an old value of chunk {value.chunk}, of which rank {place.rank} has a newer "
                 "one: no schedule says that"
@@ -243,7 +298,7 @@ class _Program:
 
     def _needs(self, now: int, rank: int, chunk: int, but: Place) -> bool:
         """Whether `rank` needs what its cell of `chunk` holds after step `now`, in another place than `but`."""
-        version = self._version((rank, chunk))
+        version = self.transfers.version((rank, chunk))
         return any(
             place != but and self.held[place] == Own(chunk, version) and self._is_read(place, now)
             for place in self.places[rank, chunk]
@@ -265,7 +320,7 @@ class _Program:
         for message in guests:
             if message.chunk != own.chunk:
                 raise ScheduleError(f"msccl: {where}: adds chunk {message.chunk} to chunk {own.chunk}")
-            own = self._transfer(rank, message, REDUCE)
+            own = self.transfers.add(rank, message, REDUCE)
         return own
 
     def _settle(self, now: int, place: Place, guests: Guests, where: str) -> Own:
@@ -275,51 +330,10 @@ class _Program:
             raise ScheduleError(
                 f"msccl: {where}: rank {rank} keeps two values of chunk {chunk}: no schedule says that"
             )
-        own = self._sum(rank, self._transfer(rank, guests[0], COPY), guests[1:], where)
+        own = self._sum(rank, self.transfers.add(rank, guests[0], COPY), guests[1:], where)
         assert isinstance(own, Own), "it was one"
         for other, value in list(self.held.items()):
             if other.rank == rank and value is guests:
                 self._put(other, own)
         self._put(place, own)
         return own
-
-    def _transfer(self, rank: int, sent: Sent, op: int) -> Own:
-        """Add the transfer of what was `sent` to `rank`; what the cell of `rank` is then."""
-        writers = self.writers.setdefault((rank, sent.chunk), [])
-        writers.append(len(self.transfers))
-        self.transfers.append((sent, rank, op, len(writers) - 1))
-        return Own(sent.chunk, len(writers) - 1)
-
-    def _rounds(self) -> Ints:
-        """The round of each transfer.
-
-        Raises:
-            ScheduleError: there are none: something is overwritten before it can be used.
-        """
-        after = [*self._after_data()]
-        for before in ([*after, *self._after_turns()], after):
-            first, second, least = np.array(before, np.int64).reshape(-1, 3).T
-            rounds = np.zeros(len(self.transfers), np.int64)
-            for _ in range(min(len(rounds), MAX_SWEEPS) + 1):
-                late = rounds[second] < rounds[first] + least
-                if not late.any():
-                    return rounds
-                np.maximum.at(rounds, second[late], (rounds[first] + least)[late])
-        raise ScheduleError("msccl: ranks overwrite what they sent before others can use it: no schedule says that")
-
-    def _after_data(self) -> Iterator[tuple[int, int, int]]:
-        """(transfer, another, so many rounds later that is at least)."""
-        for number, (sent, rank, op, version) in enumerate(self.transfers):
-            read, written = self.writers[sent.rank, sent.chunk], self.writers[rank, sent.chunk]
-            if read[sent.version] >= 0:
-                yield read[sent.version], number, 1
-            if sent.version + 1 < len(read):
-                yield number, read[sent.version + 1], 0
-            if version and written[version - 1] >= 0:
-                yield written[version - 1], number, int(op == COPY or self.transfers[written[version - 1]][2] == COPY)
-
-    def _after_turns(self) -> Iterator[tuple[int, int, int]]:
-        """The same of the transfers of a block, whose messages are sent, and received, one after the other."""
-        for turns in ([row[0].sent for row in self.transfers], [row[0].received for row in self.transfers]):
-            order = sorted(range(len(turns)), key=turns.__getitem__)
-            yield from ((one, other, 1) for one, other in pairwise(order) if turns[one][0] == turns[other][0])

@@ -96,6 +96,75 @@ class Blocked(NamedTuple):
     age_s: float
 
 
+class SeenCalls:
+    """The calls that each rank has ended, as far as they say which others it waits for.
+
+    Args:
+        folder: of the logs, where communicators have their ranks written.
+
+    Attributes: of each rank `last`, the latest call, and `queued`, the names of those that return before all have come;
+    `lost`: ranks of which nobody knows which of their calls is which.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.last: dict[int, RecordedCall] = {}
+        self.queued: dict[int, frozenset[str]] = {}
+        self.lost: set[int] = set()
+        self._folder = folder
+        self._ended: dict[int, Counter[int]] = {}
+        self._longest_s: dict[tuple[int, str], float] = {}
+        self._groups: dict[int, tuple[int, ...] | None] = {}
+
+    def add(self, rank: int, calls: Sequence[RecordedCall]) -> None:
+        """Take calls of `rank` that have ended."""
+        if not calls:
+            return
+        self._ended.setdefault(rank, Counter()).update([call.communicator for call in calls if call.ranks > 1])
+        self.last[rank] = max(calls[-1], self.last.get(rank, calls[-1]), key=lambda call: call.start_s)
+        for call in calls:
+            if call.end_s - call.start_s > LONG_S:
+                key = call.communicator, call.name
+                if key in self._longest_s or len(self._longest_s) < MAX_NAMES:
+                    self._longest_s[key] = max(call.end_s - call.start_s, self._longest_s.get(key, 0.0))
+
+    def waited(self, communicator: int, name: str, wait_s: float) -> None:
+        """A call took so long, and was seen while it did."""
+        self._longest_s[communicator, name] = max(wait_s, self.longest_s(communicator, name))
+
+    def longest_s(self, communicator: int, name: str) -> float:
+        """How long the longest of such calls took; 0 where none took LONG_S."""
+        return self._longest_s.get((communicator, name), 0.0)
+
+    def ended(self, rank: int, communicator: int) -> int:
+        """How many calls of a communicator `rank` has ended."""
+        return self._ended.get(rank, Counter())[communicator]
+
+    def is_queued(self, rank: int, name: str) -> bool:
+        """Whether such a call of `rank` returns before all have come: it waits later."""
+        return name in self.queued.get(rank, ())
+
+    def begun(self, rank: int, calls: Mapping[int, RecordedCall]) -> Counter[int]:
+        """Of each communicator, the calls that `rank` has begun; `calls`: those that have not ended."""
+        return self._ended.get(rank, Counter()) + Counter(c.communicator for c in calls.values() if c.ranks > 1)
+
+    def members(
+        self, communicator: int, ranks: int, begun: Mapping[int, Counter[int]], world_size: int | None
+    ) -> tuple[Iterable[int], int]:
+        """The ranks of a communicator of so many, as far as known, and how many are not."""
+        if ranks == world_size:
+            return range(ranks), 0
+        if self._groups.get(communicator) is None and len(self._groups) < MAX_NAMES:
+            self._groups[communicator] = self._read_group(communicator)
+        known = self._groups.get(communicator) or tuple(r for r, counts in begun.items() if counts[communicator])
+        return known, max(0, ranks - len(known))
+
+    def _read_group(self, communicator: int) -> tuple[int, ...] | None:
+        try:
+            return tuple(int(rank) for rank in json.loads((self._folder / f"group-{communicator}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
 class HangFinder:
     """Finds Hangs; `add` what every rank's log has new, then `look`.
 
@@ -115,40 +184,26 @@ class HangFinder:
     ) -> None:
         self.thresholds = thresholds
         self.hangs: list[Hang] = []
-        self._folder = folder
+        self._seen = SeenCalls(folder)
         self._where = where
-        self._ended: dict[int, Counter[int]] = {}
-        self._last: dict[int, RecordedCall] = {}
-        self._longest_s: dict[tuple[int, str], float] = {}
-        self._groups: dict[int, tuple[int, ...] | None] = {}
         # (rank, index of its call) -> when it was first seen, of a clock that stands still while the reader does.
         self._since: dict[tuple[int, int], float] = {}
         self._clock_s = 0.0
         self._looked_s: float | None = None
         self._now: Hang | None = None
         self._told: tuple[str, tuple[int, ...]] | None = None
-        self._queued: dict[int, frozenset[str]] = {}
-        self._lost: set[int] = set()
 
     def add_rank(self, rank: int, queued: Iterable[str]) -> None:
         """Expect calls of `rank`, of which those named in `queued` return before all have come: it waits later."""
-        self._queued[rank] = frozenset(queued)
+        self._seen.queued[rank] = frozenset(queued)
 
     def lose(self, rank: int) -> None:
         """Calls of `rank` were lost: nobody knows which of its calls is which, so it is no suspect."""
-        self._lost.add(rank)
+        self._seen.lost.add(rank)
 
     def add(self, rank: int, calls: Sequence[RecordedCall]) -> None:
         """Take calls of `rank` that have ended."""
-        if not calls:
-            return
-        self._ended.setdefault(rank, Counter()).update([call.communicator for call in calls if call.ranks > 1])
-        self._last[rank] = max(calls[-1], self._last.get(rank, calls[-1]), key=lambda call: call.start_s)
-        for call in calls:
-            if call.end_s - call.start_s > LONG_S:
-                key = call.communicator, call.name
-                if key in self._longest_s or len(self._longest_s) < MAX_NAMES:
-                    self._longest_s[key] = max(call.end_s - call.start_s, self._longest_s.get(key, 0.0))
+        self._seen.add(rank, calls)
 
     def look(
         self,
@@ -176,7 +231,8 @@ class HangFinder:
         longest = max((one.age_s for one in blocked.values()), default=0.0)
         if longest < status_s:
             return self._over()
-        hang = self._diagnose(blocked, {r: self._begun(r, calls) for r, calls in opened.items()}, world_size, status_s)
+        begun = {rank: self._seen.begun(rank, calls) for rank, calls in opened.items()}
+        hang = self._diagnose(blocked, begun, world_size, status_s)
         if hang is None:
             return self._over()
         found: list[Hang] = []
@@ -199,10 +255,6 @@ class HangFinder:
 
     # -- who waits
 
-    def _begun(self, rank: int, calls: Mapping[int, RecordedCall]) -> Counter[int]:
-        """Of each communicator, the calls that `rank` has begun."""
-        return self._ended.get(rank, Counter()) + Counter(c.communicator for c in calls.values() if c.ranks > 1)
-
     def _blocked(
         self, opened: Mapping[int, Mapping[int, RecordedCall]], latest: Mapping[int, int] | None
     ) -> dict[int, Blocked]:
@@ -210,9 +262,9 @@ class HangFinder:
         found: dict[int, Blocked] = {}
         seen: dict[tuple[int, int], float] = {}
         for rank, calls in opened.items():
-            if rank in self._lost:
+            if rank in self._seen.lost:
                 continue
-            last = self._last.get(rank)
+            last = self._seen.last.get(rank)
             # What a rank does alone waits for nobody.
             calls = {index: call for index, call in calls.items() if call.ranks != 1}
             if calls:
@@ -220,11 +272,11 @@ class HangFinder:
                 call = calls[index]
                 if last is not None and (last.start_s > call.start_s if latest is None else latest[rank] > index):
                     continue  # Another thread goes on.
-            elif last is not None and last.ranks > 1 and last.name in self._queued.get(rank, ()):
+            elif last is not None and last.ranks > 1 and self._seen.is_queued(rank, last.name):
                 index, call = -1, last
             else:
                 continue
-            ended = self._ended.get(rank, Counter())[call.communicator]
+            ended = self._seen.ended(rank, call.communicator)
             number = ended + sum(c.communicator == call.communicator and c.ranks > 1 for c in calls.values())
             key = (rank, index if index >= 0 else -1 - ended)
             seen[key] = self._since.get(key, self._clock_s)
@@ -241,10 +293,10 @@ class HangFinder:
         blocked = {
             rank: one
             for rank, one in blocked.items()
-            if (one.call.end_s == OPEN_S and one.call.name not in self._queued.get(rank, ()))
+            if (one.call.end_s == OPEN_S and not self._seen.is_queued(rank, one.call.name))
             or any(
                 begun.get(member, Counter())[one.call.communicator] < one.number
-                for member in self._members(one.call.communicator, one.call.ranks, begun, world_size)[0]
+                for member in self._seen.members(one.call.communicator, one.call.ranks, begun, world_size)[0]
             )
         }
         for rank, one in blocked.items():
@@ -255,12 +307,12 @@ class HangFinder:
         roots: dict[tuple[int, int], list[int]] = {}
         unknown: dict[tuple[int, int], int] = {}
         for (communicator, number), came in waits.items():
-            members, hidden = self._members(communicator, blocked[came[0]].call.ranks, begun, world_size)
+            members, hidden = self._seen.members(communicator, blocked[came[0]].call.ranks, begun, world_size)
             behind = [r for r in members if number and begun.get(r, Counter())[communicator] < number]
             if not number:
                 behind = [r for r in begun if r not in blocked]
             # Whose message it is, is not known: not of one that has ended while another computes.
-            behind = [r for r in behind if r not in blocked and r not in self._lost]
+            behind = [r for r in behind if r not in blocked and r not in self._seen.lost]
             running = [r for r in behind if number or self._where(r).state != "ended"]
             roots[communicator, number] = running
             unknown[communicator, number] = hidden
@@ -272,7 +324,7 @@ class HangFinder:
         call = blocked[waits[key][0]].call
         if roots[key] or unknown[key]:
             kind, culprits = "missing", sorted(roots[key])
-            others = {r: self._last[r].name for r in culprits if r in self._last}
+            others = {r: self._seen.last[r].name for r in culprits if r in self._seen.last}
         elif not number or min(one.age_s for one in blocked.values()) < status_s:
             # Ranks that wait for messages, as an idle listener does; or somebody has only just come.
             return None
@@ -287,7 +339,7 @@ class HangFinder:
             others = {r: f"{b.call.name} {b.number or ''}".strip() for r, b in apart.items()}
         where = tuple(self._where(rank) for rank in sorted(culprits))
         inside = tuple(sorted(r for r in together if r not in culprits))
-        longest_s = self._longest_s.get((communicator, call.name), 0.0)
+        longest_s = self._seen.longest_s(communicator, call.name)
         limit_s = max(self.thresholds.patience_s, PATIENCE_TIMES * longest_s, status_s)
         lost = [one.state in DECISIVE for one in where]
         hopeless = kind == "order" or (any(lost) if number else bool(lost) and all(lost))
@@ -296,31 +348,13 @@ class HangFinder:
             hopeless or ages_s[key] > limit_s,
         )  # fmt: skip
 
-    def _members(
-        self, communicator: int, ranks: int, begun: Mapping[int, Counter[int]], world_size: int | None
-    ) -> tuple[Iterable[int], int]:
-        """The ranks of a communicator of so many, as far as known, and how many are not."""
-        if ranks == world_size:
-            return range(ranks), 0
-        if self._groups.get(communicator) is None and len(self._groups) < MAX_NAMES:
-            self._groups[communicator] = self._read_group(communicator)
-        known = self._groups.get(communicator) or tuple(r for r, counts in begun.items() if counts[communicator])
-        return known, max(0, ranks - len(known))
-
-    def _read_group(self, communicator: int) -> tuple[int, ...] | None:
-        try:
-            return tuple(int(rank) for rank in json.loads((self._folder / f"group-{communicator}.json").read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-
     def _over(self) -> list[Hang]:
         """Whatever was told has gone on."""
         hang, self._now, self._told = self._now, None, None
         if hang is None:
             return []
         ended = replace(hang, ended_after_s=hang.wait_s)
-        key = hang.communicator, hang.name
-        self._longest_s[key] = max(hang.wait_s, self._longest_s.get(key, 0.0))
+        self._seen.waited(hang.communicator, hang.name, hang.wait_s)
         if hang.is_incident:
             self.hangs = [*self.hangs[1 - MAX_HANGS :], ended]
         return [ended]

@@ -227,39 +227,37 @@ def _spread(comm: Communicator, root: int, outcome: Validation | None, limit_s: 
     return Validation.from_json(json.loads(data.tobytes()))
 
 
-class _ValidationRun:
-    """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
+class _Computing:
+    """The computing of the ranks of a validation: measured in turns, each beside others, and judged.
+
+    Attributes: `ranks`; `usual`, the load that runs beside transfers; `records` of all that was measured; `busy`: what
+    was found to be in use by others; `own_time`: whether CPU seconds tell what the machine takes from a rank.
+    """
 
     def __init__(
         self,
         probe: Probe,
         members: tuple[int, ...],
-        computing: Iterable[int],
+        ranks: Iterable[int],
         device: str,
         limit_s: float,
         thorough: bool,
         injected: Injected,
-        tick: Callable[[str], object] | None,
+        tick: Callable[[str], object],
     ) -> None:
         self.probe = probe
         self.members = members
-        self.limit_s = limit_s
-        self.thorough = thorough
-        self.tick = tick or (lambda text: None)
-        self.computing = tuple(members.index(rank) for rank in computing)
-        turns = probe.turns([(rank,) for rank in self.computing])
+        self.ranks = tuple(members.index(rank) for rank in ranks)
+        turns = probe.turns([(rank,) for rank in self.ranks])
         self.turn_s = min(TURN_S, COMPUTE_SHARE * limit_s / 2 / max(len(turns), 1))
         self.injected = injected
+        self.tick = tick
         self.own_time = device == "cpu"
         self.parts = PARTS if thorough else QUICK_PARTS
-        self.confirmations = (
-            (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
-        )
         which = None if thorough else (gemm.USUAL,)
         self.loads = gemm.loads(device, which, self._agreed_sides(which) if device == "cuda" else None)
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
-        self.compute: list[dict[str, Any]] = []
-        self.links: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
         self.busy: tuple[Finding, ...] = ()
 
     def _agreed_sides(self, which: Collection[str] | None) -> dict[str, int]:
@@ -268,50 +266,6 @@ class _ValidationRun:
         mine = gemm.fitting_sides(max(LEAST_PRODUCT_S, share_s), which)
         fitting = self.probe.gather(np.array(list(mine.values()))).min(axis=0)
         return dict(zip(mine, fitting.tolist(), strict=True))
-
-    def validate(self, passes: Passes, sizes: tuple[int, ...], repetitions: int, start_s: float) -> Validation:
-        at = {rank: position for position, rank in enumerate(self.members)}
-        passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
-        alone_ranks, unknown_ranks = self._settled_ranks() if self.computing else ({}, {})
-        sizes, turns_s = self._fit(passes, sizes, repetitions)
-        self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
-        alone_links, unknown_links = self._settled_links(passes, sizes, repetitions)
-        found = findings(alone_ranks, alone_links, both_ways(passes), "alone")
-        unsure = findings(unknown_ranks, unknown_links, both_ways(passes), "alone")
-        if self.thorough or not found:
-            self.tick("computing and transferring at once")
-            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
-            passes = passes or colour_edges(neighbours(self.computing))
-            slow, doubtful = self._settled_together(passes, smallest, repetitions)
-            # A rank that computes slowly is late to take in what has come: that is not the link's fault.
-            late = {key for key in alone_ranks.keys() | slow.keys() if not isinstance(key, tuple)}
-            known = alone_ranks.keys() | alone_links.keys()
-            found, unsure = (
-                before + findings(*_by_kind(some, known, late), both_ways(passes), "together")
-                for before, some in ((found, slow), (unsure, doubtful))
-            )
-        return Validation(
-            tuple(map(self._renamed, found)),
-            tuple(map(self._renamed, unsure)),
-            tuple(map(self._renamed, self.busy)),
-            self.members,
-            tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
-            tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
-            sizes,
-            tuple(self.compute),
-            tuple(self.links),
-            self._agreed_s(time.monotonic() - start_s),
-            self.probe.path,
-        )
-
-    def _agreed_s(self, took_s: float) -> float:
-        return float(self.probe.gather(np.array([took_s])).max())
-
-    def _renamed(self, finding: Finding) -> Finding:
-        links = tuple((self.members[a], self.members[b]) for a, b in finding.links)
-        return finding._replace(ranks=tuple(self.members[rank] for rank in finding.ranks), links=links)
-
-    # -- computing
 
     def _compute(self, ranks: Sequence[int], turn_s: float) -> Computed:
         """The computing of `ranks`, in turns, while the others sleep.
@@ -331,7 +285,7 @@ class _ValidationRun:
         wait_until(start_s + len(turns) * turn_s)
         # Napping, until all have done: a rank that has is not to be in the way.
         probe.barrier()
-        return self._collect_compute(list(map(gemm.latest, zip(*parts, strict=True))), self.loads, "alone", ranks)
+        return self.collect(list(map(gemm.latest, zip(*parts, strict=True))), self.loads, "alone", ranks)
 
     def _sample(self, load: gemm.Load, share_s: float) -> gemm.Samples:
         return gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time, parts=self.parts)
@@ -345,9 +299,10 @@ class _ValidationRun:
         cores = spread_cores(len(here))
         return cores[(here.index(me) + part) % len(cores)]
 
-    def _collect_compute(
+    def collect(
         self, mine: Iterable[gemm.Samples], loads: Sequence[gemm.Load], when: str, ranks: Iterable[int]
     ) -> Computed:
+        """What this rank measured of `loads` and all others did, recorded for `ranks`; all ranks call it."""
         table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
         for row, samples in zip(table, mine, strict=False):
             for values, column in zip(samples, row, strict=True):
@@ -361,29 +316,99 @@ class _ValidationRun:
                 found[rank, load.name] = samples
                 own_s = None if any(map(isnan, samples.cpu_s)) else samples.cpu_s
                 record = {"rank": self.members[rank], "load": load.name, "when": when, "wall_s": samples.wall_s}
-                self.compute.append(record | {"cpu_s": own_s})
+                self.records.append(record | {"cpu_s": own_s})
         return found
 
-    def _slow_ranks(self, rounds: Sequence[Computed], *, starved: bool = False) -> SlowRanks:
+    def slow(self, rounds: Sequence[Computed], *, starved: bool = False) -> SlowRanks:
+        """The ranks that `rounds` show to be slow."""
         return slow_ranks(rounds, self.probe.devices, self.probe.places, starved=starved)
 
-    def _settled_ranks(self) -> tuple[SlowRanks, SlowRanks]:
+    def settled(self, confirmations: tuple[int, int]) -> tuple[SlowRanks, SlowRanks]:
         """(the slow ranks, those of which it cannot be said)."""
         turn = itertools.count(1)
 
         def verdict(rounds: list[Computed]) -> tuple[SlowRanks, SlowRanks]:
-            return self._slow_ranks(rounds), unknown_ranks(rounds, self.probe.devices)
+            return self.slow(rounds), unknown_ranks(rounds, self.probe.devices)
 
         def again(doubtful: SlowRanks) -> Computed:
-            healthy = [rank for rank in self.computing if rank not in doubtful]
+            healthy = [rank for rank in self.ranks if rank not in doubtful]
             # In another order each time: nobody computes beside the same rank always.
             ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
             return self._compute(ranks, CONFIRMATION_SHARE * self.turn_s)
 
-        first = self._compute(self.computing, self.turn_s)
+        first = self._compute(self.ranks, self.turn_s)
         if self.own_time:
             self.busy = judge.contended(first, self.probe.places)
-        return settle(first, verdict, again, *self.confirmations)
+        return settle(first, verdict, again, *confirmations)
+
+
+class _ValidationRun:
+    """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        members: tuple[int, ...],
+        computing: Iterable[int],
+        device: str,
+        limit_s: float,
+        thorough: bool,
+        injected: Injected,
+        tick: Callable[[str], object] | None,
+    ) -> None:
+        self.probe = probe
+        self.members = members
+        self.limit_s = limit_s
+        self.thorough = thorough
+        self.tick = tick or (lambda text: None)
+        self.injected = injected
+        self.confirmations = (
+            (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
+        )
+        self.computing = _Computing(probe, members, computing, device, limit_s, thorough, injected, self.tick)
+        self.links: list[dict[str, Any]] = []
+
+    def validate(self, passes: Passes, sizes: tuple[int, ...], repetitions: int, start_s: float) -> Validation:
+        at = {rank: position for position, rank in enumerate(self.members)}
+        passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
+        alone_ranks, unknown_ranks = self.computing.settled(self.confirmations) if self.computing.ranks else ({}, {})
+        sizes, turns_s = self._fit(passes, sizes, repetitions)
+        self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
+        alone_links, unknown_links = self._settled_links(passes, sizes, repetitions)
+        found = findings(alone_ranks, alone_links, both_ways(passes), "alone")
+        unsure = findings(unknown_ranks, unknown_links, both_ways(passes), "alone")
+        if self.thorough or not found:
+            self.tick("computing and transferring at once")
+            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
+            passes = passes or colour_edges(neighbours(self.computing.ranks))
+            slow, doubtful = self._settled_together(passes, smallest, repetitions)
+            # A rank that computes slowly is late to take in what has come: that is not the link's fault.
+            late = {key for key in alone_ranks.keys() | slow.keys() if not isinstance(key, tuple)}
+            known = alone_ranks.keys() | alone_links.keys()
+            found, unsure = (
+                before + findings(*_by_kind(some, known, late), both_ways(passes), "together")
+                for before, some in ((found, slow), (unsure, doubtful))
+            )
+        return Validation(
+            tuple(map(self._renamed, found)),
+            tuple(map(self._renamed, unsure)),
+            tuple(map(self._renamed, self.computing.busy)),
+            self.members,
+            tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
+            tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
+            sizes,
+            tuple(self.computing.records),
+            tuple(self.links),
+            self._agreed_s(time.monotonic() - start_s),
+            self.probe.path,
+        )
+
+    def _agreed_s(self, took_s: float) -> float:
+        return float(self.probe.gather(np.array([took_s])).max())
+
+    def _renamed(self, finding: Finding) -> Finding:
+        links = tuple((self.members[a], self.members[b]) for a, b in finding.links)
+        return finding._replace(ranks=tuple(self.members[rank] for rank in finding.ranks), links=links)
 
     # -- links
 
@@ -448,7 +473,8 @@ class _ValidationRun:
 
         def verdict(rounds: list[tuple[Computed, dict[Link, LinkSamples]]]) -> tuple[SlowOnes, SlowOnes]:
             computed, transfers = zip(*rounds, strict=True)
-            slow = self._slow_ranks(computed, starved=starved) | self._judged_links(slow_links, transfers, least_ratio)
+            ranks = self.computing.slow(computed, starved=starved)
+            slow = ranks | self._judged_links(slow_links, transfers, least_ratio)
             no_ranks: SlowRanks = {}
             return slow, no_ranks | self._judged_links(unknown_links, transfers, least_ratio)
 
@@ -470,7 +496,7 @@ class _ValidationRun:
         @contextlib.contextmanager
         def background() -> Iterator[Sequence[int]]:
             slowdown = max(self.injected.alone, self.injected.together)
-            with gemm.Background(self.usual, slowdown, own_time=self.own_time) as load:
+            with gemm.Background(self.computing.usual, slowdown, own_time=self.computing.own_time) as load:
                 yield (load.thread,)
             mine.append(load.samples)
 
@@ -483,7 +509,7 @@ class _ValidationRun:
             attempts_left -= 1
             if not attempts_left or counts[tested].min() >= gemm.LEAST_SAMPLES or over.any():
                 break
-        return self._collect_compute([merged], [self.usual], "together", tested), transfers
+        return self.computing.collect([merged], [self.computing.usual], "together", tested), transfers
 
 
 def _by_kind(slow: SlowOnes, known: Collection[int | Link], late: set[int]) -> tuple[SlowRanks, SlowLinks]:

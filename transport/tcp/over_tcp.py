@@ -11,12 +11,14 @@ reaches the network; between ranks of a host nobody but root could change it.
 import hmac
 import os
 import select
+import socket
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
+from typing import TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import (
@@ -45,6 +47,8 @@ from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import configure
 
 NONCE_NBYTES = 32
+# The Seals of a connection, by peer and index.
+SealsOf: TypeAlias = Callable[[int, int], Seals | None]
 
 
 @steers
@@ -113,18 +117,7 @@ class TcpTransport(Transport):
         self._by_fd: dict[int, tuple[TcpPeer, Duplex]] = {}
         self._full: set[Duplex] = set()  # with more to be written than the connection has taken
         self._over = OverTags()
-        one_host = len(set(group.hosts)) == 1
-        seals = (lambda peer, index: None) if one_host else _agree(group)
-        token = group.secret(b"lanterne/tcp").hex()
-        found = connect_rails(
-            self.rank,
-            ("tcp",) * (1 if one_host else 2),
-            lambda told: group.exchange("lanterne/tcp", told),
-            self.machine,
-            group.check_peers,
-            token,
-            repeated=True,
-        )
+        found, seals = _connect(group)
         for (rank, index), sock in sorted(found.items()):
             configure(sock)
             peer = self.peers.setdefault(rank, TcpPeer(rank, self._over))
@@ -502,7 +495,23 @@ class TcpRequest(Request):
         return self.test() or (MOVED if self._transport.moved else False)
 
 
-def _agree(group: Group) -> Callable[[int, int], Seals | None]:
+def _connect(group: Group) -> tuple[dict[tuple[int, int], socket.socket], SealsOf]:
+    """The sockets to all others, by rank and index, and their Seals. All ranks make them together."""
+    one_host = len(set(group.hosts)) == 1
+    seals: SealsOf = (lambda peer, index: None) if one_host else _agree(group)
+    found = connect_rails(
+        group.rank,
+        ("tcp",) * (1 if one_host else 2),
+        lambda told: group.exchange("lanterne/tcp", told),
+        group.machine,
+        group.check_peers,
+        group.secret(b"lanterne/tcp").hex(),
+        repeated=True,
+    )
+    return found, seals
+
+
+def _agree(group: Group) -> SealsOf:
     """The Seals of a connection, by peer and index; None inside a host, and where all ranks trust the network."""
     nonce = os.urandom(NONCE_NBYTES)
     told = group.exchange("lanterne/tcp-seals", nonce + bytes((is_trusted(), find_openssl() is not None)))

@@ -108,6 +108,21 @@ def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
     return int.from_bytes(hashlib.blake2b(message, digest_size=8, key=secret).digest(), "little")
 
 
+def _have_rdma(group: Group, timeout_s: float | None) -> bool:
+    """Whether all hosts, of several, have it; where they do not, rank 0 says what that means."""
+    if len(set(group.hosts)) == 1:
+        return False
+    rdma, trusted = has_rdma(), is_trusted()
+    told = group.exchange("lanterne/ucx-network", bytes((rdma, trusted)), timeout_s)
+    rdma, trusted = (all(column) for column in zip(*told, strict=True))
+    if group.rank == 0 and not rdma and not trusted:
+        log.warning(
+            "lanterne: ucx between hosts without RDMA: whoever reaches its TCP ports can write to these processes' "
+            "memory; transport tcp is closed to strangers, and LANTERNE_TRUSTED_NETWORK=1 says that there are none"
+        )
+    return rdma
+
+
 class UcxTransport(Transport):
     """Point to point over UCX. All ranks of `group` make it together.
 
@@ -134,7 +149,7 @@ class UcxTransport(Transport):
         self.world_size: int = group.world_size
         if timeout_s is not None:
             self.timeout_s = timeout_s
-        chosen = settings(group.hosts, group.rank, os.environ, rdma=self._have_rdma(group, timeout_s))
+        chosen = settings(group.hosts, group.rank, os.environ, rdma=_have_rdma(group, timeout_s))
         self._context, self._worker = make_worker(self._ucxx, chosen)
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}
@@ -152,20 +167,6 @@ class UcxTransport(Transport):
         self.woken: Woken = Woken(self.machine, self._sleep, POLICY.spin_s)
         self._pid = os.getpid()
         atexit.register(self.close)
-
-    def _have_rdma(self, group: Group, timeout_s: float | None) -> bool:
-        """Whether all hosts, of several, have it; where they do not, rank 0 says what that means."""
-        if len(set(group.hosts)) == 1:
-            return False
-        rdma, trusted = has_rdma(), is_trusted()
-        told = group.exchange("lanterne/ucx-network", bytes((rdma, trusted)), timeout_s)
-        rdma, trusted = (all(column) for column in zip(*told, strict=True))
-        if group.rank == 0 and not rdma and not trusted:
-            log.warning(
-                "lanterne: ucx between hosts without RDMA: whoever reaches its TCP ports can write to these processes' "
-                "memory; transport tcp is closed to strangers, and LANTERNE_TRUSTED_NETWORK=1 says that there are none"
-            )
-        return rdma
 
     def post(self, ops: Sequence[Operation]) -> "UcxRequest":
         check_ops(self, ops)

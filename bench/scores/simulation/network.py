@@ -155,6 +155,47 @@ class SimulatedWakeup(Wakeup):
     close = shut
 
 
+class Passage:
+    """What has left one end of a stream and not come to the other, in order, and what befalls it.
+
+    Attributes: `held_since_s`: since when a cut path holds it up; None while it passes.
+    """
+
+    def __init__(self, end: "SimulatedSocket") -> None:
+        self._end = end
+        self._last_s = 0.0
+        self._under_way: deque[Callable[[], object]] = deque()
+        self.held_since_s: float | None = None
+
+    def deliver(self, event: Callable[[], object]) -> None:
+        """Let `event` happen at the other end, after all that was sent before."""
+        network, baton = self._end.network, self._end.baton
+        delay_s = baton.random.uniform(*LATENCY_S) + network.delays.pop(self._end.owner.name, 0.0)
+        self._last_s = max(self._last_s + 1e-9, baton.now_s + delay_s)
+        self._under_way.append(event)
+        baton.after(self._last_s - baton.now_s, self._pass)
+
+    def _pass(self, again: bool = False) -> None:
+        """The first of what is on its way comes; if the path is cut, all, in order, once it is not, or never."""
+        end, peer, baton = self._end, self._end.peer, self._end.baton
+        assert peer is not None
+        if self.held_since_s is not None and not again:
+            return
+        if not end.network.is_cut(end.owner, peer.owner):
+            for _ in range(1 if self.held_since_s is None else len(self._under_way)):
+                if self._under_way:
+                    self._under_way.popleft()()
+            self.held_since_s = None
+            return
+        if self.held_since_s is None:
+            self.held_since_s = baton.now_s
+        if baton.now_s > self.held_since_s + CUT_S:
+            for each in (end, peer):
+                each.fail(errno.ETIMEDOUT)
+            return
+        baton.after(0.05, lambda: self._pass(again=True))
+
+
 class SimulatedSocket:
     """One end of a stream, or a listener. See socket.socket."""
 
@@ -173,10 +214,7 @@ class SimulatedSocket:
         self.at_end = False
         self.error: int | None = None
         self.timeout_s: float | None = None
-        self._last_s = 0.0
-        # What has left and not come, and since when a cut path holds it up.
-        self._under_way: deque[Callable[[], object]] = deque()
-        self._held_since_s: float | None = None
+        self.passage = Passage(self)
         self._fd = network.new_fd(self)
 
     def __enter__(self) -> "SimulatedSocket":
@@ -202,7 +240,7 @@ class SimulatedSocket:
 
     def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
         """TCP_INFO: how often the same bytes were sent again."""
-        since_s = self._held_since_s
+        since_s = self.passage.held_since_s
         again = 0 if since_s is None or self.baton.now_s < since_s + 0.6 else 2
         return bytes([0] * (nbytes - 1) + [again])
 
@@ -259,7 +297,7 @@ class SimulatedSocket:
         self.baton.note(f"sends {taken} B to {self.peer_name}")
         self.sent += chunk
         self.peer.coming_nbytes += taken
-        self._deliver(lambda: self._arrive(chunk))
+        self.passage.deliver(lambda: self._arrive(chunk))
         return taken
 
     def sendmsg(self, parts: Sequence[Any]) -> int:
@@ -289,7 +327,7 @@ class SimulatedSocket:
         # Bytes that nobody will read are answered by a reset.
         unread = bool(self.inbox)
         if self.peer is not None and not self.peer.is_closed:
-            self._deliver(lambda: self._end(errno.ECONNRESET if unread else None))
+            self.passage.deliver(lambda: self._end(errno.ECONNRESET if unread else None))
 
     # -- on the way
 
@@ -312,41 +350,13 @@ class SimulatedSocket:
                 raise TimeoutError("timed out")
             self.baton.block(until_s)
 
-    def _deliver(self, event: Callable[[], object]) -> None:
-        """Let `event` happen at the other end, after all that was sent before."""
-        baton, network = self.baton, self.network
-        delay_s = baton.random.uniform(*LATENCY_S) + network.delays.pop(self.owner.name, 0.0)
-        self._last_s = max(self._last_s + 1e-9, baton.now_s + delay_s)
-        self._under_way.append(event)
-        baton.after(self._last_s - baton.now_s, self._pass)
-
-    def _pass(self, again: bool = False) -> None:
-        """The first of what is on its way comes; if the path is cut, all, in order, once it is not, or never."""
-        peer, baton = self.peer, self.baton
-        assert peer is not None
-        if self._held_since_s is not None and not again:
-            return
-        if not self.network.is_cut(self.owner, peer.owner):
-            for _ in range(1 if self._held_since_s is None else len(self._under_way)):
-                if self._under_way:
-                    self._under_way.popleft()()
-            self._held_since_s = None
-            return
-        if self._held_since_s is None:
-            self._held_since_s = baton.now_s
-        if baton.now_s > self._held_since_s + CUT_S:
-            for end in (self, peer):
-                end.fail(errno.ETIMEDOUT)
-            return
-        baton.after(0.05, lambda: self._pass(again=True))
-
     def _arrive(self, chunk: bytes) -> None:
         peer = self.peer
         assert peer is not None
         peer.coming_nbytes -= len(chunk)
         if peer.is_closed:
             # The answer comes after what the other end sent before it closed.
-            peer._deliver(lambda: self.fail(errno.EPIPE))
+            peer.passage.deliver(lambda: self.fail(errno.EPIPE))
             return
         peer.inbox += chunk
         self.baton.wake(peer.owner)
