@@ -18,7 +18,7 @@ from lanterne.bench.output.units import format_time
 from lanterne.bench.train.job import add_model_arguments, make_setup
 from lanterne.bench.train.mitigate import Mitigated
 from lanterne.collectives.communicator import Communicator
-from lanterne.pipeline.adapt.injection import InjectedEvent, ends
+from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.model.text import read_text
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer as own_text
@@ -46,11 +46,6 @@ def blows(pace_s: float, scale: float = 1.0) -> tuple[list[InjectedEvent], int]:
         InjectedEvent(second + blow, second + 2 * blow, rank=1, slowdown=SLOWDOWN),
     ]
     return events, second + 2 * blow + after
-
-
-def what_of(event: InjectedEvent) -> str:
-    """What a Controller calls the place of an InjectedEvent."""
-    return f"rank {event.rank}" if event.rank is not None else "link {}-{}".format(*ends(event.links[0]))
 
 
 def run_blows(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
@@ -130,7 +125,7 @@ def summed_up(work: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     records = []
     for one in work["events"]:
         event = InjectedEvent.from_dict(one)
-        what, first, last = what_of(event), event.first, int(event.last)
+        what, first, last = event.suspect, event.first, int(event.last)
         named = [i for i in mitigated["incidents"] if i["what"] == what and first <= i["named"] < last + BETWEEN]
         done = [
             act

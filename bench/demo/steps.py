@@ -10,6 +10,7 @@ from lanterne.failslow.detect.events import LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.pipeline.adapt.decide import Change
 from lanterne.pipeline.adapt.injection import InjectedEvent, ends
+from lanterne.pipeline.adapt.suspect import Suspect
 
 # The first iterations are not counted: caches fill, connections open, undisturbed times get measured. In a run that
 # short the detector would take that for the job's ways.
@@ -49,7 +50,7 @@ class Observer:
             return self._step("healed", iteration, f"by us: link {self.link} is as it was")
         return []
 
-    def ended(self, record: dict[str, Any], found: Mapping[str, int], changes: Iterable[Change]) -> Steps:
+    def ended(self, record: dict[str, Any], found: Mapping[Suspect, int], changes: Iterable[Change]) -> Steps:
         """The steps that an iteration gave; `found` and `changes` are the Adapter's."""
         iteration, time_s = record["iteration"], record["time_s"]
         self._times_s.append(time_s)
@@ -71,7 +72,7 @@ class Observer:
                 steps += self._result(name, iteration)
         return steps
 
-    def _hold(self, iteration: int, found: Mapping[str, int]) -> None:
+    def _hold(self, iteration: int, found: Mapping[Suspect, int]) -> None:
         """Changes are due once a slow job's place is known and the slow stretch was long enough, and when it is well.
 
         `hold` iterations from the Tracker's onset on are left slow on purpose, to measure them.
@@ -79,7 +80,7 @@ class Observer:
         if self._has("swapped"):
             links = next(step["links"] for step in self.steps if step["name"] == "swapped")
             # Once is enough: on a crowded machine the next iterations may show nothing for certain.
-            self._healed |= any(found.get("link {}-{}".format(*pair)) == -1 for pair in links)
+            self._healed |= any(found.get(Suspect.link(*pair)) == -1 for pair in links)
             self.holds = self._has("reverted") or not self._healed
         else:
             self.holds = self._onset is None or not self._has("located") or iteration + 2 < self._onset + self.hold
@@ -110,16 +111,16 @@ class Observer:
         self._onset = onset
         return self._step("noticed", iteration, words, onset=onset)
 
-    def _evidence(self, slow: Sequence[str], record: dict[str, Any]) -> str:
+    def _evidence(self, slow: Sequence[Suspect], record: dict[str, Any]) -> str:
         told = []
         for name in slow:
-            kind, which = name.split()
-            if kind == "link":
+            if not name.is_rank:
+                which = "{}-{}".format(*name.ends)
                 usual = format_time(statistics.median(self._delays_s.get(which, [0.0])))
                 told.append(f"{name}: its messages take {format_time(record['link_delay_s'][which])}, before {usual}")
             else:
                 told.append(f"{name} computes longer")
-        others = "" if any(name.startswith("rank") for name in slow) else "; no rank computes longer"
+        others = "" if any(name.is_rank for name in slow) else "; no rank computes longer"
         return "; ".join(told) + others
 
     def _result(self, name: str, iteration: int) -> Steps:

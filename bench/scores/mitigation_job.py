@@ -114,19 +114,11 @@ def train(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def name_of(event: InjectedEvent) -> str:
-    """What a Controller calls the place of an InjectedEvent: its first one."""
-    if event.rank is not None:
-        return f"rank {event.rank}"
-    link = event.links[0]
-    return "link {}-{}".format(*((link, link + 1) if isinstance(link, int) else sorted(link)))
-
-
 def outcomes(events: Iterable[InjectedEvent], plain: dict[str, Any], mitigated: dict[str, Any]) -> list[dict[str, Any]]:
     """Per InjectedEvent, a record: what was found of it, when, what was done, and what it took with and without."""
     records = []
     for event in events:
-        what, last = name_of(event), int(event.last)
+        what, last = event.suspect, int(event.last)
         incident = next(
             (i for i in mitigated["incidents"] if i["what"] == what and event.first <= i["named"] < last), None
         )

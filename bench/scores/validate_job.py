@@ -10,12 +10,13 @@ from typing import Any
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.failslow.validate.validate import Injected, validate
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
 LIMIT_S = 5.0
 SLOW_RANK, SLOWDOWN, SLOW_LINK, LATENCY_S = 1, 2.0, (0, 1), 5e-3
-SUSPECTS = ("rank 1", "rank 2", "link 0-1", "link 2-3")
+SUSPECTS = (Suspect.rank(1), Suspect.rank(2), Suspect.link(0, 1), Suspect.link(2, 3))
 
 
 def measure(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:

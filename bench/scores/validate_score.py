@@ -13,9 +13,10 @@ from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.bench.scores.beside import score_jobs
 from lanterne.bench.scores.validate_job import measure
+from lanterne.pipeline.adapt.suspect import Suspect
 
 RANKS = 4
-KINDS: dict[str, str | None] = {"healthy": None, "slow rank": "rank 1", "slow link": "link 0-1"}
+KINDS: dict[str, str | None] = {"healthy": None, "slow rank": Suspect.rank(1), "slow link": Suspect.link(0, 1)}
 COLUMNS = [
     ("job", ""), ("jobs", ""), ("right", ""), ("named", ""), ("blamed", "needlessly"), ("not sure", "of"),
 ("validate", "median"), ("longest", ""), ("suspects", "named"), ("blamed", "needlessly"),
@@ -43,7 +44,7 @@ def judge(kind: str, found: dict[str, Any]) -> dict[str, Any]:
 def names(finding: dict[str, Any]) -> list[str]:
     """What a Finding, as a dict, blames: "rank R", "link A-B", or "links of rank R"."""
     if finding["kind"] == "link":
-        return ["link {}-{}".format(*sorted(finding["links"][0]))]
+        return [Suspect.link(*finding["links"][0])]
     return [("links of " if finding["kind"] == "links" else "") + f"rank {rank}" for rank in finding["ranks"]]
 
 

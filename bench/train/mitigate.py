@@ -11,6 +11,7 @@ from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.failslow.mitigate.loop_state import RedisState
 from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import Iteration, Trainer
@@ -103,8 +104,8 @@ def incidents_table(
     columns = [("what", ""), ("severity", ""), ("suspected", "iteration"), ("named", ""), ("over", ""), ("lasted", "")]
     rows: list[list[object]] = []
     for one in incidents:
-        is_rank = one["what"].startswith("rank")
-        severity = f"{one['severity']:.2f}x" if is_rank else f"+{format_time(one['severity'])}"
+        what = Suspect(one["what"])
+        severity = f"{one['severity']:.2f}x" if what.is_rank else f"+{format_time(one['severity'])}"
         ended = one["ended"]
         lasted = (iterations if ended is None else ended) - one["suspected"]
         over = "not over" if ended is None else ended + 1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lanterne.failslow.mitigate.decision import ControllerSettings, Seen
 from lanterne.failslow.mitigate.strategies import Arrangement, Slowness
 from lanterne.failslow.validate.links import Link
+from lanterne.pipeline.adapt.suspect import Suspect
 
 # Share of the all-reduces in health that tells how long one may take.
 ORDINARY = 0.9
@@ -67,14 +68,14 @@ def baseline(seen: Sequence[Seen], home: Arrangement) -> Baseline | None:
 
 
 class Evidence(NamedTuple):
-    """What an iteration said of ranks and links, by name.
+    """What an iteration said of ranks and links.
 
-    Attributes: `found`: name -> (severity, whether that makes it a suspect), of what is slower than in health; `well`:
+    Attributes: `found`: (severity, whether that makes it a suspect), of what is slower than in health; `well`:
     what was seen to be as in health. What is in neither was not seen, or not well enough.
     """
 
-    found: dict[str, tuple[float, bool]]
-    well: frozenset[str]
+    found: dict[Suspect, tuple[float, bool]]
+    well: frozenset[Suspect]
 
 
 def evidence(seen: Seen, usual: Baseline, now: Arrangement, slow: Slowness, settings: ControllerSettings) -> Evidence:
@@ -84,8 +85,8 @@ def evidence(seen: Seen, usual: Baseline, now: Arrangement, slow: Slowness, sett
         now: what ran.
         slow: what is blamed by now.
     """
-    found: dict[str, tuple[float, bool]] = {}
-    well: set[str] = set()
+    found: dict[Suspect, tuple[float, bool]] = {}
+    well: set[Suspect] = set()
     for name, factor in _factors(seen, usual, now).items():
         if factor > settings.well_rank:
             found[name] = factor, factor >= settings.slow_rank
@@ -95,9 +96,9 @@ def evidence(seen: Seen, usual: Baseline, now: Arrangement, slow: Slowness, sett
     for (a, b), (low_s, high_s) in seen.links.items():
         bound_s = max(settings.well_link * usual.unit_s, settings.relieved_link * slow.links.get((a, b), 0.0))
         if isfinite(high_s) and high_s - usual.link_s < bound_s:
-            well.add(f"link {a}-{b}")
+            well.add(Suspect.link(a, b))
         elif low_s - usual.link_s > bound_s:
-            found[f"link {a}-{b}"] = low_s - usual.link_s, low_s - usual.link_s >= slow_s
+            found[Suspect.link(a, b)] = low_s - usual.link_s, low_s - usual.link_s >= slow_s
     for place, (base_s, most_s) in enumerate(zip(usual.group_s, usual.group_most_s, strict=True)):
         took_s = group_took_s(seen, now, place)
         if took_s is None:
@@ -105,14 +106,14 @@ def evidence(seen: Seen, usual: Baseline, now: Arrangement, slow: Slowness, sett
         for a, b in group_links(now, place, settings):
             if took_s - most_s > slow_s:
                 # Each of its messages is late on the way out and on the way back.
-                found.setdefault(f"link {a}-{b}", (slow.links.get((a, b), (took_s - base_s) / 2), True))
+                found.setdefault(Suspect.link(a, b), (slow.links.get((a, b), (took_s - base_s) / 2), True))
             else:
-                well.add(f"link {a}-{b}")
+                well.add(Suspect.link(a, b))
     return Evidence(found, frozenset(well - found.keys()))
 
 
-def _factors(seen: Seen, usual: Baseline, now: Arrangement) -> dict[str, float]:
-    """Name -> how many times as long as usual a rank computes, where that is known, beyond what all do."""
+def _factors(seen: Seen, usual: Baseline, now: Arrangement) -> dict[Suspect, float]:
+    """How many times as long as usual a rank computes, where that is known, beyond what all do."""
     ratios = {
         rank: seen.compute_s[rank] / usual.work_s[place]
         for rank, (_, place) in now.seats().items()
@@ -120,8 +121,8 @@ def _factors(seen: Seen, usual: Baseline, now: Arrangement) -> dict[str, float]:
     }
     # What nearly all are slow by is not a rank's fault: as long as a quarter are well, they tell what is usual.
     shared = max(1.0, sorted(ratios.values())[(len(ratios) - 1) // 4]) if len(ratios) > 1 else 1.0
-    found = {f"rank {rank}": ratio / shared for rank, ratio in ratios.items()}
-    return found | {f"rank {rank}": seen.tested[rank] for rank in seen.tested if known(seen.tested, rank)}
+    found = {Suspect.rank(rank): ratio / shared for rank, ratio in ratios.items()}
+    return found | {Suspect.rank(rank): seen.tested[rank] for rank in seen.tested if known(seen.tested, rank)}
 
 
 def group_took_s(seen: Seen, now: Arrangement, place: int) -> float | None:
@@ -144,11 +145,11 @@ def known(values: Mapping[int, float], rank: int) -> bool:
     return rank in values and isfinite(values[rank])
 
 
-def in_words(found: Mapping[str, float], suspects: Iterable[str]) -> str:
-    """What was found of suspects; `found`: name -> severity."""
+def in_words(found: Mapping[Suspect, float], suspects: Iterable[Suspect]) -> str:
+    """What was found of suspects; `found`: their severities."""
     told = []
     for name in suspects:
-        if name.startswith("rank"):
+        if name.is_rank:
             told.append(f"{name} computes {found[name]:.2f} times as long as its peers")
         else:
             told.append(f"{name} takes {found[name] * 1e3:.3g} ms more")

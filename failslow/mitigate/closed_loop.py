@@ -38,6 +38,7 @@ from lanterne.failslow.validate.probe_message import LinkProbes
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.pipeline.adapt.agreement import Agreement
 from lanterne.pipeline.adapt.profile import Profiler, report_length
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.execute.execute import After, Measured, execute
 from lanterne.pipeline.execute.stage import Stage
 from lanterne.pipeline.plan.action import Action
@@ -209,7 +210,7 @@ class ClosedLoop:
         self._decision = None
         if verdict is not None and verdict["kind"] == "validate":
             began_s = time.monotonic()
-            measured = self._examiner.examine(verdict["suspects"])
+            measured = self._examiner.examine([*map(Suspect, verdict["suspects"])])
             self._note(verdict, began_s)
             verdict = self._told(self.controller.validated(measured) if self.controller is not None else None)
         if verdict is not None and verdict["arrangement"] is not None:

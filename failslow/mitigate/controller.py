@@ -22,11 +22,12 @@ from typing import Any
 
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.baseline import Baseline, baseline, blamed_and_idle, evidence, in_words
-from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, link_of, names, severity
+from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, blamed
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, Slowness, arrange
 from lanterne.failslow.mitigate.suspicion import Suspicion
 from lanterne.failslow.validate.links import Link
+from lanterne.pipeline.adapt.suspect import Suspect
 
 # Healthy iterations that prime a Tracker when the job is home again.
 REMEMBERED = 32
@@ -77,7 +78,7 @@ class Controller:
         self._suspicion = Suspicion(self.settings)
         self._planner: MitigationPlanner | None = None
         # The suspects that are to be validated, and what made them suspects.
-        self._waits: tuple[tuple[str, ...], Seen] | None = None
+        self._waits: tuple[tuple[Suspect, ...], Seen] | None = None
         self.saved_s: float = 0.0
         # What is slow, and what an iteration would take then at home.
         self._at_home: tuple[Slowness, float] = WELL, 0.0
@@ -103,15 +104,14 @@ class Controller:
             return None
         self._count_saved(seen)
         found = evidence(seen, self._usual, self.now, self.slow, self.settings)
-        self._suspicion.count(found, names(self.slow))
+        self._suspicion.count(found, blamed(self.slow))
         self._track(seen)
         if self._waits is not None:
             return None
         if self._relieved(seen):
             return self._rearrange(seen, "relief")
-        blamed = {name: severity(self.slow, name) for name in names(self.slow)}
-        alarmed = self._alarm_at is not None or (bool(blamed) and seen.iteration_s > self._expected_s())
-        suspects = self._suspicion.suspects(found, seen.iteration, blamed, alarmed)
+        alarmed = self._alarm_at is not None or (bool(self.slow) and seen.iteration_s > self._expected_s())
+        suspects = self._suspicion.suspects(found, seen.iteration, blamed(self.slow), alarmed)
         if suspects:
             self._unknown = False
             if not self.settings.validates:
@@ -122,11 +122,11 @@ class Controller:
             return self._more(seen)
         return self._nobody(seen)
 
-    def validated(self, measured: Mapping[str, float]) -> Decision | None:
+    def validated(self, measured: Mapping[Suspect, float]) -> Decision | None:
         """What the validation of the suspects found; the Decision that it leads to, or None.
 
         Args:
-            measured: name -> severity, as Evidence has it; what is absent could not be tested, nor blamed, and where it
+            measured: severities, as Evidence has them; what is absent could not be tested, nor blamed, and where it
                 is nan, that cannot be said yet.
         """
         assert self._waits is not None and self._usual is not None
@@ -134,14 +134,13 @@ class Controller:
         self._waits = None
         confirmed = []
         for name in suspects:
-            is_rank = name.startswith("rank")
-            least = self.settings.slow_rank if is_rank else self.settings.slow_link * self._usual.unit_s
+            least = self.settings.slow_rank if name.is_rank else self.settings.slow_link * self._usual.unit_s
             found = measured.get(name, 0.0)
             if isnan(found) or found < least:
                 self._suspicion.acquit(name, seen.iteration, is_sure=not isnan(found))
                 continue
             confirmed.append(name)
-            if not is_rank:
+            if not name.is_rank:
                 self._suspicion.measured(name, measured[name])
         return self._blame(tuple(confirmed), seen) if confirmed else None
 
@@ -153,7 +152,7 @@ class Controller:
     def state(self) -> dict[str, Any]:
         """All that is known now, as JSON: what is slow, what runs, what was decided."""
         return {
-            "slow": [{"what": name, "severity": severity(self.slow, name)} for name in names(self.slow)],
+            "slow": [{"what": name, "severity": found} for name, found in blamed(self.slow).items()],
             "arrangement": asdict(self.now),
             "incidents": self.incidents,
             "decisions": [decision.to_dict() for decision in self.decisions],
@@ -211,19 +210,18 @@ class Controller:
 
     # -- blame, and what follows
 
-    def _blame(self, suspects: Sequence[str], seen: Seen) -> Decision | None:
+    def _blame(self, suspects: Sequence[Suspect], seen: Seen) -> Decision | None:
         ranks, links = dict(self.slow.ranks), dict(self.slow.links)
         for name in suspects:
             found = self._suspicion.severity(name)
-            if name not in names(self.slow):
+            if name not in blamed(self.slow):
                 since = self._suspicion.since(name, seen.iteration)
                 incident = {"what": name, "suspected": since, "named": seen.iteration, "ended": None, "severity": found}
                 self.incidents.append(incident)
-            kind, which = name.split()
-            if kind == "rank":
-                ranks[int(which)] = found
+            if name.is_rank:
+                ranks[name.ends[0]] = found
             else:
-                links[link_of(which)] = found
+                links[name.pair()] = found
         self.slow = Slowness(ranks, links)
         return self._rearrange(seen, self._words(suspects))
 
@@ -235,8 +233,8 @@ class Controller:
         for name in over:
             next(each for each in self.incidents[::-1] if each["what"] == name)["ended"] = seen.iteration
         self.slow = Slowness(
-            {rank: value for rank, value in self.slow.ranks.items() if f"rank {rank}" not in over},
-            {(a, b): value for (a, b), value in self.slow.links.items() if f"link {a}-{b}" not in over},
+            {rank: value for rank, value in self.slow.ranks.items() if Suspect.rank(rank) not in over},
+            {(a, b): value for (a, b), value in self.slow.links.items() if Suspect.link(a, b) not in over},
         )
         return True
 
@@ -278,7 +276,7 @@ class Controller:
             self.now = to
             return self._decided(
                 Decision(
-                    "mitigate", seen.iteration, names(self.slow), strategy.name, to, seen.iteration_s,
+                    "mitigate", seen.iteration, tuple(blamed(self.slow)), strategy.name, to, seen.iteration_s,
                     forecast_s[strategy.name], because,
                 )
             )  # fmt: skip
@@ -310,5 +308,5 @@ class Controller:
         self.decisions.append(decision)
         return decision
 
-    def _words(self, suspects: Sequence[str]) -> str:
+    def _words(self, suspects: Sequence[Suspect]) -> str:
         return in_words({name: self._suspicion.severity(name) for name in suspects}, suspects)

@@ -6,6 +6,7 @@ from typing import Any
 
 from lanterne.failslow.mitigate.strategies import Arrangement, Slowness
 from lanterne.failslow.validate.links import Link
+from lanterne.pipeline.adapt.suspect import Suspect
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Decision:
     Attributes:
         kind: "validate" the `suspects`, "mitigate", "revert", or "report": something is wrong, and nobody is to blame.
         iteration: whose Seen led to it.
-        suspects: names: "rank 3", "link 1-2".
+        suspects: ranks and links that it is about.
         strategy, arrangement: of a mitigation.
         before_s, predicted_s: of an iteration, measured now and expected.
         evidence: in words.
@@ -77,7 +78,7 @@ class Decision:
 
     kind: str
     iteration: int
-    suspects: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
     strategy: str | None = None
     arrangement: Arrangement | None = None
     before_s: float | None = None
@@ -89,18 +90,7 @@ class Decision:
         return asdict(self)
 
 
-def names(slow: Slowness) -> tuple[str, ...]:
-    """What a Slowness blames, by name."""
-    return tuple([f"rank {rank}" for rank in slow.ranks] + [f"link {a}-{b}" for a, b in slow.links])
-
-
-def link_of(which: str) -> Link:
-    """(a, b) of "a-b"."""
-    a, b = map(int, which.split("-"))
-    return a, b
-
-
-def severity(slow: Slowness, name: str) -> float:
-    """What a Slowness says of `name`: a factor of a rank, seconds of a link."""
-    kind, which = name.split()
-    return slow.ranks[int(which)] if kind == "rank" else slow.links[link_of(which)]
+def blamed(slow: Slowness) -> dict[Suspect, float]:
+    """What a Slowness blames: of ranks a factor, of links seconds."""
+    ranks = {Suspect.rank(rank): factor for rank, factor in slow.ranks.items()}
+    return ranks | {Suspect.link(a, b): seconds for (a, b), seconds in slow.links.items()}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from lanterne.failslow.mitigate.baseline import Evidence
 from lanterne.failslow.mitigate.decision import ControllerSettings
+from lanterne.pipeline.adapt.suspect import Suspect
 
 # Iterations whose severities are kept of each.
 RECENT = 5
@@ -29,18 +30,18 @@ class Suspicion:
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
-        # By name: iterations in a row that it was slow, or well.
-        self._slow: dict[str, int] = {}
-        self._well: dict[str, int] = {}
-        self._recent: dict[str, deque[float]] = {}
-        self._acquitted: dict[str, Acquittal] = {}
+        # Iterations in a row that it was slow, or well.
+        self._slow: dict[Suspect, int] = {}
+        self._well: dict[Suspect, int] = {}
+        self._recent: dict[Suspect, deque[float]] = {}
+        self._acquitted: dict[Suspect, Acquittal] = {}
 
     def __bool__(self) -> bool:
         """Whether the latest iteration showed anything that may become a suspect."""
         return bool(self._slow)
 
-    def count(self, evidence: Evidence, blamed: Collection[str]) -> None:
-        """Take the Evidence of one more iteration; `blamed`: the names of what is blamed by now."""
+    def count(self, evidence: Evidence, blamed: Collection[Suspect]) -> None:
+        """Take the Evidence of one more iteration; `blamed`: what is blamed by now."""
         self._slow = {name: self._slow.get(name, 0) + 1 for name, (_, slow) in evidence.found.items() if slow}
         for name in self._slow:
             self._recent.setdefault(name, deque(maxlen=RECENT)).append(evidence.found[name][0])
@@ -52,12 +53,12 @@ class Suspicion:
         }
 
     def suspects(
-        self, evidence: Evidence, iteration: int, blamed: Mapping[str, float], alarmed: bool
-    ) -> tuple[str, ...]:
-        """The names that are to be examined now.
+        self, evidence: Evidence, iteration: int, blamed: Mapping[Suspect, float], alarmed: bool
+    ) -> tuple[Suspect, ...]:
+        """What is to be examined now.
 
         Args:
-            blamed: name -> severity, of what is blamed by now.
+            blamed: the severity of what is blamed by now.
             alarmed: whether iterations are known to be slow.
         """
         enough = self._settings.onset if alarmed else self._settings.persistent
@@ -68,23 +69,23 @@ class Suspicion:
             and not self._is_acquitted(name, iteration)
         )
 
-    def _is_other(self, name: str, blamed: float) -> bool:
+    def _is_other(self, name: Suspect, blamed: float) -> bool:
         """Whether a blamed rank is slow, but not as slow as was planned for. Of links only an examination knows."""
         return (
-            name.startswith("rank")
+            name.is_rank
             and self._slow.get(name, 0) >= RECENT
             and not 0.7 < median(self._recent[name]) / blamed < 1.4
         )
 
-    def severity(self, name: str) -> float:
+    def severity(self, name: Suspect) -> float:
         """Of a suspect, the median of the latest iterations."""
         return median(self._recent[name])
 
-    def since(self, name: str, iteration: int) -> int:
+    def since(self, name: Suspect, iteration: int) -> int:
         """The iteration since which a suspect of `iteration` has been slow."""
         return iteration - self._slow.get(name, 1) + 1
 
-    def acquit(self, name: str, iteration: int, *, is_sure: bool) -> None:
+    def acquit(self, name: Suspect, iteration: int, *, is_sure: bool) -> None:
         """An examination in `iteration` found `name` well: leave it alone, each time for twice as long.
 
         If that was not sure, at first for some iterations only.
@@ -93,7 +94,7 @@ class Suspicion:
         patience = max(2 * self._acquitted[name].patience, first) if name in self._acquitted else first
         self._acquitted[name] = Acquittal(iteration + patience, patience, _excess(name, self.severity(name)))
 
-    def _is_acquitted(self, name: str, iteration: int) -> bool:
+    def _is_acquitted(self, name: Suspect, iteration: int) -> bool:
         """Whether `name` is left alone: it looks as it did when it was found well, or not much worse."""
         last = self._acquitted.get(name)
         return (
@@ -102,12 +103,12 @@ class Suspicion:
             and _excess(name, self.severity(name)) < MUCH_WORSE * last.excess
         )
 
-    def measured(self, name: str, severity: float) -> None:
+    def measured(self, name: Suspect, severity: float) -> None:
         """An examination knows the severity of `name` better."""
         self._recent[name] = deque([severity], maxlen=RECENT)
 
-    def take_relieved(self) -> list[str]:
-        """The blamed names that have been well for long enough; they are forgotten."""
+    def take_relieved(self) -> list[Suspect]:
+        """What was blamed and has been well for long enough; it is forgotten."""
         over = [name for name, count in self._well.items() if count >= self._settings.relief]
         for name in over:
             del self._well[name]
@@ -115,6 +116,6 @@ class Suspicion:
         return over
 
 
-def _excess(name: str, severity: float) -> float:
+def _excess(name: Suspect, severity: float) -> float:
     """What a severity is beyond health: that of a rank is a factor."""
-    return severity - 1 if name.startswith("rank") else severity
+    return severity - 1 if name.is_rank else severity

@@ -21,6 +21,7 @@ from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
 from lanterne.failslow.record.job_ledger import about_run, utc
 from lanterne.failslow.record.job_log import LATEST_TIMES, RECENT
+from lanterne.pipeline.adapt.suspect import Suspect
 
 MAX_INCIDENTS = 256
 
@@ -109,15 +110,14 @@ class TrainingStatus:
             before_s = next((each.before_s for each in named if each.before_s), usual_s)
             done = [f"{each.strategy} at iteration {each.iteration}" for each in named if each.kind == "mitigate"]
             remedy = f"done: {', '.join(done)}" if done else "nothing was worth its cost yet"
-            kind, which = one["what"].split()
-            by = one["severity"]
-            size = f"computes {by:.2f} times as long" if kind == "rank" else f"messages take {by * 1e3:.3g} ms more"
+            suspect, by = Suspect(one["what"]), one["severity"]
+            size = f"computes {by:.2f} times as long" if suspect.is_rank else f"messages take {by * 1e3:.3g} ms more"
             evidence = [f"{one['what']}: {size}", *(each.evidence for each in named if each.evidence)]
             ended = None if one["ended"] is None else one["ended"] - self._first
             ratio = max(before_s / usual_s, 1.0)
             spell = Incident(one["suspected"] - self._first, ended, ratio, one["named"])
-            ranks = [int(which)] if kind == "rank" else []
-            yield self._incident(spell, f"{one['what']} is slow", evidence, remedy, ranks)
+            ranks = suspect.ends if suspect.is_rank else ()
+            yield self._incident(spell, f"{suspect} is slow", evidence, remedy, ranks)
 
     def _incident(
         self, one: Incident, what: str, evidence: Sequence[str], remedy: str, ranks: Sequence[int] = ()

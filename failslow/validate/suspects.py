@@ -15,6 +15,7 @@ from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.validate import Injected, validate_suspects
 from lanterne.failslow.validate.validation import Validation
+from lanterne.pipeline.adapt.suspect import Suspect
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -53,14 +54,14 @@ class Examiner:
         self._load = gemm.loads(which=(gemm.USUAL,))[0]
         self._usual_s = nan
 
-    def examine(self, suspects: Sequence[str]) -> dict[str, float]:
-        """{name: severity} of suspects: the factor of a "rank R"'s time, the seconds more of a "link A-B"; 0: well.
+    def examine(self, suspects: Sequence[Suspect]) -> dict[Suspect, float]:
+        """The severities of suspects: the factor of a rank's time, the seconds more of a link; 0: well.
 
         Every rank has the result. What cannot be tested is absent; nan: a busy machine may hide or explain it.
         """
         everyone, slowdown = range(self.comm.world_size), self._slowdown()
-        ranks = [int(name.split()[1]) for name in suspects if name.startswith("rank")]
-        links = [ends(name) for name in suspects if name.startswith("link")]
+        ranks = [one.ends[0] for one in suspects if one.is_rank]
+        links = [one.pair() for one in suspects if not one.is_rank]
         peers = [rank for rank in everyone if rank not in ranks][:WITNESSES]
         others = [(a, b) for a in everyone for b in everyone if a < b and (a, b) not in links]
         # Witnesses that have no end in common with a suspect, where there are such.
@@ -93,8 +94,8 @@ class Examiner:
         return min(gemm.sample(self._load, SAMPLE_S, self._slowdown()).cpu_s)
 
 
-def severities(found: Validation, suspects: Iterable[str]) -> dict[str, float]:
-    """{name: severity} of those of `suspects` that a Validation tested, as Examiner.examine has it."""
+def severities(found: Validation, suspects: Iterable[Suspect]) -> dict[Suspect, float]:
+    """The severities of those of `suspects` that a Validation tested, as Examiner.examine has it."""
     ranks = dict.fromkeys((record["rank"] for record in found.compute), 0.0)
     links = dict.fromkeys((link for batch in found.passes for link in batch), 0.0)
     for finding in found.unsure:
@@ -103,9 +104,9 @@ def severities(found: Validation, suspects: Iterable[str]) -> dict[str, float]:
     for finding in found.findings:
         ranks |= {rank: finding.ratio for rank in _ranks(finding)}
         links |= {link: _excess_s(found, link, finding.when) for link in _links(finding, links)}
-    measured = {f"rank {rank}": factor for rank, factor in ranks.items()}
-    measured |= {f"link {a}-{b}": seconds for (a, b), seconds in links.items()}
-    return {name: measured[name] for name in suspects if name in measured}
+    measured = {Suspect.rank(rank): factor for rank, factor in ranks.items()}
+    measured |= {Suspect.link(a, b): seconds for (a, b), seconds in links.items()}
+    return {one: measured[one] for one in suspects if one in measured}
 
 
 def _ranks(finding: Finding) -> tuple[int, ...]:
@@ -129,9 +130,3 @@ def _excess_s(found: Validation, link: Link, when: str) -> float:
     own = (link, (link[1], link[0]))
     usual_s = median(seconds for way, seconds in best_s.items() if way not in own)
     return max(mean(best_s[way] for way in own) - usual_s, 0.0)
-
-
-def ends(name: str) -> Link:
-    """(a, b) of "link a-b"."""
-    a, b = map(int, name.split()[1].split("-"))
-    return a, b

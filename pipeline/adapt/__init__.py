@@ -2,5 +2,5 @@
 
 `adapter`, `agreement` and `clocks` send messages; the rest is pure, but for the clock. Others may import `adapter` (the
 Adapter and its settings), `agreement` (Agreement, from_first), `profile` and `estimate` (what an iteration showed),
-`findings`, `decide` (Change) and `injection` (what makes links and ranks slow on purpose).
+`findings`, `suspect` (Suspect), `decide` (Change) and `injection` (what makes links and ranks slow on purpose).
 """

@@ -77,7 +77,7 @@ class Change(NamedTuple):
     Attributes:
         noticed: the iteration whose reports decided.
         running_from: the first iteration under it.
-        findings: what was found, name -> +1 (slower) or -1.
+        findings: name of what was found -> +1 (slower) or -1; {"calibrated": 1}: what is usual.
         delays_s: "source-destination" -> latency + occupancy of a message that is planned for, where not as usual.
         slow_links: pairs of ranks whose messages are off the usual plane.
         scheduler: that of the new plan; None: the plan stays.
@@ -88,7 +88,7 @@ class Change(NamedTuple):
 
     noticed: int
     running_from: int
-    findings: Findings
+    findings: dict[str, int]
     delays_s: dict[str, float]
     slow_links: list[list[int]]
     scheduler: str | None
@@ -109,7 +109,7 @@ class Held(NamedTuple):
     """
 
     noticed: int
-    findings: Findings
+    findings: dict[str, int]
     delays_s: dict[str, float]
     gain_s: float
     varies_s: float
@@ -168,26 +168,24 @@ class Decider:
         began_s = time.monotonic()
         self._recent.append(profile)
         if not self._is_calibrated:
-            found = self._calibrate()
-        else:
-            while len(self._recent) > max(self.settings.onset, self.settings.relief):
-                # What is not confirmed by now was noise.
-                self._noise.add(self._recent.pop(0))
-            seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
-            found = self.watch.update(profile.iteration, seen)
-        self.found = found
-        if self.holds and "calibrated" not in found:
+            return self._change(profile.iteration, next_iteration, None, began_s) if self._calibrate() else None
+        while len(self._recent) > max(self.settings.onset, self.settings.relief):
+            # What is not confirmed by now was noise.
+            self._noise.add(self._recent.pop(0))
+        seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
+        self.found = self.watch.update(profile.iteration, seen)
+        if self.holds:
             return None
-        for part in _apart(found):
+        for part in _apart(self.found):
             verdict = self._change(profile.iteration, next_iteration, part, began_s)
             if verdict or not self._recent:
                 return verdict
         return None
 
-    def _calibrate(self) -> Findings:
-        """Take the undisturbed problem from the first iterations; {"calibrated": 1} once it is known."""
+    def _calibrate(self) -> bool:
+        """Take the undisturbed problem from the first iterations; True once it is known."""
         if len(self._recent) <= self.settings.calibrate:
-            return {}
+            return False
         profiles, nominal = self._recent[1:], self.initial.problem
         timed = estimate(profiles, nominal, nominal, lambda pair: float("inf"))
         self._noise = IterationNoise(_floor_s(timed))
@@ -199,7 +197,7 @@ class Decider:
         self._recent = profiles
         self.assumed = self.base
         self._is_calibrated = True
-        return {"calibrated": 1}
+        return True
 
     def _tolerances(self) -> dict[Pair, float]:
         """What the plan absorbs, per pair; on a plane whose sends block, not more than the shortest action."""
@@ -210,11 +208,13 @@ class Decider:
         slow = self.slow_links
         return {pair: most_s if list(pair) in slow else min(most_s, shortest_s) for pair, most_s in found.items()}
 
-    def _change(self, noticed: int, next_iteration: int, found: Findings, began_s: float) -> dict[str, Any] | None:
-        calibrated = "calibrated" in found
+    def _change(
+        self, noticed: int, next_iteration: int, found: Findings | None, began_s: float
+    ) -> dict[str, Any] | None:
+        """The verdict on what was `found`; None: the undisturbed problem was, which is planned for anew."""
+        calibrated = found is None
         # Nothing that is not confirmed comes along.
-        names = None if calibrated else found
-        problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s, names)
+        problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s, found)
         slow = self._slow(_unusual(problem, self.base))
         healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
         if healed:
@@ -224,16 +224,16 @@ class Decider:
         links, swaps, predicted_s = self._choose(plan, problem, slow)
         gain_s, still = before_s - predicted_s, [pair for pair in links if pair in self.slow_links]
         is_new = links != still or (swaps and plan is not self.initial.plan)
-        shown = len(self._recent) if calibrated else self.watch.count(found)
+        shown = len(self._recent) if found is None else self.watch.count(found)
         if is_new and (needed := self._needed(gain_s)) > shown:
-            if needed <= REMEMBERED and not calibrated and +1 in found.values():
+            if needed <= REMEMBERED and found is not None and +1 in found.values():
                 return self._hold_back(noticed, found, problem, gain_s, int(needed))
             links, swaps = still, False
             predicted_s = self._predicted(self.running.plan, problem, slow, links)
         self.assumed, self.predicted_s = problem, predicted_s
-        self.watch.restart(found)
+        self.watch.restart(found or ())
         self._recent = []
-        for name in found.keys() - {"calibrated"}:
+        for name in found or ():
             self._noise.forget(name)
         if swaps:
             self.running = self.initial if plan is self.initial.plan else check(plan, problem)
@@ -245,7 +245,8 @@ class Decider:
         delays_s = _named(_unusual(problem, self.base))
         scheduler = self.running.plan.scheduler if swaps else None
         planning_s = time.monotonic() - began_s
-        change = Change(noticed, next_iteration, found, delays_s, links, scheduler, before_s, predicted_s, planning_s)
+        told = {"calibrated": 1} if found is None else _told(found)
+        change = Change(noticed, next_iteration, told, delays_s, links, scheduler, before_s, predicted_s, planning_s)
         made = self.running.plan.to_dict() if swaps else None
         return {"change": change._asdict(), "plan": made, "problem": self.running.problem.to_dict()}
 
@@ -287,7 +288,7 @@ class Decider:
         if not self.watch.defer(found.keys(), needed):
             return None
         delays_s = _named(_unusual(problem, self.base))
-        return {"held": Held(noticed, found, delays_s, gain_s, self._noise.iteration_s(), needed)._asdict()}
+        return {"held": Held(noticed, _told(found), delays_s, gain_s, self._noise.iteration_s(), needed)._asdict()}
 
     def _slow(self, delays_s: Mapping[Pair, float]) -> list[Pair]:
         """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
@@ -334,8 +335,13 @@ def _apart(found: Findings) -> list[Findings]:
     """
     parts: tuple[Findings, Findings, Findings] = ({}, {}, {})
     for name, sign in found.items():
-        parts[1 if sign < 0 else 2 if name.startswith("rank") else 0][name] = sign
+        parts[1 if sign < 0 else 2 if name.is_rank else 0][name] = sign
     return [part for part in parts if part]
+
+
+def _told(found: Findings) -> dict[str, int]:
+    """Findings by name."""
+    return {str(suspect): sign for suspect, sign in found.items()}
 
 
 def _named(delays: Mapping[Pair, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from lanterne.pipeline.adapt.link_delay import LinkDelay, Pair, Times
 from lanterne.pipeline.adapt.profile import Profile
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
@@ -47,17 +48,12 @@ def planned_delay(problem: Problem, source: int, destination: int) -> Delay:
     return problem.latency(source, destination), problem.occupancy(source, destination, nbytes)
 
 
-def link_name(one: int, other: int) -> str:
-    """What a link between two ranks, the lower one first, is called in findings."""
-    return f"link {one}-{other}"
-
-
 def estimate(
     profiles: Sequence[Profile],
     base: Problem,
     assumed: Problem,
     floor_s: Callable[[Pair], float],
-    names: Collection[str] | None = None,
+    names: Collection[Suspect] | None = None,
 ) -> Problem:
     """`base` with what `profiles` showed put in: a Problem, all in seconds; `base` itself if nothing differs.
 
@@ -66,14 +62,14 @@ def estimate(
         base: the undisturbed Problem.
         assumed: the Problem that the running plan is for.
         floor_s: a function of a pair of ranks: its delays are the same if they differ by less than that.
-        names: "link 1-2" or "rank 2" of what may have changed; all else stays as assumed. None for everything.
+        names: what may have changed; all else stays as assumed. None for everything.
     """
     delays: dict[Pair, Delay] = {}
     for one, other in sorted({(min(pair), max(pair)) for pair in profiles[-1].links}):
         ways = [pair_delays(profile, one, other) for profile in profiles]
         for index, pair in enumerate(((one, other), (other, one))):
             found, usual_s = planned_delay(assumed, *pair), sum(planned_delay(base, *pair))
-            if names is None or link_name(one, other) in names:
+            if names is None or Suspect.link(one, other) in names:
                 found = _delay([way[index] for way in ways], usual_s, *found)
             if abs(sum(found) - usual_s) > floor_s(pair):
                 delays[pair] = found
@@ -120,11 +116,11 @@ def _delay(seen: Sequence[LinkDelay], usual_s: float, latency_s: float, occupanc
 
 
 def _durations(
-    profiles: Sequence[Profile], base: Problem, assumed: Problem, names: Collection[str] | None
+    profiles: Sequence[Profile], base: Problem, assumed: Problem, names: Collection[Suspect] | None
 ) -> dict[str, Any]:
     """The fields of `base` to be replaced by durations that differ from it."""
     changes: dict[str, Any] = {}
-    may_differ = [names is None or f"rank {rank}" in names for rank in range(base.stages)]
+    may_differ = [names is None or Suspect.rank(rank) in names for rank in range(base.stages)]
     for kind, name in TIMES.items():
         known = np.array(getattr(base, name))
         found = np.median([_apart(profile, kind, base) for profile in profiles], axis=0)

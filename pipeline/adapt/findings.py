@@ -12,15 +12,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lanterne.pipeline.adapt.estimate import link_name, pair_delays, planned_delay
+from lanterne.pipeline.adapt.estimate import pair_delays, planned_delay
 from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.adapt.profile import Profile
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import tolerances, warmups_of
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
-# "link 1-2" or "rank 2" -> +1, it is slower than planned for, or -1, it is faster.
-Findings: TypeAlias = dict[str, int]
+# +1: slower than planned for, -1: faster.
+Findings: TypeAlias = dict[Suspect, int]
 
 # A delay has changed if it differs by this share of what is assumed, and by the floor.
 CHANGED_DELAY, CHANGED_DURATION = 0.25, 0.25
@@ -62,17 +63,17 @@ def findings(
         queues_s = max(way.occupancy_s - occupancy_s for way, (_, occupancy_s) in zip(ways, planned, strict=True))
         most_s = max(tolerance.get((one, other), 0.0), assumed_s * (1 + CHANGED_DELAY)) + floor_s
         if low_s > most_s or queues_s > max(floor_s, CHANGED_DELAY * assumed_s):
-            found[link_name(one, other)] = +1
+            found[Suspect.link(one, other)] = +1
         elif high_s < max(assumed_s * (1 - CHANGED_DELAY) - floor_s, healed_s if assumed_s > healed_s else 0.0):
-            found[link_name(one, other)] = -1
+            found[Suspect.link(one, other)] = -1
     durations = zip(assumed.forward, assumed.backward_input, strict=True)
     for rank, (forward_s, backward_s) in enumerate(durations):
         ratio = busy_s(profile, rank) / (forward_s + backward_s)
         changed = 1 + max(CHANGED_DURATION, noise.duration(rank))
         if ratio > changed:
-            found[f"rank {rank}"] = +1
+            found[Suspect.rank(rank)] = +1
         elif ratio < 1 / changed:
-            found[f"rank {rank}"] = -1
+            found[Suspect.rank(rank)] = -1
     return found
 
 
@@ -108,10 +109,9 @@ class IterationNoise:
                 self._add(rank, float(np.log(seconds)))
         self._add("iteration", profile.iteration_s)
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: Suspect) -> None:
         """What `findings` calls `name` has changed for good: its noise is to be learned again."""
-        one, _, other = name.partition(" ")[2].partition("-")
-        self._seen.pop((int(one), int(other)) if other else int(one), None)
+        self._seen.pop(name.ends[0] if name.is_rank else name.pair(), None)
 
     def delay_s(self, pair: Pair) -> float:
         """Delays of a pair of ranks that differ by less are the same."""
@@ -154,12 +154,12 @@ class FindingWatch:
         self.relief = relief
         # By name: the sign and how many iterations in a row had it; how many a relief takes; when the last relief was;
         # how many a finding that was put off takes.
-        self._count: dict[str, tuple[int, int]] = {}
-        self._needed: dict[str, int] = {}
-        self._relieved: dict[str, int] = {}
-        self._deferred: dict[str, int] = {}
+        self._count: dict[Suspect, tuple[int, int]] = {}
+        self._needed: dict[Suspect, int] = {}
+        self._relieved: dict[Suspect, int] = {}
+        self._deferred: dict[Suspect, int] = {}
 
-    def update(self, iteration: int, found: Mapping[str, int]) -> Findings:
+    def update(self, iteration: int, found: Mapping[Suspect, int]) -> Findings:
         """The findings, out of `found` of this iteration, that are confirmed by it: name -> +1 or -1."""
         self._count = {
             name: (sign, self._count[name][1] + 1 if self._count.get(name, (0, 0))[0] == sign else 1)
@@ -172,22 +172,22 @@ class FindingWatch:
                 self._note(iteration, name, sign)
         return confirmed
 
-    def count(self, names: Iterable[str]) -> int:
+    def count(self, names: Iterable[Suspect]) -> int:
         """Iterations in a row, up to the last, that showed one of `names`, the one that most did."""
         return max(self._count.get(name, (0, 0))[1] for name in names)
 
-    def defer(self, names: Set[str], iterations: int) -> bool:
+    def defer(self, names: Set[Suspect], iterations: int) -> bool:
         """Confirm `names` again once so many iterations in a row have shown them. Returns whether any was not yet."""
         is_new = not names <= self._deferred.keys()
         self._deferred |= dict.fromkeys(names, iterations)
         return is_new
 
-    def _enough(self, name: str, sign: int) -> int:
+    def _enough(self, name: Suspect, sign: int) -> int:
         """A slow link comes first: to plan for it gains most, and its delay is the surest that is measured."""
-        usual = self.onset if sign > 0 and name.startswith("link") else self._needed.get(name, self.relief)
+        usual = self.onset if sign > 0 and not name.is_rank else self._needed.get(name, self.relief)
         return self._deferred.get(name, usual)
 
-    def _note(self, iteration: int, name: str, sign: int) -> None:
+    def _note(self, iteration: int, name: Suspect, sign: int) -> None:
         if sign < 0:
             self._relieved[name] = iteration
         elif iteration - self._relieved.get(name, -np.inf) < CALM:
@@ -195,7 +195,7 @@ class FindingWatch:
         else:
             self._needed.pop(name, None)
 
-    def restart(self, names: Iterable[str]) -> None:
+    def restart(self, names: Iterable[Suspect]) -> None:
         """What is assumed of `names` has changed: what was counted of them is about the old assumptions."""
         for name in names:
             self._count.pop(name, None)

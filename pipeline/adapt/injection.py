@@ -15,6 +15,7 @@ import numpy as np
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.adapt.link_delay import Pair
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.execute.stage import Message, Samples, Stage
 from lanterne.pipeline.plan.fields import as_number, check_keys
 from lanterne.pipeline.planes.data_plane import DataPlane
@@ -59,6 +60,11 @@ class InjectedEvent:
         if self.links and not (self.latency_s or self.bandwidth_bytes_per_s or self.down):
             raise InputError(f"event: got links {list(self.links)} alone, expected a latency, a bandwidth or down")
         Link(self.latency_s, self.bandwidth_bytes_per_s)
+
+    @property
+    def suspect(self) -> Suspect:
+        """What is slow: the rank, or the first link."""
+        return Suspect.rank(self.rank) if self.rank is not None else Suspect.link(*ends(self.links[0]))
 
     def holds(self, iteration: int) -> bool:
         """Whether it is so in `iteration`."""

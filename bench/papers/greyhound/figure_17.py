@@ -16,6 +16,7 @@ from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.failslow.validate.validate import Injected, validate
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
@@ -58,7 +59,7 @@ def measure(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
         examiner = Examiner(comm, under_test.transport, slowdown=partial(float, slowdown))
         comm.barrier()
         began_s = time.monotonic()
-        severities = examiner.examine((f"rank {SLOW_RANK}", "link {}-{}".format(*SLOW_LINK)))
+        severities = examiner.examine((Suspect.rank(SLOW_RANK), Suspect.link(*SLOW_LINK)))
         comm.barrier()
         examined_s = time.monotonic() - began_s
         examiner.close()
@@ -82,11 +83,11 @@ def row(record: Record) -> list[object]:
     """One line of the table."""
     computing, transfers = record["paper_s"]
     severities = [
-        f"{value:.2f}x" if name.startswith("rank") else f"+{format_time(max(value, 0))}"
+        f"{value:.2f}x" if Suspect(name).is_rank else f"+{format_time(max(value, 0))}"
         for name, value in record["severities"].items()
     ]
     found = [
-        f"rank {finding['ranks'][0]}" if finding["ranks"] else "link {}-{}".format(*finding["links"][0])
+        Suspect.rank(finding["ranks"][0]) if finding["ranks"] else Suspect.link(*finding["links"][0])
         for finding in record["findings"]
     ]
     return [

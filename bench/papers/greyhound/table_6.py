@@ -15,6 +15,7 @@ from lanterne.bench.output.units import format_time
 from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.scores.mitigation_job import outcomes, run_job, same_losses
 from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.adapt.suspect import Suspect
 
 COPIES, PLACES, MICROBATCHES = 4, 2, 48
 WEAK, MEDIUM, SEVERE = range(3)
@@ -89,7 +90,7 @@ def row(record: Record) -> list[object]:
     times = format_time(record["plain_s"]), format_time(record["mitigated_s"]), gain
     if record["what"] == "all":
         return ["all", "", record["first"], record["last"], "", "", "", *times]
-    is_rank = record["what"].startswith("rank")
+    is_rank = Suspect(record["what"]).is_rank
     severity = f"{record['severity']:g}x" if is_rank else format_time(record["severity"])
     after = [record[key] if record[key] is not None else "-" for key in ("named_after", "ended_after")]
     strategies = ", ".join(record["strategies"]) or "-"
@@ -126,7 +127,7 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
     *events, total = records
     axes = figure.subplots()
     for record in events:
-        is_rank = record["what"].startswith("rank")
+        is_rank = Suspect(record["what"]).is_rank
         axes.axvspan(
             record["first"],
             record["last"],

@@ -12,7 +12,7 @@ from lanterne.collectives.jobs import spawn
 
 def test_the_blows_follow_each_other_and_leave_room():
     events, iterations = blows.blows(8e-3)
-    assert [blows.what_of(event) for event in events] == ["link 0-1", "rank 2", "rank 1"]
+    assert [event.suspect for event in events] == ["link 0-1", "rank 2", "rank 1"]
     link, first, moved = events
     assert link.last < first.first and first.last == moved.first and moved.last < iterations
     assert link.first >= 30
