@@ -14,14 +14,15 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.ir import CollectiveSchedule
-from lanterne.collectives.schedule.read_schedule import read_schedule
 from lanterne.errors import InputError, ScheduleError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 ENTRY_POINTS = "lanterne.algorithms"
 SUFFIXES = (".json", ".xml")
@@ -40,7 +41,14 @@ def is_file(name: str) -> bool:
 @functools.cache
 def offered(group: str = ENTRY_POINTS) -> tuple[str, ...]:
     """The names of the entry points of `group` that installed packages offer."""
-    return tuple(sorted({point.name for point in entry_points(group=group)}))
+    return tuple(sorted({point.name for point in _entry_points(group)}))
+
+
+def _entry_points(group: str) -> "EntryPoints":
+    # Imports a parser of mail.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
 
 
 def find_outside(name: str) -> Generator | None:
@@ -64,7 +72,7 @@ def find_function(name: str, group: str, what: str) -> Generator | None:
     if match := _FUNCTION.fullmatch(name):
         return _load(f"{what} {name}", match[1], match[2])
     if name in offered(group):
-        point = next(point for point in entry_points(group=group) if point.name == name)
+        point = next(point for point in _entry_points(group) if point.name == name)
         return _load(f"{what} {name} ({point.value})", point.module, point.attr)
     return None
 
@@ -84,6 +92,9 @@ def read_file(path: str) -> CollectiveSchedule:
 
 @functools.lru_cache(16)
 def _read(path: str, *_: int) -> CollectiveSchedule:
+    # A tenth of what a rank that asks for no file takes to import.
+    from lanterne.collectives.schedule.read_schedule import read_schedule
+
     return read_schedule(path)
 
 

@@ -85,7 +85,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path):
 
 def test_packages_offer_theirs_by_entry_points(monkeypatch):
     point = metadata.EntryPoint("theirs", RING, outside.ENTRY_POINTS)
-    monkeypatch.setattr(outside, "entry_points", lambda group: [point] if group == outside.ENTRY_POINTS else [])
+    monkeypatch.setattr(outside, "_entry_points", lambda group: [point] if group == outside.ENTRY_POINTS else [])
     outside.offered.cache_clear()
     try:
         assert make_schedule("all_reduce", "theirs", 4) == ring_all_reduce(4)
