@@ -49,7 +49,7 @@ from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.collectives.topology.topology import Topology
-from lanterne.errors import InputError, PeerFailed, TransportTimeout
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
 from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, likely, to_text
 from lanterne.transport.board.seat import Seat
@@ -180,6 +180,11 @@ class LateRanks:
             key = key_of(call.key, option.choice, self._communicator.rank)
             if is_in_roles(key, self._communicator.world_size):
                 self.plans.programs.find(key, call.dtype, call.in_place)
+
+    def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
+        """The plan of a call as a record says; "" for that of a call for which nobody is late."""
+        key = key_of(call.key, choice, late_rank) if choice else call.key
+        return self.plans.find(key) or self.plans.add(key, call.dtype)
 
     def be_ready(self, turn: Turn) -> None:
         """This rank is ready to begin a call that it has come to."""
@@ -369,6 +374,22 @@ def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:
     return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
 
 
+def error_of(record: Record, communicator: CommunicatorBase, number: int) -> LanterneError:
+    """Why the board has ended call `number`. After a TIMEOUT the communicator goes on."""
+    ranks, me = communicator.ranks, communicator.ranks[communicator.rank]
+    if record.cause == MISMATCH:
+        return InputError(f"call {number}: {record.text}")
+    if record.cause == DIED:
+        return PeerFailed(ranks[record.rank], record.text)
+    if record.cause != TIMEOUT:
+        return TransportTimeout(f"call {number}: {record.text}")
+    absent = tuple(ranks[int(rank)] for rank in record.text.split())
+    text = f"rank {', '.join(map(str, absent))} did not come in time"
+    if me in absent:
+        text = "this rank came after the others had given it up"
+    return TransportTimeout(f"{communicator.transport.name} rank {me}: call {number}: {text}", absent)
+
+
 class GraphPlan(Protocol):
     """What a request needs of a captured plan."""
 
@@ -517,19 +538,13 @@ class LateRequest(CollectiveRequest):
         self._late.ran[choice.partition("@")[0]] += 1
         call = self._call
         assert call is not None, "it is not over"
-        self._plan = self._find_plan(call, choice, late_rank)
+        self._plan = self._late.find_plan(call, choice, late_rank)
         lane = BOARD_LANES[self._turn.number % len(BOARD_LANES)]
         execution = self._plan.take(call.in_place, lane)
         assert not isinstance(execution, NativeExecution), "the library's own ask nobody"
         self._execution = execution
         execution.bind(call.in_array, call.out_array, self._entry)
         execution.start(held=held)
-
-    def _find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
-        key, plans = call.key, self._late.plans
-        if choice:
-            key = key_of(key, choice, late_rank)
-        return plans.find(key) or plans.add(key, call.dtype)
 
     def _end(self, completion: Request | None) -> bool:
         """The call is over."""
@@ -546,23 +561,14 @@ class LateRequest(CollectiveRequest):
     _poll = CollectiveRequest._poll_completion
 
     def _abort(self, record: Record) -> None:
-        ranks, me = self._communicator.ranks, self._communicator.rank
-        if record.cause == MISMATCH:
-            raise InputError(f"call {self._turn.number}: {record.text}")
-        if record.cause == DIED:
-            raise PeerFailed(ranks[record.rank], record.text)
+        error = error_of(record, self._communicator, self._turn.number)
         if record.cause != TIMEOUT:
-            raise TransportTimeout(f"call {self._turn.number}: {record.text}")
-        absent = tuple(ranks[int(rank)] for rank in record.text.split())
-        names = ", ".join(map(str, absent))
-        name = f"{self._communicator.transport.name} rank {ranks[me]}"
-        text = f"rank {names} did not come in time"
-        if ranks[me] in absent:
-            text = "this rank came after the others had given it up"
-        self._error = TransportTimeout(f"{name}: call {self._turn.number}: {text}", absent)
+            raise error
+        assert isinstance(error, TransportTimeout), "of those that have not come"
+        self._error = error
         if isinstance(self._execution, StreamExecution) and self._execution.is_committed:
             # What waits on the device for the late rank ends with the communicator only.
-            raise self._error
+            raise error
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this call waits for now; before the board has spoken, all."""

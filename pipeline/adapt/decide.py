@@ -219,7 +219,8 @@ class Decider:
         healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
         if healed:
             problem = with_links_of(self.base, problem, healed)
-        plan = self.initial.plan if problem == self.base and not calibrated else self._plan(problem)
+        goes_home = problem == self.base and not calibrated
+        plan = self.initial.plan if goes_home else _plan(problem, self.settings, self.running.plan)
         before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
         links, swaps, predicted_s = self._choose(plan, problem, slow)
         gain_s, still = before_s - predicted_s, [pair for pair in links if pair in self.slow_links]
@@ -305,12 +306,6 @@ class Decider:
                 self._worst_s[pair] = max(value, worst_s)
         return sorted(slow)
 
-    def _plan(self, problem: Problem) -> Plan:
-        settings, running = self.settings, self.running.plan
-        if settings.scheduler == "best":
-            return best(problem, placement=running.placement, start=running, effort=settings.effort)
-        return make_plan(problem, settings.scheduler)
-
     def _predicted(
         self, plan: Plan, problem: Problem, slow: Collection[Pair], delegated: Collection[list[int]]
     ) -> float:
@@ -321,6 +316,13 @@ class Decider:
         blocking = with_links_of(self.base, problem, delegated)
         blocked_s = simulate(plan, blocking, in_order=True, queue=self.in_order).makespan
         return predicted_s + blocked_s - simulate(plan, blocking).makespan
+
+
+def _plan(problem: Problem, settings: AdaptSettings, running: Plan) -> Plan:
+    """The scheduler's plan for `problem`; of "best", searched from the `running` one on."""
+    if settings.scheduler == "best":
+        return best(problem, placement=running.placement, start=running, effort=settings.effort)
+    return make_plan(problem, settings.scheduler)
 
 
 def _floor_s(problem: Problem) -> float:
