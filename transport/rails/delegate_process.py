@@ -93,106 +93,65 @@ class DelegatePeer:
         return bool(self.outgoing.unfinished) or self.incoming.granted > self.incoming.received
 
 
-class DelegateLoop:
-    """The loop of one delegate.
+class DelegateRails:
+    """The living rails of a delegate to all peers: which of a peer's is used, what goes on it, and which is given up.
 
     Args:
-        control: the socket whose other end the rank holds.
-        wakeup: what the rank sets when this process sleeps.
-        ring, back: from the rank and to it.
+        poll: they are put into it.
+        back: the ring to the rank.
         arena: the rank's arena.
         order: rails where it is least are used first.
         returns: makes dead rails anew; its machine is this one's.
+
+    Attributes: `peers`, and `by_fd`, rails by descriptor.
     """
 
     def __init__(
         self,
-        control: socket.socket,
-        wakeup: Wakeup,
-        ring: Ring,
+        poll: Poller,
         back: Ring,
         arena: memoryview,
         found: Iterable[Rail],
         order: Callable[[Rail], int],
         returns: RailReturn,
     ) -> None:
-        self.order = order
-        self.returns = returns
-        self.control = control
-        self.wakeup = wakeup
-        self.now_s: Callable[[], float] = returns.machine.now_s
-        self.ring = ring
+        self.poll = poll
         self.back = back
         self.arena = arena
+        self.order = order
+        self.returns = returns
+        self.now_s: Callable[[], float] = returns.machine.now_s
         self.landed: memoryview = landed_counter(arena)
         self.peers: dict[int, DelegatePeer] = {}
-        self.rails: dict[int, Rail] = {}
-        self.poll: Poller = returns.machine.poller()
-        self.poll.register(control, select.POLLIN)
-        self.poll.register(wakeup, select.POLLIN)
-        self.poll.register(returns, select.POLLIN)
+        self.by_fd: dict[int, Rail] = {}
         for rail in sorted(found, key=order):
             rail.sock.setblocking(False)
             self.peers.setdefault(rail.peer, DelegatePeer())
             self.adopt(rail)
 
-    def run(self) -> None:
-        """Serve until the rank says CLOSE, or is gone.
+    @property
+    def answers_due(self) -> bool:
+        """Whether a peer that has several rails is to give a sign of life."""
+        return any(len(peer.rails) > 1 and peer.is_due for peer in self.peers.values())
 
-        It sleeps whenever nothing is to be done: polling on would take the core of a rank that computes.
-        """
-        control = self.control.fileno()
-        while self.take_notes():
-            events = self.poll.poll(self.sleep_ms()) if self.ring.may_sleep() else self.poll.poll(0)
-            self.ring.awake()
-            for fd, event in events:
-                if fd == control:
-                    return
-                if fd == self.wakeup.fileno():
-                    self.wakeup.clear()
-                elif fd == self.returns.fileno():
-                    for rail in self.returns.take():
-                        self.take_back(rail)
-                elif fd in self.rails:
-                    self.serve(self.rails[fd], event)
-            self.look_for_silence()
-            self.back.flush()
-        self.say_goodbye()
+    def adopt(self, rail: Rail) -> None:
+        """Serve a rail, after those that its peer has."""
+        rail.alive_s = self.now_s()
+        self.peers[rail.peer].rails.append(rail)
+        self.by_fd[rail.fileno()] = rail
+        self.poll.register(rail, select.POLLIN)
 
-    def sleep_ms(self) -> float | None:
-        """How long to sleep at most; None: until something comes."""
-        if self.back.backlog:
-            return 1
-        if any(len(peer.rails) > 1 and peer.is_due for peer in self.peers.values()):
-            return 1e3 * POLICY.ping_s
-        return None
-
-    def take_notes(self) -> bool:
-        """Do what the rank has asked for; False once that is to end."""
-        sending: set[int] = set()
-        posted: set[int] = set()
-        goes_on = True
-        while (note := self.ring.take()) is not None:
-            kind, number, offset, nbytes, departure_ns = note
-            if kind == CLOSE:
-                goes_on = False
-                break
-            self.settle(self.peers[number])
-            if kind == SEND:
-                self.peers[number].outgoing.submit((offset, nbytes, departure_ns))
-                sending.add(number)
-            else:
-                self.peers[number].incoming.post((offset, nbytes))
-                posted.add(number)
-        for number in sending | posted:
-            peer = self.peers[number]
-            if not peer.rails:
-                self.lose(number)
-                continue
-            if number in posted:
-                peer.rails[0].put(GRANT, peer.incoming.granted)
-            self.push(peer.rails[0])
-        return goes_on
+    def take_back(self, rail: Rail) -> None:
+        """A rail was made anew: it is used once nothing is on its way, see `settle`."""
+        peer = self.peers.get(rail.peer)
+        if peer is None or not peer.rails or peer.has_left:
+            rail.close()
+            return
+        before = [other for other in peer.rails if other.index == rail.index]
+        self.adopt(rail)
+        for other in before:
+            self.drop(other, tell=False)
+        self.back.put(RETURNED, rail.peer, rail.index)
 
     def settle(self, peer: DelegatePeer) -> None:
         """Use the first of the living rails, one that came back too; only while nothing is on its way on another."""
@@ -230,81 +189,6 @@ class DelegateLoop:
             return
         self.poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
 
-    def serve(self, rail: Rail, event: int) -> None:
-        """Read and write a rail that poll() named."""
-        try:
-            # Room for more, where there was none, is a sign of life too.
-            rail.alive_s, rail.pinged_s = self.now_s(), None
-            if event & ~select.POLLOUT:
-                rail.read(self.on_frame)
-        except (OSError, EOFError, TransportError):
-            self.drop(rail)
-            return
-        self.push(rail)
-
-    def on_frame(self, rail: Rail, frame: Frame, is_whole: bool) -> memoryview | None:
-        """See Rail.read."""
-        kind, word, nbytes, departure_ns, _ = frame
-        peer = self.peers[rail.peer]
-        if rail not in peer.rails:
-            raise EOFError("it was given up")
-        if kind == DATA and not (is_whole and nbytes):
-            place = self.place(rail, peer, word, nbytes)
-            if not is_whole:
-                return place
-        if kind == DATA:
-            if peer.incoming.complete(word) is not None:
-                self.back.put(RECEIVED, rail.peer, departure_ns)
-            # There the sender looks for silence.
-            rail.put(RECEIPT, peer.incoming.received)
-        elif kind == RECEIPT:
-            if received := peer.outgoing.receipt(word):
-                self.back.put(SENT, rail.peer, received)
-        elif kind == GRANT:
-            peer.outgoing.grant(word)
-        elif kind == SWITCH:
-            given_up = word, nbytes
-            for other in [other for other in peer.rails if (other.index, other.life) == given_up and other is not rail]:
-                self.drop(other, tell=False)
-        elif kind == PING:
-            rail.put(PONG)
-        elif kind == BYE:
-            peer.has_left = True
-        return None
-
-    def place(self, rail: Rail, peer: DelegatePeer, number: int, nbytes: int) -> memoryview | None:
-        """The memory for the message that begins to come; None: it has come before."""
-        place = peer.incoming.place(number)
-        # What is left of it on a rail that its sender gave up must not be written over what takes its place later.
-        for other in [other for other in peer.rails if other.taking == number and other is not rail]:
-            self.drop(other, tell=False)
-        if place is None:
-            return None
-        offset, expected = place
-        if nbytes != expected:
-            self.back.put(MISFIT, rail.peer, nbytes, expected)
-            raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
-        return self.arena[offset : offset + nbytes]
-
-    def adopt(self, rail: Rail) -> None:
-        """Serve a rail, after those that its peer has."""
-        rail.alive_s = self.now_s()
-        self.peers[rail.peer].rails.append(rail)
-        self.rails[rail.fileno()] = rail
-        self.poll.register(rail, select.POLLIN)
-
-    def take_back(self, rail: Rail) -> None:
-        """A rail was made anew: it is used once nothing is on its way, see `settle`."""
-        peer = self.peers.get(rail.peer)
-        if peer is None or not peer.rails or peer.has_left:
-            rail.close()
-            return
-        before = [other for other in peer.rails if other.index == rail.index]
-        self.adopt(rail)
-        for other in before:
-            self.drop(other, tell=False)
-        self.back.put(RETURNED, rail.peer, rail.index)
-
     def drop(self, rail: Rail, *, tell: bool = True) -> None:
         """A rail is dead: go on over the next. `tell`: the peer does not know."""
         peer = self.peers[rail.peer]
@@ -313,7 +197,7 @@ class DelegateLoop:
         was_in_use = peer.rails[0] is rail
         peer.rails.remove(rail)
         self.poll.unregister(rail)
-        del self.rails[rail.fileno()]
+        del self.by_fd[rail.fileno()]
         rail.close()
         if not peer.rails:
             if not peer.has_left or peer.outgoing.unfinished:
@@ -352,16 +236,165 @@ class DelegateLoop:
                 rail.put(PING)
                 self.push(rail)
 
+
+class DelegateLoop:
+    """The loop of one delegate.
+
+    Args:
+        control: the socket whose other end the rank holds.
+        wakeup: what the rank sets when this process sleeps.
+        ring, back: from the rank and to it.
+        arena: the rank's arena.
+        order: rails where it is least are used first.
+        returns: makes dead rails anew; its machine is this one's.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        wakeup: Wakeup,
+        ring: Ring,
+        back: Ring,
+        arena: memoryview,
+        found: Iterable[Rail],
+        order: Callable[[Rail], int],
+        returns: RailReturn,
+    ) -> None:
+        self.control = control
+        self.wakeup = wakeup
+        self.ring = ring
+        self.back = back
+        self.arena = arena
+        self.returns = returns
+        self.now_s: Callable[[], float] = returns.machine.now_s
+        self.poll: Poller = returns.machine.poller()
+        for each in (control, wakeup, returns):
+            self.poll.register(each, select.POLLIN)
+        self.rails = DelegateRails(self.poll, back, arena, found, order, returns)
+        self.peers: dict[int, DelegatePeer] = self.rails.peers
+
+    def run(self) -> None:
+        """Serve until the rank says CLOSE, or is gone.
+
+        It sleeps whenever nothing is to be done: polling on would take the core of a rank that computes.
+        """
+        control = self.control.fileno()
+        while self.take_notes():
+            events = self.poll.poll(self.sleep_ms()) if self.ring.may_sleep() else self.poll.poll(0)
+            self.ring.awake()
+            for fd, event in events:
+                if fd == control:
+                    return
+                if fd == self.wakeup.fileno():
+                    self.wakeup.clear()
+                elif fd == self.returns.fileno():
+                    for rail in self.returns.take():
+                        self.rails.take_back(rail)
+                elif fd in self.rails.by_fd:
+                    self.serve(self.rails.by_fd[fd], event)
+            self.rails.look_for_silence()
+            self.back.flush()
+        self.say_goodbye()
+
+    def sleep_ms(self) -> float | None:
+        """How long to sleep at most; None: until something comes."""
+        if self.back.backlog:
+            return 1
+        return 1e3 * POLICY.ping_s if self.rails.answers_due else None
+
+    def take_notes(self) -> bool:
+        """Do what the rank has asked for; False once that is to end."""
+        sending: set[int] = set()
+        posted: set[int] = set()
+        goes_on = True
+        while (note := self.ring.take()) is not None:
+            kind, number, offset, nbytes, departure_ns = note
+            if kind == CLOSE:
+                goes_on = False
+                break
+            self.rails.settle(self.peers[number])
+            if kind == SEND:
+                self.peers[number].outgoing.submit((offset, nbytes, departure_ns))
+                sending.add(number)
+            else:
+                self.peers[number].incoming.post((offset, nbytes))
+                posted.add(number)
+        for number in sending | posted:
+            peer = self.peers[number]
+            if not peer.rails:
+                self.rails.lose(number)
+                continue
+            if number in posted:
+                peer.rails[0].put(GRANT, peer.incoming.granted)
+            self.rails.push(peer.rails[0])
+        return goes_on
+
+    def serve(self, rail: Rail, event: int) -> None:
+        """Read and write a rail that poll() named."""
+        try:
+            # Room for more, where there was none, is a sign of life too.
+            rail.alive_s, rail.pinged_s = self.now_s(), None
+            if event & ~select.POLLOUT:
+                rail.read(self.on_frame)
+        except (OSError, EOFError, TransportError):
+            self.rails.drop(rail)
+            return
+        self.rails.push(rail)
+
+    def on_frame(self, rail: Rail, frame: Frame, is_whole: bool) -> memoryview | None:
+        """See Rail.read."""
+        kind, word, nbytes, departure_ns, _ = frame
+        peer = self.peers[rail.peer]
+        if rail not in peer.rails:
+            raise EOFError("it was given up")
+        if kind == DATA and not (is_whole and nbytes):
+            place = self.place(rail, peer, word, nbytes)
+            if not is_whole:
+                return place
+        if kind == DATA:
+            if peer.incoming.complete(word) is not None:
+                self.back.put(RECEIVED, rail.peer, departure_ns)
+            # There the sender looks for silence.
+            rail.put(RECEIPT, peer.incoming.received)
+        elif kind == RECEIPT:
+            if received := peer.outgoing.receipt(word):
+                self.back.put(SENT, rail.peer, received)
+        elif kind == GRANT:
+            peer.outgoing.grant(word)
+        elif kind == SWITCH:
+            given_up = word, nbytes
+            for other in [other for other in peer.rails if (other.index, other.life) == given_up and other is not rail]:
+                self.rails.drop(other, tell=False)
+        elif kind == PING:
+            rail.put(PONG)
+        elif kind == BYE:
+            peer.has_left = True
+        return None
+
+    def place(self, rail: Rail, peer: DelegatePeer, number: int, nbytes: int) -> memoryview | None:
+        """The memory for the message that begins to come; None: it has come before."""
+        place = peer.incoming.place(number)
+        # What is left of it on a rail that its sender gave up must not be written over what takes its place later.
+        for other in [other for other in peer.rails if other.taking == number and other is not rail]:
+            self.rails.drop(other, tell=False)
+        if place is None:
+            return None
+        offset, expected = place
+        if nbytes != expected:
+            self.back.put(MISFIT, rail.peer, nbytes, expected)
+            raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
+        return self.arena[offset : offset + nbytes]
+
     def say_goodbye(self) -> None:
         """Get out what is under way, and tell the peers that the end of this process is no death."""
-        for rail in list(self.rails.values()):
+        for rail in list(self.rails.by_fd.values()):
             rail.put(BYE)
-            self.push(rail)
+            self.rails.push(rail)
         deadline_s = self.now_s() + POLICY.farewell_s
-        while self.now_s() < deadline_s and any(not rail.idle for rail in self.rails.values()):
+        while self.now_s() < deadline_s and any(not rail.idle for rail in self.rails.by_fd.values()):
             for fd, event in self.poll.poll(10):
-                if fd in self.rails:
-                    self.serve(self.rails[fd], event)
+                if fd in self.rails.by_fd:
+                    self.serve(self.rails.by_fd[fd], event)
 
 
 def set_up(

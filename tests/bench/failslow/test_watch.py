@@ -23,7 +23,7 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 x = np.ones(1000, np.float32)
 for i in range(80):
-    time.sleep(20e-3 + (100e-3 if 40 <= i < 60 and comm.rank == 1 else 0))
+    time.sleep(12e-3 + (60e-3 if 40 <= i < 60 and comm.rank == 1 else 0))
     comm.Allreduce(MPI.IN_PLACE, x)
     comm.Barrier()
 """
@@ -167,7 +167,7 @@ for i in range(60):
     if i == 30 and comm.rank == 1:
         if kind == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(5 if kind == "runs" else 0)
+        time.sleep(2 if kind == "runs" else 0)
         if kind == "order":
             comm.Barrier()
     comm.Allreduce(MPI.IN_PLACE, x)
@@ -179,7 +179,8 @@ for i in range(60):
 @pytest.mark.parametrize("kind", ["runs", "stopped", "order"])
 def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
     (tmp_path / "program.py").write_text(HANG.replace("KIND", kind))
-    words = ["-n", "2", "--patience", "2.5s", "--fail-on", "incident", "--json", "report.json"]
+    (tmp_path / "soon.json").write_text('{"patience_s": 0.9, "status_s": 0.3}')
+    words = ["-n", "2", "--thresholds", "soon.json", "--fail-on", "incident", "--json", "report.json"]
     command = [*WATCH, *words, "--", "python", "program.py"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     lines = []
@@ -195,7 +196,7 @@ def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
     assert (document["schema_version"], document["call"]["name"], document["kind"]) == (1, "Allreduce", "hang")
     assert document["remedy"] and document["evidence"]
     if kind == "runs":
-        (number,) = (number for number, line in enumerate(HANG.splitlines(), 1) if "time.sleep(5 " in line)
+        (number,) = (number for number, line in enumerate(HANG.splitlines(), 1) if "time.sleep(2 " in line)
         assert any("waiting for" in line and f"program.py:{number} in <module>" in line for line in lines), lines
         assert hang["ended_after_s"] is not None and not document["lasts"]
     else:
@@ -203,18 +204,18 @@ def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
 
 
 def test_a_job_that_runs_is_joined(tmp_path):
-    (tmp_path / "program.py").write_text(LOOP.replace("range(80)", "range(150)"))
+    (tmp_path / "program.py").write_text(LOOP.replace("range(80)", "range(120)"))
     job = subprocess.Popen([*WATCH, "--", "python", "program.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while not (found := [pid for pid in children_of(job.pid) if b"program.py" in words_of(pid)]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(1.0)
+        time.sleep(0.5)
         command = [*WATCH, "--attach", str(found[0]), "--json", "joined.json"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
         assert result.returncode == 0, result.stderr
-        assert json.loads((tmp_path / "joined.json").read_text())["iterations"]["count"] > 100
+        assert json.loads((tmp_path / "joined.json").read_text())["iterations"]["count"] > 80
     finally:
         job.terminate()
         job.wait()
