@@ -1,9 +1,14 @@
-"""Each command of README, docs and `--help` runs as written, in order, in a folder with a checkout's examples."""
+"""Each command of README, docs and `--help` runs as written, in order, in a folder with a checkout's examples.
+
+Those that take seconds run in a shell, with `-m slow`; of the others only those that need one: a process for each would
+cost more than what it does.
+"""
 
 import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,6 +47,8 @@ SLOW = re.compile(
     r"|h800\.json|info --kernels|simulate .*--seeds"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
+# What only a shell can run.
+SHELL = re.compile(r"[|<>&;*?$`~]|^(?!lanterne |\./run )")
 EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}
 
 
@@ -79,8 +86,8 @@ def is_slow(command):
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    """A folder to run in: the sample files, what an engineer's own files stand for, and ./run."""
+def checkout(tmp_path, monkeypatch):
+    """The folder to run in, the current one: the sample files, what stands for an engineer's own, and ./run."""
     for name in ("README.md", "docs", "examples", "bench"):
         (tmp_path / name).symlink_to(ROOT / name)
     run = tmp_path / "run"
@@ -113,27 +120,50 @@ def checkout(tmp_path):
     ring = make_schedule("all_reduce", "ring", 4)
     (tmp_path / "ring.json").write_text(json.dumps(to_json(ring)))
     (tmp_path / "theirs.xml").write_text(to_msccl_xml(check(ring)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
 
 
-def run_all(commands, folder):
+def in_shell(command):
+    """(exit code, standard error) of a command."""
+    words = ["bash", "-o", "pipefail", "-c", re.sub(r"^\.venv/bin/", f"{BIN}/", command)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    return result.returncode, result.stderr
+
+
+@pytest.fixture
+def in_place(capfd):
+    """(exit code, standard error) of a command, in this process where it needs no shell."""
+
+    def run(command):
+        if SHELL.search(command):
+            return in_shell(command)
+        try:
+            code = cli.main(shlex.split(command)[1:])
+        except SystemExit as error:
+            code = error.code or 0
+        return code, capfd.readouterr().err
+
+    return run
+
+
+def run_all(commands, run):
     """What went wrong: (command, exit code, the end of what it said)."""
-    variables = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
     wrong = []
     for command in commands:
-        command = re.sub(r"^\.venv/bin/", f"{BIN}/", command)
-        words = ["bash", "-o", "pipefail", "-c", command]
-        result = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+        code, said = run(command)
         expected = next((code for found, code in EXIT_CODES.items() if re.search(found, command)), 0)
-        if result.returncode != expected or "Traceback" in result.stderr:
-            wrong.append((command, result.returncode, result.stderr[-300:]))
+        if code != expected or "Traceback" in said:
+            wrong.append((command, code, said[-300:]))
     return wrong
 
 
 def needs_plan(name, folder):
     """`pipeline simulate` and `pipeline run` read what `pipeline plan` wrote."""
     if name in ("pipeline simulate", "pipeline run"):
-        assert run_all(["lanterne pipeline plan problem.json --json plan.json"], folder) == []
+        assert cli.main(["pipeline", "plan", "problem.json", "--json", "plan.json"]) == 0
     if name == "locate":
         pq = pytest.importorskip("pyarrow.parquet")
         csv = pytest.importorskip("pyarrow.csv")
@@ -151,9 +181,9 @@ def runnable(slow):
 
 
 @pytest.mark.parametrize("name", runnable(slow=False))
-def test_commands_run_as_written(name, checkout):
+def test_commands_run_as_written(name, checkout, in_place):
     needs_plan(name, checkout)
-    assert run_all(runnable(slow=False)[name], checkout) == []
+    assert run_all(runnable(slow=False)[name], in_place) == []
 
 
 @pytest.mark.slow
@@ -161,7 +191,7 @@ def test_commands_run_as_written(name, checkout):
 @pytest.mark.parametrize("name", runnable(slow=True))
 def test_all_commands_run_as_written(name, checkout):
     needs_plan(name, checkout)
-    assert run_all(runnable(slow=True)[name], checkout) == []
+    assert run_all(runnable(slow=True)[name], in_shell) == []
 
 
 def test_each_reason_not_to_run_a_command_is_one():

@@ -20,6 +20,7 @@ from lanterne.bench.demo.command import summed_up
 from lanterne.bench.demo.picture import PictureView
 from lanterne.bench.demo.screen import PHASES, chart, columns, mark_line, phases, plain_line, screen, step_lines
 from lanterne.bench.demo.steps import Observer
+from lanterne.pipeline.adapt.suspect import Suspect
 
 COMMAND = [sys.executable, "-m", "lanterne", "demo"]
 ORDER = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
@@ -31,7 +32,7 @@ TRANSPORT = "mpi" if find_spec("mpi4py") else "local"
 def ran(tmp_path_factory):
     """(document, standard error, folder) of a short run in a pipe."""
     folder = tmp_path_factory.mktemp("demo")
-    options = "-n 3 --seconds 1 --pace 3ms --hold 8 --limit 200s --json - --plot out.png --trace out.json".split()
+    options = "-n 3 --seconds 1 --pace 2ms --hold 8 --limit 200s --json - --plot out.png --trace out.json".split()
     command = [*COMMAND, *options, "--transport", TRANSPORT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder)
     assert done.stdout, done.stderr
@@ -168,6 +169,7 @@ def test_a_pipe_that_is_closed_ends_the_job(tmp_path, monkeypatch):
 # -- what decides
 
 
+LINK = Suspect.link(1, 2)
 WORK = {"event": {"first": 40, "last": 80, "links": [1], "latency_s": 0.03}, "hold": 10}
 
 
@@ -187,12 +189,12 @@ def play(find=None, alarm=True, start=1.0):
         is_slow = 40 <= iteration < 80
         time_s = 0.4 if is_slow and not now and alarm else 0.2 + iteration % 3 * 1e-3
         time_s *= start if iteration < 8 else 1.0
-        found = find(iteration) if find else {"link 1-2": 1} if is_slow and not now else {}
+        found = find(iteration) if find else {LINK: 1} if is_slow and not now else {}
         if now and iteration >= 82:
-            found = {"link 1-2": -1}
+            found = {LINK: -1}
         changes = []
         if not observer.holds and found:
-            now = [[1, 2]] if found["link 1-2"] > 0 else []
+            now = [[1, 2]] if found[LINK] > 0 else []
             changes = [change(iteration + 1, now)]
         record = {"iteration": iteration, "time_s": time_s, "link_delay_s": {"1-2": 0.03 if is_slow else 2e-4}}
         observer.ended(record, found, changes)

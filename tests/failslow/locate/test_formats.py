@@ -1,5 +1,6 @@
 """What clusters write is read whatever is wrong with it, of all ranks together, and says who is slow or missing."""
 
+import functools
 import gzip
 import json
 import os
@@ -40,6 +41,18 @@ JOBS = {
 }
 
 
+@functools.cache
+def calls_of_job(job, thin):
+    """The calls of 10 steps of one of JOBS, the same for every format."""
+    return encoders.calls_of(make_trace(steps=10, **JOBS[job][0]), thin, 1, SKEW_S)
+
+
+@functools.cache
+def real_calls(name, thin):
+    """Those of a production trace."""
+    return encoders.calls_of(read_records(REAL / f"trace-{name}.parquet"), thin, 1, SKEW_S)
+
+
 def verdicts_of(folder):
     return diagnose(read_folder(folder).calls)
 
@@ -48,8 +61,8 @@ def verdicts_of(folder):
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("job", JOBS)
 def test_every_format_says_what_is_slow(tmp_path, job, writer, thin):
-    options, (cause, ranks) = JOBS[job]
-    WRITERS[writer](tmp_path, encoders.calls_of(make_trace(**options), thin, 1, SKEW_S))
+    _, (cause, ranks) = JOBS[job]
+    WRITERS[writer](tmp_path, calls_of_job(job, thin))
     verdicts, _ = verdicts_of(tmp_path)
     assert [(verdict.cause, verdict.ranks) for verdict in verdicts] == [(cause, ranks)]
     assert cause != "stage" or verdicts[0].stage == 3
@@ -63,8 +76,7 @@ def test_production_traces_in_every_format(tmp_path, name, cause, stage, saving,
     pytest.importorskip("pyarrow")
     if not REAL.exists():
         pytest.skip("the production traces are not here")
-    columns = read_records(REAL / f"trace-{name}.parquet")
-    WRITERS[writer](tmp_path, encoders.calls_of(columns, thin, 1, SKEW_S))
+    WRITERS[writer](tmp_path, real_calls(name, thin))
     (verdict,) = verdicts_of(tmp_path)[0]
     assert (verdict.cause, verdict.stage) == (cause, stage)
     assert verdict.saving == pytest.approx(saving, abs=0.001 if thin == 0.0 else 0.07)

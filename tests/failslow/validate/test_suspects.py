@@ -6,6 +6,7 @@ import lanterne
 from lanterne.failslow.validate.judge import Finding
 from lanterne.failslow.validate.suspects import Examiner, severities
 from lanterne.failslow.validate.validation import Validation
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
@@ -52,7 +53,7 @@ def test_a_slow_link_is_measured_over_what_the_work_goes_over(suspects):
     links = {way: Link(latency_s=20e-3) for way in ((0, 2), (2, 0))}
 
     def examine(comm):
-        return Examiner(comm, shaped(comm, links).transport).examine(suspects)
+        return Examiner(comm, shaped(comm, links).transport).examine([*map(Suspect, suspects)])
 
     outcomes = lanterne.spawn(4, examine)
     assert all(outcome == outcomes[0] for outcome in outcomes)
@@ -62,9 +63,10 @@ def test_a_slow_link_is_measured_over_what_the_work_goes_over(suspects):
 
 def test_a_rank_that_is_well_is_told_so_by_few_of_many():
     """Ranks 4 and 5 are neither suspects nor witnesses: they wait, and learn what was found."""
-    outcomes = lanterne.spawn(6, lambda comm: Examiner(comm, nbytes=4096).examine(("rank 0",)))
+    outcomes = lanterne.spawn(6, lambda comm: Examiner(comm, nbytes=4096).examine((Suspect.rank(0),)))
     assert outcomes == [outcomes[0]] * 6 and set(outcomes[0]) == {"rank 0"}
 
 
 def test_without_peers_nobody_is_tested():
-    assert lanterne.spawn(2, lambda comm: Examiner(comm).examine(("rank 0", "rank 1", "link 0-1"))) == [{}, {}]
+    everything = (Suspect.rank(0), Suspect.rank(1), Suspect.link(0, 1))
+    assert lanterne.spawn(2, lambda comm: Examiner(comm).examine(everything)) == [{}, {}]

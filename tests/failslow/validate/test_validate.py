@@ -23,7 +23,7 @@ from lanterne.transport.shaped import Link
 
 # So slow that the machine's own noise is small beside it.
 USUAL = Link(bandwidth_bytes_per_s=20e6)
-OPTIONS = {"limit_s": 3.0, "sizes": (256 << 10,), "repetitions": 2}
+OPTIONS = {"limit_s": 2.0, "sizes": (256 << 10,), "repetitions": 2}
 
 
 def spawn_validate(n, slow_links=None, injected=None, **options):

@@ -22,7 +22,7 @@ from lanterne.transport.shaped import Link
 
 UNIT_S = 2e-3
 TIMED = Problem(4, 12, UNIT_S, UNIT_S, UNIT_S)
-SLOW_AT, WELL_AT, ITERATIONS = 5, 20, 45
+SLOW_AT, WELL_AT, ITERATIONS = 5, 15, 32
 SETTINGS = AdaptSettings()
 MODEL = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3)
 

@@ -7,6 +7,7 @@ from lanterne.pipeline.adapt.estimate import estimate, planned_delay
 from lanterne.pipeline.adapt.findings import FindingWatch, IterationNoise, findings, pair_tolerances
 from lanterne.pipeline.adapt.link_delay import LinkDelay
 from lanterne.pipeline.adapt.profile import Profile
+from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import check
@@ -15,6 +16,7 @@ BASE = Problem(4, 12, 0.01, 0.01, 0.01)
 TOLERANCE = {(0, 1): 0.01, (1, 2): 0.01, (2, 3): 0.01}
 NOISE = IterationNoise(0.001)
 FLOOR_S = NOISE.delay_s
+FIRST, SECOND = Suspect.link(0, 1), Suspect.link(1, 2)
 
 
 def profile(links=None, forward_s=(0.01,) * 4, iteration=0):
@@ -88,29 +90,29 @@ def test_slow_ranks():
 
 def test_findings_must_recur():
     watch = FindingWatch(onset=2, relief=3)
-    noise = [{"link 0-1": 1}, {}, {"link 0-1": 1}, {"link 0-1": -1}, {"link 1-2": 1}, {"link 0-1": 1}]
+    noise = [{FIRST: 1}, {}, {FIRST: 1}, {FIRST: -1}, {SECOND: 1}, {FIRST: 1}]
     assert [watch.update(i, found) for i, found in enumerate(noise)] == [{}] * 6
-    assert watch.update(6, {"link 0-1": 1}) == {"link 0-1": 1}
-    assert [watch.update(i, {"link 0-1": -1}) for i in (7, 8, 9)] == [{}, {}, {"link 0-1": -1}]
+    assert watch.update(6, {FIRST: 1}) == {FIRST: 1}
+    assert [watch.update(i, {FIRST: -1}) for i in (7, 8, 9)] == [{}, {}, {FIRST: -1}]
 
 
 def test_what_is_deferred_is_confirmed_later_unless_it_ends():
     watch = FindingWatch(onset=2)
-    found = [watch.update(i, {"link 0-1": 1}) for i in range(2)]
-    assert found == [{}, {"link 0-1": 1}] and watch.count({"link 0-1"}) == 2
-    assert watch.defer({"link 0-1"}, 4) and not watch.defer({"link 0-1"}, 4)
-    assert [watch.update(i, {"link 0-1": 1}) for i in (2, 3)] == [{}, {"link 0-1": 1}]
-    watch.defer({"link 0-1"}, 9)
-    assert [watch.update(i, each) for i, each in ((4, {}), (5, {"link 0-1": 1}))] == [{}, {}]
-    assert watch.update(6, {"link 0-1": 1}) == {"link 0-1": 1}
+    found = [watch.update(i, {FIRST: 1}) for i in range(2)]
+    assert found == [{}, {FIRST: 1}] and watch.count({FIRST}) == 2
+    assert watch.defer({FIRST}, 4) and not watch.defer({FIRST}, 4)
+    assert [watch.update(i, {FIRST: 1}) for i in (2, 3)] == [{}, {FIRST: 1}]
+    watch.defer({FIRST}, 9)
+    assert [watch.update(i, each) for i, each in ((4, {}), (5, {FIRST: 1}))] == [{}, {}]
+    assert watch.update(6, {FIRST: 1}) == {FIRST: 1}
 
 
 def test_a_change_for_one_link_does_not_put_off_another():
     watch = FindingWatch(onset=2)
-    assert watch.update(0, {"link 0-1": 1}) == {}
-    assert watch.update(1, {"link 0-1": 1, "link 1-2": 1}) == {"link 0-1": 1}
-    watch.restart({"link 0-1"})
-    assert watch.update(2, {"link 0-1": 1, "link 1-2": 1}) == {"link 1-2": 1}
+    assert watch.update(0, {FIRST: 1}) == {}
+    assert watch.update(1, {FIRST: 1, SECOND: 1}) == {FIRST: 1}
+    watch.restart({FIRST})
+    assert watch.update(2, {FIRST: 1, SECOND: 1}) == {SECOND: 1}
 
 
 def test_relief_takes_longer_where_a_link_flaps():
@@ -119,9 +121,9 @@ def test_relief_takes_longer_where_a_link_flaps():
     for _ in range(4):
         for sign in (+1, -1):
             count = 0
-            while not watch.update(iteration, {"link 0-1": sign}):
+            while not watch.update(iteration, {FIRST: sign}):
                 iteration, count = iteration + 1, count + 1
-            watch.restart({"link 0-1"})
+            watch.restart({FIRST})
             if sign < 0:
                 taken.append(count + 1)
     assert taken == [3, 6, 12, 24]
@@ -162,8 +164,8 @@ def test_noise_is_learned_and_forgotten():
     assert 0.2 < noise.duration(2) < 0.7
     seen = profile(both(1, 0.014))
     assert findings(seen, BASE, BASE, TOLERANCE, noise) == {} and find(seen) == {"link 1-2": +1}
-    noise.forget("link 1-2")
-    noise.forget("rank 2")
+    noise.forget(SECOND)
+    noise.forget(Suspect.rank(2))
     assert noise.delay_s((1, 2)) == 0.001 and noise.duration(2) == 0
 
 
