@@ -1,7 +1,7 @@
 """Say what this machine offers lanterne and what is missing, with the command that would install it.
 
   lanterne info --json info.json
-  mpiexec -n 8 lanterne info --topology     hosts, ranks and links of a job as they were found; or of a file: dgx-8x8
+  mpiexec -n 4 lanterne info --topology     hosts, ranks and links of a job as they were found; or of a file: dgx-8x8
   lanterne info --kernels --inputs 2,8,32 --dtypes float32,bfloat16     what GPU kernels take; needs NVRTC, no GPU
   lanterne info --policy                the values that decide at run time, and what half and double of each do
 

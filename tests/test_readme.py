@@ -33,7 +33,7 @@ def run(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.parametrize("launcher", [(), (MPIEXEC, "-n", "3")], ids=["alone", "mpiexec"])
+@pytest.mark.parametrize("launcher", [(), (MPIEXEC, "-n", "2")], ids=["alone", "mpiexec"])
 @pytest.mark.parametrize("index", range(len(SNIPPETS)))
 def test_snippets(tmp_path, index, launcher):
     program = tmp_path / "snippet.py"
