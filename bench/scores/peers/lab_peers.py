@@ -6,7 +6,8 @@
 
 Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every
 element of every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes
-for the buffer; @0: nobody is late. HOSTS may be 2*4, two hosts of four ranks that share its link. HOSTSxCALLS*SIZE@D
+for the buffer; @0: nobody is late. HOSTS may be 2*4, two hosts of four ranks that share its link, or 1+3+4, three hosts
+of so many ranks, numbered across them. HOSTSxCALLS*SIZE@D
 starts so many calls one after the other and waits for all, as a backward pass does, with s for all of them together. A
 figure is x, multiples of s/rate from the late rank's call to the
 last completion on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto` is told
@@ -52,22 +53,40 @@ MARGIN_S = 0.05
 
 
 class PeerCase(NamedTuple):
-    """`hosts` of so many ranks, one late by `delay` * s/rate (0: nobody), for `calls` of `nbytes` each, together s."""
+    """`hosts` of so many ranks, one late by `delay` * s/rate (0: nobody), for `calls` of `nbytes` each, together s.
+
+    `ranks_per_host` is one number, or a text of those of all hosts, such as "1+3+4".
+    """
 
     hosts: int
     nbytes: int
     delay: float
     calls: int = 1
-    ranks_per_host: int = 1
+    ranks_per_host: int | str = 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The ranks of each host."""
+        each = self.ranks_per_host
+        return (each,) * self.hosts if isinstance(each, int) else tuple(map(int, each.split("+")))
+
+    @property
+    def host_of(self) -> tuple[int, ...]:
+        """The host of each rank: in the order of hosts where these are alike, else dealt out in turn."""
+        sizes = self.sizes
+        if isinstance(self.ranks_per_host, int):
+            return tuple(host for host, size in enumerate(sizes) for _ in range(size))
+        return tuple(host for turn in range(max(sizes)) for host, size in enumerate(sizes) if turn < size)
 
     @property
     def num_ranks(self) -> int:
-        return self.hosts * self.ranks_per_host
+        return sum(self.sizes)
 
     def __str__(self) -> str:
         calls = f"{self.calls}*" if self.calls > 1 else ""
-        each = f"*{self.ranks_per_host}" if self.ranks_per_host > 1 else ""
-        return f"{self.hosts}{each}x{calls}{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
+        each = self.ranks_per_host
+        shape = each if isinstance(each, str) else f"{self.hosts}*{each}" if each > 1 else str(self.hosts)
+        return f"{shape}x{calls}{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
     check_available()
     session = Session(document, algorithms, args, rate_bytes_per_s, until_s)
     end_in_order()
-    for shape in sorted({(case.hosts, case.ranks_per_host) for case in cases}, reverse=True):
-        session.run([case for case in cases if (case.hosts, case.ranks_per_host) == shape], names, pythons)
+    for sizes in sorted({case.sizes for case in cases}, key=lambda sizes: (len(sizes), sizes), reverse=True):
+        session.run([case for case in cases if case.sizes == sizes], names, pythons)
     report.progress("")
     if args.report:
         report.write_atomically(args.report, markdown(document).encode())
@@ -140,15 +159,20 @@ def parse_case(text: str) -> PeerCase:
     Raises:
         InputError: it is none.
     """
-    expected = "HOSTSxSIZE@D, such as 8x16MiB@0.7, 2*4x8MiB@0 or 8x8*4MiB@1.1, with 2 to 64 hosts and a D of at least 0"
+    expected = (
+        "HOSTSxSIZE@D, such as 8x16MiB@0.7, 2*4x8MiB@0, 1+3+4x8MiB@1.1 or 8x8*4MiB@1.1, with 2 to 64 hosts and a D of "
+        "at least 0"
+    )
     hosts, times, rest = text.strip().partition("x")
     size, at, delay = rest.partition("@")
     calls, _, size = size.rpartition("*")
-    hosts, _, each = hosts.partition("*")
+    num, _, same = hosts.partition("*")
     try:
-        case = PeerCase(int(hosts), parse_nbytes(size, "--cases"), float(delay), int(calls or 1), int(each or 1))
+        shape = (hosts.count("+") + 1, hosts) if "+" in hosts else (int(num), int(same or 1))
+        case = PeerCase(shape[0], parse_nbytes(size, "--cases"), float(delay), int(calls or 1), shape[1])
+        sizes = case.sizes
     except (ValueError, InputError):
-        case = None
+        case, sizes = None, ()
     if (
         not times
         or not at
@@ -157,7 +181,7 @@ def parse_case(text: str) -> PeerCase:
         or not 0 <= case.delay < 1e3
         or case.nbytes < ITEMSIZE
         or not 1 <= case.calls <= 1000
-        or not 1 <= case.ranks_per_host <= MAX_RANKS_PER_HOST
+        or not all(1 <= size <= MAX_RANKS_PER_HOST for size in sizes)
     ):
         raise InputError(f"--cases: got {text!r}, expected {expected}")
     return case
@@ -215,9 +239,7 @@ class Session:
         """All turns of `cases`, of one number of hosts and ranks, as far as time goes."""
         if not any(self._due(case, name) for case in cases for name in names) or time.monotonic() > self._until_s:
             return
-        hosts, each = cases[0].hosts, cases[0].ranks_per_host
-        host_of = tuple(rank // each for rank in range(cases[0].num_ranks))
-        network = Network(f"peer{os.getpid()}", (self._rate,) * hosts, host_of)
+        network = Network(f"peer{os.getpid()}", (self._rate,) * cases[0].hosts, cases[0].host_of)
         undertaker = Undertaker(network.name)
         self._document["sessions"] += 1
         teams: dict[str, Team] = {}

@@ -41,6 +41,10 @@ def test_cases_have_names():
     assert parse_case("8x16MiB@0.7") == PeerCase(8, 16 << 20, 0.7)
     assert parse_case("8x3*4MiB@1") == PeerCase(8, 4 << 20, 1, 3) == parse_case(str(PeerCase(8, 4 << 20, 1, 3)))
     assert parse_case("2*4x8MiB@0") == PeerCase(2, 8 << 20, 0, 1, 4) == parse_case(str(PeerCase(2, 8 << 20, 0, 1, 4)))
+    uneven = parse_case("1+3+4x8MiB@1.1")
+    assert uneven == PeerCase(3, 8 << 20, 1.1, 1, "1+3+4") == parse_case(str(uneven))
+    assert uneven.host_of == (0, 1, 2, 1, 2, 1, 2, 2)
+    assert parse_case("2*2x8MiB@0").host_of == (0, 0, 1, 1)
     cases = [parse_case(text) for text in CASES.split(",")]
     assert {tuple(case) for case in cases} == BARS.keys()
     assert [str(case) for case in cases] == CASES.split(",")
@@ -48,7 +52,10 @@ def test_cases_have_names():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "8", "8x16MiB", "1x16MiB@1", "8x16MiB@-1", "8x16MiB@nan", "8x@1", "8x2@1", "eightx16MiB@1", "65x1MiB@0"],
+    [
+        *("", "8", "8x16MiB", "1x16MiB@1", "8x16MiB@-1", "8x16MiB@nan", "8x@1", "8x2@1", "eightx16MiB@1", "65x1MiB@0"),
+        *("1+x1MiB@0", "1+0x1MiB@0", "2*1+3x1MiB@0", "1+65x1MiB@0", "1+1e3x1MiB@0"),
+    ],
 )
 def test_cases_that_are_none(text):
     with pytest.raises(InputError, match="--cases: got"):
