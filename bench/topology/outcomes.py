@@ -125,24 +125,25 @@ def auto_of(topology: Topology, nbytes: int, late: LateRank, found: Sequence[Stu
 
 def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, str | None]:
     """What `auto` takes where nobody is late, and once `late` is known to come very late; None: it waits."""
-    from lanterne.collectives.auto.predict import predictions
+    from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
     from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
     from lanterne.collectives.late.calls import NODE_ALGORITHMS, late_names, make_option
 
     over_nodes, size = not topology.is_flat, topology.world_size
-    if size > MAX_PRICED_RANKS:
-        return ("hier_ring" if over_nodes else "ring"), None
     links = topology if over_nodes else topology.slowest
-    ordinary = predictions("all_reduce", size, nbytes, links)[0]
-    if size < 3:
-        return ordinary.algorithm, None
-    number = len(late) if isinstance(late, tuple) else 1
-    names: tuple[str, ...] = late_names(links)
+    many, number = size > MAX_PRICED_RANKS, len(late) if isinstance(late, tuple) else 1
+    if many:
+        ordinary, ordinary_s = "hier_ring" if over_nodes else "ring", ordinary_by_law_s(size, nbytes, links)
+    else:
+        ordinary, _, ordinary_s = predictions("all_reduce", size, nbytes, links)[0]
+    if size < 3 or (many and number > 1):
+        return ordinary, None
+    names: tuple[str, ...] = late_names(links, many)
     if number > 1:
         names = names[-1:] if topology.slow_nodes else NODE_ALGORITHMS[:1] if over_nodes else ("late_group",)
     options = [make_option("all_reduce", name, size, nbytes, links, number) for name in names]
     best = min(options, key=lambda option: option.join_s)
-    return ordinary.algorithm, best.choice.partition("/")[0] if best.join_s < ordinary.time_s else None
+    return ordinary, best.choice.partition("/")[0] if best.join_s < ordinary_s else None
 
 
 def judged_s(outcome: dict[str, Any], what: str) -> float:

@@ -66,6 +66,12 @@ def _levels(p: int) -> int:
     return (p - 1).bit_length()
 
 
+def _early_over_nodes(n: int, num_chunks: int) -> tuple[int, float]:
+    """As late_join's, behind a round inside the nodes."""
+    rounds, chunks = late_join.early_rounds(n, num_chunks)
+    return rounds + 1, chunks
+
+
 @functools.cache
 def _takes_only(generator: Generator) -> bool:
     return "only" in inspect.signature(generator).parameters
@@ -89,9 +95,11 @@ class Algorithm(NamedTuple):
             where there is nothing to choose. Of those that take nodes: the number of nodes, and m chunks of a rail.
         least: as `law`, the least m: with fewer chunks there are as many rounds.
         nodes: takes `nodes`, the ranks of each node; None: one rank on each.
-        early: of a late-rank algorithm, (world_size, num_chunks) -> (rounds, chunks of a message) before the join.
+        early: of a late-rank algorithm, (world_size, num_chunks) -> (rounds, chunks of a message) before the join; of
+            nodes as `law`.
         slow: may search for seconds, and takes `progress`.
-        stream: all that a rank receives comes from one peer, where ranks are more than two.
+        stream: all that a rank receives comes from one peer, where ranks are more than two; of those that take nodes,
+            what comes from others, where these have as many ranks each.
         leaves: takes `slow`, the nodes with slow NICs, which its name lists: "hier_slow.2.5".
         outside: it is not of the registry (outside.py).
     """
@@ -159,15 +167,16 @@ _LINES: tuple[Algorithm, ...] = (
               "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
               late=True, cut=True, chunked=True),
     Algorithm("all_reduce", "hier_ring", hier.hier_ring_all_reduce, "inside the nodes, a ring across them, inside",
-              chunked=True, nodes=True, law=lambda n: (2 * max(1, n - 1) / n, 3, 1, n), least=int),
+              chunked=True, nodes=True, law=lambda n: (2 * max(1, n - 1) / n, 3, 1, n), least=int, stream=True),
     Algorithm("all_reduce", "hier_bruck", hier.hier_bruck_all_reduce, "as hier_ring, with few rounds across",
               chunked=True, nodes=True),
     Algorithm("all_reduce", "hier_late_join", hier.hier_late_join_all_reduce,
               "inside the nodes, and a late join across them", late_join.refuses_one, late=True, several=True,
-              chunked=True, nodes=True, law=lambda n: (1, _levels(n) + 3, 1, 1)),
+              chunked=True, nodes=True, law=lambda n: (1, _levels(n) + 3, 1, 1), early=_early_over_nodes),
     Algorithm("all_reduce", "hier_late_chain", hier.hier_late_chain_all_reduce,
               "inside the nodes, and one ring across them through the late one", late_join.refuses_one, late=True,
-              several=True, chunked=True, nodes=True, law=lambda n: (1, n + 2, 1, 1)),
+              several=True, chunked=True, nodes=True, law=lambda n: (1, n + 2, 1, 1),
+              early=lambda n, m: (max(0, m + n - 3) + 1, 1)),
     Algorithm("all_reduce", "hier_slow", hier.hier_slow_all_reduce,
               "nodes with a slow NIC hang on a ring of the others: hier_slow.2.5", chunked=True, nodes=True,
               law=lambda n: (1, 2 * n, 1, 1), leaves=True),

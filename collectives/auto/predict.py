@@ -1,7 +1,7 @@
 """What the algorithms of a collective are predicted to take, and how predictions are corrected by trials."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ from lanterne.collectives.algorithms.catalogue import (
     Algorithm,
     algorithms_for,
     best_num_chunks,
+    find_algorithm,
     make_schedule,
     on_leaves,
 )
@@ -89,8 +90,7 @@ def chunk_count(
     """The chunk count of `line` that the links like best; None where it has no choice."""
     nodes = nodes_of_links(links)
     if not line.nodes or nodes is None or not isinstance(links, Topology):
-        model = links.slowest if isinstance(links, Topology) else links
-        return best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes)
+        return best_num_chunks(line, world_size, nbytes, _port(links), min_chunk_nbytes)
     # As nodes do that have the bytes which their busiest NIC carries.
     rails = num_rails(nodes)
     share = nbytes * min(rails, links.nic_sharers) / rails
@@ -118,23 +118,52 @@ def _with_inside(links: Topology, rails: int) -> CostModel:
     return replace(model, alpha_s=model.alpha_s + 2 * (rails - 1) * starts_s)
 
 
-def late_times_s(
-    line: Algorithm, world_size: int, num_chunks: int, nbytes: int, model: CostModel
-) -> tuple[float, float]:
+def late_times_s(line: Algorithm, world_size: int, num_chunks: int, nbytes: int, links: Links) -> tuple[float, float]:
     """(seconds before the join, seconds of the join) of a late-rank algorithm, by its laws; for many ranks.
 
     Where prices would take a schedule of all ranks. From 1 MiB on within a fifth of those, where both are known.
     """
-    assert line.law is not None and line.early is not None, "of each in late/calls.LATE_ALGORITHMS"
-    rounds, chunks = line.early(world_size, num_chunks)
-    a, c, k, _ = line.law(world_size)
-    before_s = rounds * float(model.message_s(chunks * nbytes / num_chunks))
-    return before_s, (a * num_chunks + c) * float(model.message_s(k * nbytes / num_chunks))
+    assert line.law is not None and line.early is not None, "of each in late/calls.late_names"
+    n, count, message_s = _rounds_by_law(line, world_size, num_chunks, nbytes, links)
+    rounds, chunks = line.early(n, count)
+    a, c, k, _ = line.law(n)
+    return rounds * message_s(chunks), (a * count + c) * message_s(k)
 
 
-def ring_s(world_size: int, nbytes: int, model: CostModel) -> float:
-    """Seconds of the ring, which stands for `auto` where ranks are many."""
-    return 2 * (world_size - 1) * float(model.message_s(nbytes / world_size))
+def _rounds_by_law(
+    line: Algorithm, world_size: int, num_chunks: int, nbytes: int, links: Links
+) -> tuple[int, int, Callable[[float], float]]:
+    """What the laws of `line` take: ranks and chunks, or nodes and chunks of a rail; and seconds of k chunks' round."""
+    unit = nbytes / num_chunks
+    if not line.nodes or not isinstance(links, Topology):
+        model = _port(links)
+        return world_size, num_chunks, lambda chunks: float(model.message_s(chunks * unit))
+    rails, between = num_rails(links.nodes), links.slowest
+    slowdown = max((factor for each in links.links for factor in each.slowdown), default=1.0)
+
+    def message_s(chunks: float) -> float:
+        # The chunks of all rails that share a NIC, and inside what a rank gets from, or gives to, each of the others.
+        across_s = float(between.message_s(slowdown * links.nic_sharers * chunks * unit))
+        return max(across_s, *(float(inside.message_s((rails - 1) * chunks * unit)) for inside in links.inside_models))
+
+    return len(links.nodes), -(-num_chunks // rails), message_s
+
+
+def _port(links: Links) -> CostModel:
+    """The model of the links that count most."""
+    return links.slowest if isinstance(links, Topology) else links
+
+
+def ordinary_by_law_s(world_size: int, nbytes: int, links: Links) -> float:
+    """Seconds of the ring, or the ring of nodes, which stands for `auto` where ranks are many."""
+    if nodes_of_links(links) is None:
+        return 2 * (world_size - 1) * float(_port(links).message_s(nbytes / world_size))
+    line = find_algorithm("all_reduce", "hier_ring")
+    chunks = chunk_count(line, world_size, nbytes, links)
+    assert line.law is not None and chunks is not None and isinstance(links, Topology), "it has both"
+    n, count, message_s = _rounds_by_law(line, world_size, chunks, nbytes, in_series(links))
+    a, c, k, _ = line.law(n)
+    return (a * count + c) * message_s(k)
 
 
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:

@@ -22,8 +22,8 @@ from lanterne.collectives.auto.predict import (
     candidates,
     chunk_count,
     corrected,
+    ordinary_by_law_s,
     predictions,
-    ring_s,
 )
 from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
@@ -155,9 +155,9 @@ class Tuning:
         """What `collective` takes while nobody is late, as is predicted; remembered. Raises as `explain`."""
         key = collective, nbytes
         if key not in self._ordinary_s:
-            world_size, model = self._communicator.world_size, self.model
-            if world_size > MAX_PRICED_RANKS and model is not None:
-                found = ring_s(world_size, nbytes, model)
+            world_size, links = self._communicator.world_size, self.links
+            if world_size > MAX_PRICED_RANKS and links is not None:
+                found = ordinary_by_law_s(world_size, nbytes, links)
             else:
                 found = self.explain(collective, nbytes)[0][2]
             if len(self._ordinary_s) >= MAX_SIZES:
@@ -192,7 +192,8 @@ class Tuning:
             return Choice(lines[0].name, None, "the only one")
         if links is None or world_size > MAX_PRICED_RANKS:
             first = next((line for line in lines if line.nodes), lines[0])
-            return Choice(first.name, None, "not measured")
+            count = None if links is None else chunk_count(first, world_size, nbytes, links)
+            return Choice(first.name, count, "not measured" if links is None else "of so many ranks none is priced")
         predicted = predictions(collective, world_size, nbytes, links)
         rows = corrected(predicted, self.factors, collective, nbytes)
         near = {row.algorithm: row for row in rows if row.time_s <= TIE * rows[0].time_s}

@@ -103,15 +103,20 @@ def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
     """
     if key.schedule is not None:
         return key.schedule
-    world_size, late = sum(map(len, nodes)), key.late_rank
-    line = find_algorithm(key.collective, key.algorithm)
-    if is_in_roles(key, world_size):
-        assert isinstance(late, int), "it is one rank"
-        late, nodes = world_size - 1, roles_with(nodes, late).nodes
-    known = nodes if line.nodes else None
+    late, known = _late_and_nodes(key, nodes)
+    world_size = sum(map(len, nodes))
     return checked_schedule(
         key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, key.joined, known
     )
+
+
+def _late_and_nodes(key: Key, nodes: Nodes) -> tuple[LateRank, Nodes | None]:
+    """The late ranks and nodes that the schedule of `key` is made with: in Roles, and no nodes where it knows none."""
+    world_size, late = sum(map(len, nodes)), key.late_rank
+    if is_in_roles(key, world_size):
+        assert isinstance(late, int), "it is one rank"
+        late, nodes = world_size - 1, roles_with(nodes, late).nodes
+    return late, nodes if find_algorithm(key.collective, key.algorithm).nodes else None
 
 
 def is_in_roles(key: Key, world_size: int) -> bool:
@@ -134,8 +139,8 @@ def part_of(key: Key, nodes: Nodes, rank: int) -> CheckedSchedule | OwnSchedule:
     few = key.schedule is not None or world_size <= MAX_CHECKED_RANKS
     if few or not find_algorithm(key.collective, key.algorithm).own:
         return checked_of(key, nodes)
-    late = world_size - 1 if is_in_roles(key, world_size) else key.late_rank
-    return _own_part(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, rank)
+    late, known = _late_and_nodes(key, nodes)
+    return _own_part(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, rank, known)
 
 
 @functools.lru_cache(4)
@@ -147,8 +152,10 @@ def _own_part(
     root: int | None,
     late_rank: LateRank,
     rank: int,
+    nodes: Nodes | None,
 ) -> OwnSchedule:
-    return OwnSchedule(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, only=rank), rank)
+    made = make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, nodes=nodes, only=rank)
+    return OwnSchedule(made, rank)
 
 
 class RankPrograms:
@@ -208,7 +215,8 @@ class RankPrograms:
         # Of parts that others do not know the size of nothing may depend on it: both ends of a message cut alike.
         largest = max(key.counts, default=0) if key.counts is not None else key.part_count
         chunk_nbytes = -(-largest // pieces) * dtype.nbytes
-        stream = line.stream if isinstance(checked, OwnSchedule) else None
+        alike = not line.nodes or len(set(map(len, nodes))) == 1
+        stream = line.stream and alike if isinstance(checked, OwnSchedule) else None
         flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None, stream)
         most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
         granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, sharers)

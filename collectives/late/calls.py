@@ -266,10 +266,7 @@ class LateRanks:
         links = communicator.tuning.links
         assert links is not None, "there is a model"
         over_nodes = links is not model
-        if many and over_nodes:
-            log.info("%d ranks on nodes: nobody finds out who is late above %d", n, MAX_PRICED_RANKS)
-            return None
-        names = late_names(links)
+        names = late_names(links, many)
         options = [make_option(collective, name, n, nbytes, links) for name in names]
         if many:
             return to_text(Policy(normal_s, tuple(options)))
@@ -283,11 +280,11 @@ class LateRanks:
         return to_text(Policy(normal_s, tuple(options)))
 
 
-def late_names(links: Links) -> tuple[str, ...]:
-    """The late-rank algorithms that a call chooses from."""
+def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
+    """The late-rank algorithms that a call chooses from; of `many` ranks those alone that have laws."""
     if nodes_of_links(links) is None:
         return LATE_ALGORITHMS
-    slow = slow_nodes_of(links)
+    slow = () if many else slow_nodes_of(links)
     return (*NODE_ALGORITHMS, ".".join(map(str, (SLOW_ALGORITHM, *slow)))) if slow else NODE_ALGORITHMS
 
 
@@ -324,10 +321,10 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
     # whatever the size of the messages, which are cut alike.
-    if world_size > MAX_PRICED_RANKS and not isinstance(links, Topology):
-        assert chunks is not None, "of each in LATE_ALGORITHMS"
-        return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, _paced(links)), late)
     paced = in_series(links).with_models(_unserial) if isinstance(links, Topology) else _paced(links)
+    if world_size > MAX_PRICED_RANKS:
+        assert chunks is not None, "of each in late_names"
+        return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, paced), late)
     nodes = nodes_of_links(links) if line.nodes else None
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
     priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))

@@ -21,27 +21,31 @@ from lanterne.errors import InputError
 
 
 def hier_ring_all_reduce(
-    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None
+    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None, only: int | None = None
 ) -> CollectiveSchedule:
     """A ring of nodes on every rail. Default chunk count N R, of N nodes and R rails.
 
     Cost (p = world_size; one rank on each node): rounds = 2 * (p - 1); load = 2 * (p - 1) / p
     """
-    return _without_late("hier_ring", ring_all_reduce, world_size, num_chunks, nodes)
+    return _without_late("hier_ring", ring_all_reduce, world_size, num_chunks, nodes, only)
 
 
 def hier_bruck_all_reduce(
-    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None
+    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None, only: int | None = None
 ) -> CollectiveSchedule:
     """A circulant exchange of nodes on every rail; few rounds, for many nodes. Default chunk count N R.
 
     Cost (p = world_size; one rank on each node): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
     """
-    return _without_late("hier_bruck", bruck_all_reduce, world_size, num_chunks, nodes)
+    return _without_late("hier_bruck", bruck_all_reduce, world_size, num_chunks, nodes, only)
 
 
 def hier_late_join_all_reduce(
-    world_size: int, late_rank: LateRank, num_chunks: int | None = None, nodes: Nodes | None = None
+    world_size: int,
+    late_rank: LateRank,
+    num_chunks: int | None = None,
+    nodes: Nodes | None = None,
+    only: int | None = None,
 ) -> CollectiveSchedule:
     """A late join of the late rank's node on every rail. Default chunk count N - 1 a rail.
 
@@ -49,11 +53,15 @@ def hier_late_join_all_reduce(
 
     Cost (p = world_size, m = num_chunks; one rank on each node): join = m - 1 + ceil(log2(p)); join_load = join / m
     """
-    return _with_late("hier_late_join", late_join_all_reduce, world_size, late_rank, num_chunks, nodes)
+    return _with_late("hier_late_join", late_join_all_reduce, world_size, late_rank, num_chunks, nodes, only)
 
 
 def hier_late_chain_all_reduce(
-    world_size: int, late_rank: LateRank, num_chunks: int | None = None, nodes: Nodes | None = None
+    world_size: int,
+    late_rank: LateRank,
+    num_chunks: int | None = None,
+    nodes: Nodes | None = None,
+    only: int | None = None,
 ) -> CollectiveSchedule:
     """A pipelined ring of nodes through the late rank's, on every rail. Default chunk count N - 1 a rail.
 
@@ -61,7 +69,7 @@ def hier_late_chain_all_reduce(
 
     Cost (p = world_size, m = num_chunks; one rank on each node): join = m + p - 1; join_load = join / m
     """
-    return _with_late("hier_late_chain", late_chain_all_reduce, world_size, late_rank, num_chunks, nodes)
+    return _with_late("hier_late_chain", late_chain_all_reduce, world_size, late_rank, num_chunks, nodes, only)
 
 
 def hier_slow_all_reduce(
@@ -121,12 +129,13 @@ def _without_late(
     world_size: int,
     num_chunks: int | None,
     nodes: Nodes | None,
+    only: int | None,
 ) -> CollectiveSchedule:
     nodes = nodes or each_alone(world_size)
     rails = num_rails(nodes)
     num_chunks = num_chunks or len(nodes) * rails
     times = -(-num_chunks // (len(nodes) * rails))
-    return compose_all_reduce(name, repeated(across(len(nodes)), times), nodes, num_chunks)
+    return compose_all_reduce(name, repeated(across(len(nodes)), times), nodes, num_chunks, only=only)
 
 
 def _with_late(
@@ -136,6 +145,7 @@ def _with_late(
     late_rank: LateRank,
     num_chunks: int | None,
     nodes: Nodes | None,
+    only: int | None,
 ) -> CollectiveSchedule:
     nodes = nodes or each_alone(world_size)
     rails, size = num_rails(nodes), len(nodes)
@@ -148,4 +158,4 @@ def _with_late(
         schedule = across(size, late[0], each)
     else:
         schedule = late_group_all_reduce(size, late, each)
-    return compose_all_reduce(name, schedule, nodes, num_chunks, late_rank)
+    return compose_all_reduce(name, schedule, nodes, num_chunks, late_rank, only)

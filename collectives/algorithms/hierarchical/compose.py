@@ -60,12 +60,25 @@ def owners(nodes: Nodes, num_chunks: int) -> Ints:
     return np.stack([np.array(ranks)[chunks % len(ranks)] for ranks in nodes])
 
 
-def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int) -> tuple[Transfers, Ints, Ints]:
-    """(`across` on every rail, and by node and its chunk: the round that first needs it, the last that writes it).
+class Crossing(NamedTuple):
+    """A schedule of nodes on every rail; rounds are those of the schedule.
 
-    A chunk is needed when it is sent or overwritten; what arrives to be added may come before. Rounds are those of
-    `across`; first is their number where nothing needs a chunk, last is -1 where nothing writes.
+    Attributes:
+        transfers: those between ranks.
+        rounds: those rounds in which there are some.
+        first, last: (nodes, its chunks) the round that first needs a chunk at a node, their number where none does; the
+            last that writes it, -1 where none does. A chunk is needed when it is sent or overwritten; what arrives to
+            be added may come before.
     """
+
+    transfers: Transfers
+    rounds: Ints
+    first: Ints
+    last: Ints
+
+
+def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int, only: int | None = None) -> Crossing:
+    """The Crossing of `across`; `only`: with the transfers of this node and no others."""
     rails, rounds = num_rails(nodes), across.num_rounds
     index = np.repeat(np.arange(rounds), np.diff(across.offsets))
     first = np.full((len(nodes), across.num_chunks), rounds, np.int64)
@@ -76,33 +89,43 @@ def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int) -> t
     np.maximum.at(last, (across.dst, across.chunk), index)
     # A result is given out after the last write, with what the node's own ranks have.
     first = np.where(last >= 0, np.minimum(first, last + 1), first)
-    chunk = (across.chunk.astype(np.int64)[:, None] * rails + np.arange(rails)).reshape(-1)
+    used = np.unique(index[across.chunk * rails < num_chunks])
+    columns = tuple(column.astype(np.int64) for column in (index, across.src, across.dst, across.chunk, across.op))
+    if only is not None:
+        mine = (across.src == only) | (across.dst == only)
+        columns = tuple(column[mine] for column in columns)
+    chunk = (columns[3][:, None] * rails + np.arange(rails)).reshape(-1)
     kept = chunk < num_chunks
-    columns = (np.repeat(column, rails)[kept] for column in (index, across.src, across.dst, across.op))
-    at, src, dst, op = (column.astype(np.int64) for column in columns)
-    owner = owners(nodes, num_chunks)
-    chunk = chunk[kept]
-    return Transfers(at, owner[src, chunk], owner[dst, chunk], chunk, op), first, last
+    at, src, dst, _, op = (np.repeat(column, rails)[kept] for column in columns)
+    owner, chunk = owners(nodes, num_chunks), chunk[kept]
+    return Crossing(Transfers(at, owner[src, chunk], owner[dst, chunk], chunk, op), used, first, last)
 
 
 def compose_all_reduce(
-    algorithm: str, across: CollectiveSchedule, nodes: Nodes, num_chunks: int, late_rank: LateRank = None
+    algorithm: str,
+    across: CollectiveSchedule,
+    nodes: Nodes,
+    num_chunks: int,
+    late_rank: LateRank = None,
+    only: int | None = None,
 ) -> CollectiveSchedule:
     """The all-reduce over `nodes` of the all-reduce `across`, whose late ranks are the nodes of the late ones.
 
     Args:
         across: on as many ranks as there are nodes, of at least num_chunks / R chunks. Where all nodes have a late
             rank it has none.
+        only: make the transfers of this rank and no others.
 
     Cost: as `across` with chunks of 1 / (R M), and two rounds; three with late ranks, four where such a one owns.
     """
     late = np.array(late_set(late_rank), np.int64)
     rails, rounds = num_rails(nodes), across.num_rounds
-    crossing, first, last = across_rails(across, nodes, num_chunks)
+    mine = next((node for node, ranks in enumerate(nodes) if only in ranks), None)
+    crossing, crossed, first, last = across_rails(across, nodes, num_chunks, mine)
     join = next((phase.start for phase in across.phases if phase.name == "join"), 0) if len(late) else rounds
     # Round t of `across` is round t + 1 here, from its join on round t + 2, behind what the late ranks bring.
     shift = 1 + (np.arange(rounds + 1) >= join) * bool(len(late))
-    parts = [crossing._replace(round=crossing.round + shift[crossing.round])]
+    parts, used = [crossing._replace(round=crossing.round + shift[crossing.round])], [crossed + shift[crossed]]
     owner = owners(nodes, num_chunks)
     chunks = np.arange(num_chunks)
     for node, ranks in enumerate(nodes):
@@ -110,33 +133,36 @@ def compose_all_reduce(
         spread = done + shift[np.maximum(done, 0)] + 1
         members = np.array(ranks)
         early = np.setdiff1d(members, late)
-        if len(early) == len(members):
-            parts.append(_gather(members, owner[node], np.minimum(needed, join)))
-            parts.append(_spread(members, owner[node], spread))
+        if len(early) < len(members):
+            its = _late_node(members, early, owner[node], chunks * (join + 1) // num_chunks, needed + 1, spread)
+            used += [part.round for part in its]
+            parts += its
             continue
-        parts += _late_node(members, early, owner[node], chunks * (join + 1) // num_chunks, needed + 1, spread)
-    found = Transfers(*map(np.concatenate, zip(*parts, strict=True)))
+        gathered = np.minimum(needed, join)
+        if len(members) > 1:
+            used += [gathered, spread]
+        if mine in (None, node):
+            parts += [_gather(members, owner[node], gathered), _spread(members, owner[node], spread)]
+    found, used_rounds = Transfers(*map(np.concatenate, zip(*parts, strict=True))), np.unique(np.concatenate(used))
     # Nodes of different sizes: one rank may own what several do elsewhere.
     sizes = {len(ranks) for ranks in nodes}
     ports = across.ports * (1 if len(sizes) == 1 else rails) + 2 * (rails - 1)
     build = ScheduleBuilder(
-        "all_reduce", algorithm, sum(map(len, nodes)), num_chunks, late_rank=late_rank, ports=max(1, ports)
+        "all_reduce", algorithm, sum(map(len, nodes)), num_chunks, late_rank=late_rank, ports=max(1, ports), only=only
     )
     if not len(late):
-        add_rounds(build, found)
+        add_rounds(build, found, used_rounds)
         return build.build()
-    is_join = found.round > join
-    for name, mask in (("reduce_scatter", ~is_join), ("join", is_join)):
+    is_join, joins = found.round > join, used_rounds > join
+    for name, mask, phase in (("reduce_scatter", ~is_join, ~joins), ("join", is_join, joins)):
         build.phase(name)
-        add_rounds(build, Transfers(*(column[mask] for column in found)))
+        add_rounds(build, Transfers(*(column[mask] for column in found)), used_rounds[phase])
     return build.build()
 
 
-def add_rounds(build: ScheduleBuilder, transfers: Transfers) -> None:
-    """Append the rounds that have transfers."""
-    if len(transfers.round):
-        used = np.bincount(transfers.round) > 0
-        build.rounds((np.cumsum(used) - 1)[transfers.round], *transfers[1:])
+def add_rounds(build: ScheduleBuilder, transfers: Transfers, used: Ints) -> None:
+    """Append `transfers` in those rounds that are `used`, ascending."""
+    build.rounds(np.searchsorted(used, transfers.round), *transfers[1:], count=len(used))
 
 
 def _late_node(members: Ints, early: Ints, owner: Ints, before: Ints, joins: Ints, spread: Ints) -> list[Transfers]:

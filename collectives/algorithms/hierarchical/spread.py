@@ -112,7 +112,7 @@ def _broadcast(
     rails, home = num_rails(nodes), nodes_with(nodes, (root,))[0]
     schedule = across(len(nodes), home, None if num_chunks is None else -(-num_chunks // rails))
     num_chunks = num_chunks or schedule.num_chunks * rails
-    crossing, first, last = across_rails(schedule, nodes, num_chunks)
+    crossing, _, first, last = across_rails(schedule, nodes, num_chunks)
     owner, chunk = owners(nodes, num_chunks), np.arange(num_chunks)
     # The root hands each chunk to its owner in the round before that first sends it.
     needed = np.minimum(first[home, chunk // rails], chunk // rails)
@@ -138,5 +138,6 @@ def _built(
 ) -> CollectiveSchedule:
     """The schedule of `parts`, with the ports that it needs."""
     build = ScheduleBuilder(collective, name, world_size, num_chunks, root=root)
-    add_rounds(build, Transfers(*map(np.concatenate, zip(*parts, strict=True))))
+    found = Transfers(*map(np.concatenate, zip(*parts, strict=True)))
+    add_rounds(build, found, np.unique(found.round))
     return relabelled(build.build())

@@ -14,6 +14,7 @@ from lanterne.collectives.execute.plans import part_of
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.schedule.check_own import OwnSchedule
 from lanterne.collectives.schedule.check_schedule import check
+from lanterne.collectives.topology.topology import nodes_of
 from lanterne.errors import InputError, ScheduleError
 
 OWN = [key for key, line in ALGORITHMS.items() if line.own]
@@ -36,11 +37,17 @@ def rows(schedule, rank):
     return table[:, np.lexsort(table[::-1])]
 
 
-def compare(collective, name, world_size, ranks):
+def uneven_nodes(world_size):
+    """Nodes of 3, 1 and 2 ranks in turn, numbered across them."""
+    node_of = [(0, 1, 2, 0, 2, 0)[rank % 6] + 3 * (rank // 6) for rank in range(world_size)]
+    return nodes_of(node_of)
+
+
+def compare(collective, name, world_size, ranks, nodes=None):
     line = find_algorithm(collective, name)
     if line.refuses(world_size):
         return
-    options = options_of(line, world_size)
+    options = options_of(line, world_size) | ({} if nodes is None else {"nodes": nodes})
     split = {None, 3 * world_size if world_size < 9 else None}
     for num_chunks in (None, 1, 2 * world_size + 1) if line.chunked else split:
         try:
@@ -59,6 +66,13 @@ def compare(collective, name, world_size, ranks):
 def test_the_parts_are_the_whole(collective, name):
     for n in SIZES:
         compare(collective, name, n, range(n) if n < 9 else sorted({0, 1, n // 3, n // 2, n - 2, n - 1}))
+
+
+@pytest.mark.parametrize("name", [name for key, name in OWN if ALGORITHMS[key, name].nodes])
+def test_over_nodes_the_parts_are_the_whole(name):
+    for n in (2, 6, 7, 10):
+        compare("all_reduce", name, n, range(n), uneven_nodes(n))
+    compare("all_reduce", name, 12, range(12), nodes_of([rank // 4 for rank in range(12)]))
 
 
 @pytest.mark.slow
@@ -90,6 +104,15 @@ def test_programs_are_the_same(collective, name):
             compile_program(part, rank, 100, 8, segment_nbytes=64, mean=mean, credits=2) for part in (whole, own)
         )
         assert one == other
+
+
+@pytest.mark.parametrize("name", ["hier_ring", "hier_bruck", "hier_late_join", "hier_late_chain"])
+def test_a_part_over_many_nodes(name):
+    n = 1024
+    line, nodes = find_algorithm("all_reduce", name), nodes_of([rank // 8 for rank in range(n)])
+    for rank in (0, n // 2, n - 1):
+        made = make_schedule("all_reduce", name, n, n, only=rank, nodes=nodes, **options_of(line, n))
+        assert 0 < OwnSchedule(made, rank).schedule.num_transfers <= 10 * n
 
 
 @pytest.mark.parametrize("name", ["ring", "rhd", "tree", "late_join", "late_chain"])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute import plans
 from lanterne.collectives.execute.arguments import Key
@@ -16,6 +17,8 @@ from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.late.calls import GRACE_S, LateRequest, cut_options, key_of
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.presets import find_preset
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.board import sequencer
 from lanterne.transport.board.late_policy import Option
@@ -494,8 +497,30 @@ def test_laws_price_as_schedules_do(monkeypatch, name, world_size, nbytes):
     assert 0.8 < by_law.join_s / priced.join_s < 1.25
 
 
-def found_out(comm):
+@pytest.mark.parametrize("name", late.NODE_ALGORITHMS)
+@pytest.mark.parametrize("cluster", ["dgx-8x8", "dgx-one-nic-8x4", "hosts-6x4", "dgx-16x2"])
+@pytest.mark.parametrize("nbytes", [1 << 24, 1 << 28])
+def test_laws_of_nodes_price_as_schedules_do(monkeypatch, name, cluster, nbytes):
+    topology = find_preset(cluster)
+    size = topology.world_size
+    priced = late._option.__wrapped__("all_reduce", name, size, nbytes, topology, 1)
+    ordinary = next(row for row in predictions("all_reduce", size, nbytes, topology) if row.algorithm == "hier_ring")
+    monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
+    by_law = late._option.__wrapped__("all_reduce", name, size, nbytes, topology, 1)
+    assert by_law.choice == priced.choice
+    assert 0.6 < by_law.before_s / priced.before_s < 1.25
+    assert 0.9 < by_law.join_s / priced.join_s < 1.25
+    assert 0.9 < ordinary_by_law_s(size, nbytes, topology) / ordinary.time_s < 1.15
+
+
+def found_out(comm, hosts=None):
     comm.tuning.adopt(CostModel(1e-4, 1 / 5e6), "test")
+    if hosts is not None:
+        core_of(comm).hosts = comm.hosts = tuple(hosts)
+        inside = LinkClass(INSIDE, CostModel(1e-5, 1e-9), tuple((rank,) for rank in range(len(hosts))))
+        nodes = nodes_of(hosts)
+        nic = LinkClass(NIC, CostModel(1e-4, 1 / 5e6), nodes)
+        comm.tuning.adopt(nic.model, "test", (), Topology(nodes, (inside, nic)))
     x, y = np.ones(1 << 16, np.float32), np.empty(1 << 16, np.float32)
     for number in range(4):
         if comm.rank == 2:
@@ -510,3 +535,4 @@ def test_of_many_ranks_the_late_one_is_found_out(monkeypatch):
     monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
     monkeypatch.setattr(plans, "MAX_CHECKED_RANKS", 2)
     assert min(spawn(5, found_out)) > 0
+    assert min(spawn(5, found_out, "abcba")) > 0
