@@ -11,7 +11,7 @@ import numpy as np
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.schedule.export_json import to_json
+from lanterne.collectives.schedule.formats.export_json import to_json
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 
 RANKS, COUNT = 4, 1000

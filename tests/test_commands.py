@@ -19,8 +19,8 @@ import pytest
 from lanterne.bench import cli
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.export_json import to_json
-from lanterne.collectives.schedule.export_msccl import to_msccl_xml
+from lanterne.collectives.schedule.formats.export_json import to_json
+from lanterne.collectives.schedule.formats.export_msccl import to_msccl_xml
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

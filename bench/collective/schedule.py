@@ -5,13 +5,15 @@
   lanterne schedule all_reduce --algorithm ring -n 8 --format json --output ring.json
   lanterne schedule ring.json --format svg --output ring.svg
   lanterne schedule theirs.xml --format json --output theirs.json     MSCCL's programs are read as well as written
+  lanterne schedule all_reduce --algorithm hier_ring --topology dgx-2x4 --format chakra --output trace
   lanterne schedule all_reduce --list -n 6
   lanterne schedule all_reduce --algorithm hier_late_join --topology dgx-2x4 --late-rank 7 --delay 5ms
 
 In the table a cell "3>5+" says that the rank sends chunk 3 to rank 5, where it is added; without the plus it
 overwrites. The cost is that of the alpha-beta model; its defaults are those of the StragglAR paper (3 us, 450 GB/s).
 Every schedule is checked before anything is written: each contribution counted exactly once, no conflicting writes, no
-port used twice in a round.
+port used twice in a round. Chakra's execution traces, trace.0.et for rank 0, are what simulators such as ASTRA-sim
+replay.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from lanterne.collectives.topology.topology import Topology
 
 MAX_RANKS = 2048
+# Execution traces: a file for each rank.
+CHAKRA = "chakra"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology", metavar="FILE|PRESET", help="ranks and links of a file, or such as dgx-8x8 (docs/topology.md)"
     )
     parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank comes (default: 0)")
-    parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
+    parser.add_argument("--format", choices=(*FORMATS, CHAKRA), default="table", help="default: table")
     parser.add_argument(
         "--output", default="-", metavar="FILE", help="where to write ('-', the default: standard output)"
     )
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.contracts import CONTRACTS
-    from lanterne.collectives.schedule.read_schedule import read_schedule
+    from lanterne.collectives.schedule.formats.read_schedule import read_schedule
 
     nbytes, topology = parse_nbytes(args.nbytes, "--nbytes"), topology_from(args)
     links = model_from(args) if topology is None else topology
@@ -119,11 +123,23 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"{args.what}: got {schedule.world_size} ranks, and a topology of {topology.world_size}, expected as many"
         )
+    if args.format == CHAKRA:
+        return _write_traces(checked, nbytes, args.output)
     text = FORMATS[args.format](checked, nbytes, links, delay_s)
     if args.output == "-":
         sys.stdout.write(text)
     else:
         write_atomically(args.output, text.encode())
+    return 0
+
+
+def _write_traces(checked: CheckedSchedule, nbytes: int, prefix: str) -> int:
+    from lanterne.collectives.schedule.formats.export_chakra import to_chakra
+
+    if prefix == "-":
+        raise InputError(f"--output: got none for {CHAKRA}, expected how the names of the ranks' files begin")
+    for rank, trace in enumerate(to_chakra(checked, nbytes)):
+        write_atomically(f"{prefix}.{rank}.et", trace)
     return 0
 
 
@@ -164,7 +180,7 @@ def _table(checked: CheckedSchedule, nbytes: int, links: LinkCosts, delay_s: flo
 
 
 def _json(checked: CheckedSchedule, *_: object) -> str:
-    from lanterne.collectives.schedule.export_json import to_json
+    from lanterne.collectives.schedule.formats.export_json import to_json
 
     return json.dumps(to_json(checked.schedule)) + "\n"
 
@@ -179,13 +195,13 @@ def _svg(checked: CheckedSchedule, *_: object) -> str:
 
 
 def _msccl_xml(checked: CheckedSchedule, *_: object) -> str:
-    from lanterne.collectives.schedule.export_msccl import to_msccl_xml
+    from lanterne.collectives.schedule.formats.export_msccl import to_msccl_xml
 
     return to_msccl_xml(checked)
 
 
 def _mscclpp_json(checked: CheckedSchedule, *_: object) -> str:
-    from lanterne.collectives.schedule.export_mscclpp import to_mscclpp_plan
+    from lanterne.collectives.schedule.formats.export_mscclpp import to_mscclpp_plan
 
     return json.dumps(to_mscclpp_plan(checked)) + "\n"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
+from lanterne.collectives.schedule.formats.read_schedule import read_schedule
 from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.errors import InputError, ScheduleError
 

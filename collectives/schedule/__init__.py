@@ -1,6 +1,6 @@
 """This folder holds collective algorithms as data: their form (`ir`, `contracts`, `chunk_layout`), the one checker
-(`check`, `cells`), the cost model (`cost`), what makes schedules of schedules (`passes`), drawings (`draw`) and exports
-(`export_json`, `export_msccl`, `export_mscclpp`, which share `export_lowering`). It is pure: NumPy and Python, no MPI,
-device, process or file. Others import `ir.CollectiveSchedule`, `check.check` and `CheckedSchedule`,
-`contracts.CONTRACTS`, `cost.CostModel` and `price`, and the drawings and exports.
+(`check_schedule`, `cells`; `check_own` of one rank's part), the cost model (`cost`), what makes schedules of schedules
+(`passes`), drawings (`draw`) and the `formats` of files. It is pure: NumPy and Python, no MPI, device or process.
+Others import `ir.CollectiveSchedule`, `check_schedule.check` and `CheckedSchedule`, `contracts.CONTRACTS`,
+`cost.CostModel` and `price`, and the drawings.
 """

@@ -8,8 +8,8 @@ import pytest
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.export_json import to_json
-from lanterne.collectives.schedule.export_msccl import to_msccl_xml
+from lanterne.collectives.schedule.formats.export_json import to_json
+from lanterne.collectives.schedule.formats.export_msccl import to_msccl_xml
 from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
 from lanterne.errors import InputError
 

@@ -14,7 +14,7 @@ from lanterne.bench.collective.all_reduce import chosen, name_of, over_best
 from lanterne.bench.collective.settings import parse
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.auto.tuning import Choice
-from lanterne.collectives.schedule.export_json import to_json
+from lanterne.collectives.schedule.formats.export_json import to_json
 
 KEYS = {
     "collective", "algorithm", "transport", "device", "ranks", "nbytes", "count", "dtype", "op", "late_rank", "delay_s",

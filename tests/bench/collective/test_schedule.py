@@ -7,7 +7,7 @@ import pytest
 
 from lanterne.bench.cli import main
 from lanterne.collectives.algorithms.catalogue import make_schedule
-from lanterne.collectives.schedule.export_json import from_json, to_json
+from lanterne.collectives.schedule.formats.export_json import from_json, to_json
 
 
 def run(capsys, *arguments):
@@ -139,3 +139,12 @@ def test_a_root_where_there_is_none_is_refused(tmp_path, capsys):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"root": 1}))
     assert main(["schedule", str(file)]) == 2
     assert "got root 1, expected none for all_reduce" in capsys.readouterr().err
+
+
+def test_traces_are_a_file_for_each_rank(capsys, tmp_path):
+    words = "all_reduce --algorithm ring -n 3 --format chakra".split()
+    assert run(capsys, *words, "--output", str(tmp_path / "trace"))[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.0.et", "trace.1.et", "trace.2.et"]
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "--output: got none for chakra" in err

@@ -9,7 +9,7 @@ from lanterne.collectives.algorithms import outside
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.algorithms.ring import ring_all_reduce
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.export_json import to_json
+from lanterne.collectives.schedule.formats.export_json import to_json
 from lanterne.errors import InputError, ScheduleError
 
 RING = "lanterne.collectives.algorithms.ring:ring_all_reduce"

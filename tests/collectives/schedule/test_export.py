@@ -10,8 +10,8 @@ import pytest
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
-from lanterne.collectives.schedule.export_msccl import to_msccl_xml
-from lanterne.collectives.schedule.export_mscclpp import to_mscclpp_plan
+from lanterne.collectives.schedule.formats.export_msccl import to_msccl_xml
+from lanterne.collectives.schedule.formats.export_mscclpp import to_mscclpp_plan
 from lanterne.errors import InputError
 
 SIZES = [1, 2, 3, 4, 5, 8]

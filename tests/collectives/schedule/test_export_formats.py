@@ -12,8 +12,8 @@ import pytest
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.export_msccl import to_msccl_xml
-from lanterne.collectives.schedule.export_mscclpp import to_mscclpp_plan
+from lanterne.collectives.schedule.formats.export_msccl import to_msccl_xml
+from lanterne.collectives.schedule.formats.export_mscclpp import to_mscclpp_plan
 
 # Attribute -> the words that may stand there, or int.
 BUFFERS = {"i", "o", "s"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.export_json import from_json, to_json
+from lanterne.collectives.schedule.formats.export_json import from_json, to_json
 from lanterne.collectives.schedule.passes import relabelled
 from lanterne.errors import ScheduleError
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.export_json import to_json
-from lanterne.collectives.schedule.export_msccl import to_msccl_xml
-from lanterne.collectives.schedule.import_msccl import from_msccl_xml
+from lanterne.collectives.schedule.formats.export_json import to_json
+from lanterne.collectives.schedule.formats.export_msccl import to_msccl_xml
+from lanterne.collectives.schedule.formats.import_msccl import from_msccl_xml
+from lanterne.collectives.schedule.formats.read_schedule import read_schedule
 from lanterne.collectives.schedule.ir import REDUCE
 from lanterne.collectives.schedule.passes import relabelled
-from lanterne.collectives.schedule.read_schedule import read_schedule
 from lanterne.errors import InputError, ScheduleError
 
 MSCCL = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")

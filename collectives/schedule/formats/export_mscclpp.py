@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
-from lanterne.collectives.schedule.export_lowering import RankChunks, lower
+from lanterne.collectives.schedule.formats.export_lowering import RankChunks, lower
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer
 from lanterne.errors import InputError
 

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
+from lanterne.collectives.schedule.formats.msccl_xml import Block, MscclProgram, Step, StepKind, parse_msccl
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Ints, ScheduleBuilder
-from lanterne.collectives.schedule.msccl_xml import Block, MscclProgram, Step, StepKind, parse_msccl
 from lanterne.errors import ScheduleError
 
 # Of sweeps over transfers in search of their rounds; more would take minutes.

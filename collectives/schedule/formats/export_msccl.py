@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from xml.sax.saxutils import quoteattr
 
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
-from lanterne.collectives.schedule.export_lowering import Home, RankChunks, lower
+from lanterne.collectives.schedule.formats.export_lowering import Home, RankChunks, lower
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer
 from lanterne.errors import InputError
 

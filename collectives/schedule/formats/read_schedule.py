@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from lanterne.collectives.schedule.export_json import from_json
-from lanterne.collectives.schedule.import_msccl import from_msccl_xml
+from lanterne.collectives.schedule.formats.export_json import from_json
+from lanterne.collectives.schedule.formats.import_msccl import from_msccl_xml
 from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.collectives.schedule.passes import relabelled
 from lanterne.errors import InputError, ScheduleError
