@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
-from lanterne.collectives.schedule.formats.read_schedule import read_schedule
 from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.errors import InputError, ScheduleError
 
@@ -94,7 +93,7 @@ def read_file(path: str) -> CollectiveSchedule:
 @functools.lru_cache(16)
 def _read(path: str, *_: int) -> CollectiveSchedule:
     # A tenth of what a rank that asks for no file takes to import.
-    from lanterne.collectives.schedule.read_schedule import read_schedule
+    from lanterne.collectives.schedule.formats.read_schedule import read_schedule
 
     return read_schedule(path)
 
