@@ -80,3 +80,8 @@ def one_of(got: object, known: Iterable[str], where: str = "") -> str:
     """What an error says of an unknown name, got `where`: what was got, which known name is close, what is expected."""
     names = list(known)
     return f"got {got!r}{where}{did_you_mean(got, names)}, expected one of {', '.join(names)}"
+
+
+def shown(name: object) -> str:
+    """A name of a file, or another's message, as it stands in one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))

@@ -30,7 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lanterne.bench.failslow.iteration_times import Source, differences, parse_unit, read_times, shown
+from lanterne.bench.failslow.iteration_times import Source, differences, parse_unit, read_times, source_name
 from lanterne.bench.output import report
 from lanterne.errors import InputError
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--pattern: of a log, expected without --column, of CSV")
     source = Source(args.column, args.unit and parse_unit(args.unit), args.pattern, args.rate)
     for path in args.files:
-        report.progress(f"reading {shown(path)}")
+        report.progress(f"reading {source_name(path)}")
         tracker = Tracker()
         seconds: list[float] = []
         notes: list[str] = []
@@ -102,7 +102,7 @@ def _record(path: str, tracker: Tracker) -> dict[str, Any]:
 def _print(found: Sequence[Series]) -> None:
     rows, notes = [], []
     for path, tracker, seconds, about in found:
-        name = Path(shown(path)).name
+        name = Path(source_name(path)).name
         notes += [f"{name}: {note}" for note in about]
         for incident in tracker.incidents:
             relief = "lasts" if incident.relief is None else incident.relief
@@ -139,7 +139,7 @@ def draw(path: str, found: Sequence[Series]) -> None:
 
     figure, axes = plt.subplots(len(found), 1, figsize=(12, 3.2 * len(found)), squeeze=False, layout="constrained")
     for axis, (file, tracker, seconds, _) in zip(axes[:, 0], found, strict=True):
-        _panel(axis, Path(shown(file)).name, tracker, seconds)
+        _panel(axis, Path(source_name(file)).name, tracker, seconds)
     axes[-1, 0].set_xlabel("row")
     save(figure, path)
 

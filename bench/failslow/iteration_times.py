@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.bench.output.units import format_count
-from lanterne.errors import InputError, one_of
+from lanterne.errors import InputError, one_of, shown
 
 UNITS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
 # What else column names call them.
@@ -90,7 +90,7 @@ def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[f
     Raises:
         InputError: no such file, nothing there that looks like iteration times, or a value that cannot be one.
     """
-    name = shown(path)
+    name = source_name(path)
     try:
         with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
             first = list(islice(file, SEARCHED_LINES))
@@ -120,19 +120,17 @@ def differences(path: str | Path, timestamps: Iterable[float]) -> Iterator[float
     for row, (before, now) in enumerate(pairwise(timestamps), start=1):
         if not now > before:
             raise InputError(
-                f"{shown(path)}: row {row}: got {now!r} after {before!r},"
+                f"{source_name(path)}: row {row}: got {now!r} after {before!r},"
                 " expected increasing timestamps (was the clock set back?)"
             )
         yield now - before
     if row == 0:
-        raise InputError(f"{shown(path)}: got one row, expected several timestamps")
+        raise InputError(f"{source_name(path)}: got one row, expected several timestamps")
 
 
-def shown(path: str | Path) -> str:
+def source_name(path: str | Path) -> str:
     """A file's name in one line."""
-    if path == "-":
-        return "standard input"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
+    return "standard input" if path == "-" else shown(path)
 
 
 # -- logs

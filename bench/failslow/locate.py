@@ -26,9 +26,9 @@ from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count
-from lanterne.errors import InputError
+from lanterne.errors import InputError, shown
 from lanterne.failslow.locate.calls_verdicts import diagnose
-from lanterne.failslow.locate.formats.folder import TRACES, read_folder, shown
+from lanterne.failslow.locate.formats.folder import TRACES, read_folder
 from lanterne.failslow.locate.locate import MIN_STEPS, Verdict, locate
 from lanterne.failslow.locate.trace import Trace, read_trace
 

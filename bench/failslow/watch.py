@@ -17,7 +17,10 @@ Python code they are at. It is an incident at once where one of them is dead, st
 
   lanterne watch --listen 9470 --history hosts.jsonl -n 4 -- python examples/train.py
   lanterne watch --fail-on incident -n 4 -- python examples/train.py        exit code 1 if there was one
-  lanterne watch --attach PID                                      joins a job that is recorded (LANTERNE_WATCH)
+  lanterne watch --attach PID                                      joins a job that runs, by one of its ranks
+
+A job that was not started with `lanterne watch` shows no calls. Of its ranks on this host --attach tells then what the
+system tells: who is stopped, dead, stuck in the kernel, or idle while the others compute (three ranks or more).
 
 --listen serves a page (http://127.0.0.1:9470/) and metrics for Prometheus (/metrics); elsewhere than on loopback it
 asks for a token, LANTERNE_PAGE_TOKEN's or one that is printed. `lanterne serve` does so for whatever job is watched
@@ -44,10 +47,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lanterne.bench.failslow.outside import attach_outside, say
 from lanterne.bench.lab.command import resolve
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_time_s
-from lanterne.errors import InputError
+from lanterne.errors import InputError, shown
 from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.recorder import FOLDER_VARIABLE, start_of
 from lanterne.transport.job.bootstrap import launched_world_size
@@ -116,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio; read again whenever it changes"
     )
     parser.add_argument("--fail-on", choices=("incident",), help="exit code 1 if there was one and the program's is 0")
-    parser.add_argument("--attach", type=int, metavar="PID", help="watch the job of a process that is recorded already")
+    parser.add_argument("--attach", type=int, metavar="PID", help="watch the job of a process that runs already")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="the program, after --")
 
 
@@ -134,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
         _check_operators(args)
     if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
         raise InputError(f"--json: got {args.json}, whose folder does not exist")
+    if args.incidents != "none" and Path(args.incidents).exists() and not Path(args.incidents).is_dir():
+        raise InputError(f"--incidents: got {shown(args.incidents)}, expected a folder, or none yet")
     if args.folder is not None and not os.access(args.folder, os.W_OK):
         raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
     if args.attach is not None:
@@ -251,7 +257,7 @@ def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: 
 
 
 def attach(args: argparse.Namespace, command: list[str]) -> int:
-    """Read the logs of a job that runs already until process --attach ends, or Ctrl-C."""
+    """Read the logs of a job that runs already until process --attach ends, or Ctrl-C; look at one without logs."""
     try:
         words = Path(f"/proc/{args.attach}/environ").read_bytes().split(b"\0")
     except OSError as error:
@@ -259,10 +265,7 @@ def attach(args: argparse.Namespace, command: list[str]) -> int:
     prefix = f"{FOLDER_VARIABLE}=".encode()
     folder = next((Path(os.fsdecode(word[len(prefix) :])) for word in words if word.startswith(prefix)), None)
     if folder is None or not folder.is_dir():
-        raise InputError(
-            f"--attach: got process {args.attach}, whose calls are not recorded, and this Python cannot enter another: "
-            "expected a rank of a job that runs under `lanterne watch`"
-        )
+        return attach_outside(args, command)
     watching = Watching(args, command, folder, None, _history(args))
     try:
         while lives(args.attach):
@@ -290,11 +293,6 @@ class LiveTeller:
     def _say(self, text: str, files: Sequence[Path], because: str | None) -> None:
         lines = [text, *([because] if because else []), *(f"written to {file}" for file in files)]
         say("\nlanterne watch:   ".join(lines))
-
-
-def say(text: str) -> None:
-    """Say `text` on standard error, with the time."""
-    print(f"lanterne watch: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 class Watching:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanterne.errors import InputError, Unavailable
+from lanterne.errors import InputError, Unavailable, shown
 from lanterne.failslow.locate.replay import Operation, StageLink
 
 if TYPE_CHECKING:
@@ -79,12 +79,14 @@ def read_records(path: str | Path) -> dict[str, NDArray[Any]]:
         ".json": _read_json,
     }
     if path.suffix not in readers:
-        raise InputError(f"{path}: got a file ending in {path.suffix!r}, expected one of {', '.join(readers)}")
+        expected = ", ".join(readers)
+        raise InputError(f"{shown(path)}: got a file ending in {path.suffix!r}, expected one of {expected}")
     if not path.is_file():
-        raise InputError(f"cannot read {path}: no such file")
+        raise InputError(f"cannot read {shown(path)}: no such file")
     columns = readers[path.suffix](path)
     if missing := [name for name in REQUIRED if name not in columns]:
-        raise InputError(f"{path}: no column {', '.join(missing)}, expected {'it' if len(missing) == 1 else 'all'}")
+        lacking, expected = ", ".join(missing), "it" if len(missing) == 1 else "all"
+        raise InputError(f"{shown(path)}: no column {lacking}, expected {expected}")
     return columns
 
 
@@ -99,7 +101,7 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: got no readable parquet file ({str(error).splitlines()[0]})") from error
+        raise InputError(f"{shown(path)}: got no readable parquet file ({str(error).splitlines()[0]})") from error
     names = [name for name in (*REQUIRED, *OPTIONAL) if name in table.column_names]
     columns = {name: table[name].to_numpy() for name in names if name != "optype"}
     if "optype" in names:
@@ -128,9 +130,9 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
                 for name, place, part in zip(wanted, places, parts, strict=True):
                     part.append(np.array(values[place]) if name == "optype" else _numbers(values[place]))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: got no readable CSV ({error})") from error
+        raise InputError(f"{shown(path)}: got no readable CSV ({error})") from error
     if not names:
-        raise InputError(f"{path}: got an empty file, expected CSV with a header line")
+        raise InputError(f"{shown(path)}: got an empty file, expected CSV with a header line")
     return {name: np.concatenate(part) if part else np.empty(0) for name, part in zip(wanted, parts, strict=True)}
 
 
@@ -138,9 +140,9 @@ def _read_json(path: Path) -> dict[str, NDArray[Any]]:
     try:
         records = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: got no valid JSON ({error}); is the file whole?") from error
+        raise InputError(f"{shown(path)}: got no valid JSON ({error}); is the file whole?") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise InputError(f"{path}: got JSON {type(records).__name__}, expected a list of records")
+        raise InputError(f"{shown(path)}: got JSON {type(records).__name__}, expected a list of records")
     return _columns(records, records[0] if records else REQUIRED)
 
 
@@ -177,7 +179,7 @@ def _number(value: Any) -> float:
 
 def read_trace(path: str | Path) -> Trace:
     """The Trace of a file; see read_records and build_trace for what is refused."""
-    return build_trace(read_records(path), str(path))
+    return build_trace(read_records(path), shown(path))
 
 
 def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Trace:

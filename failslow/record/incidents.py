@@ -1,10 +1,11 @@
 """Incidents as files: one versioned JSON document each, rewritten when more is known of it.
 
-Schema 1: `schema_version`, `kind` ("hang" or "slow"), `id`, `time` (UTC, ISO 8601), `lasts`, `text`, `job` (`program`,
-`host`, `run`, `began`), `call` (of a hang: `name`, `number`, `communicator`, `nbytes`, `came`, `unknown`, `wait_s`),
-`iterations` (of a slow spell: `onset`, `relief`, `ratio`), `ranks` (of those that are to be looked at: `rank`, `host`,
-`pid`, `gpu`, `nic`, `state`, `frames`: file, line and function, the innermost first), `evidence` and `telemetry`
-(texts: what calls show, and what the hosts tell of themselves), `remedy`. More keys may be added.
+Schema 1: `schema_version`, `kind` ("hang", "slow", or "process", of a job that is not recorded), `id`, `time` (UTC, ISO
+8601), `lasts`, `text`, `job` (`program`, `host`, `run`, `began`), `call` (of a hang: `name`, `number`, `communicator`,
+`nbytes`, `came`, `unknown`, `wait_s`), `iterations` (of a slow spell: `onset`, `relief`, `ratio`), `ranks` (of those to
+look at: `rank`, `host`, `pid`, `gpu`, `nic`, `state`, `frames`: file, line and function, the innermost first),
+`evidence` and `telemetry` (texts: what calls show, and what the hosts tell of themselves), `remedy`. More keys may be
+added.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.failslow.record.hangs import Hang
+from lanterne.failslow.record.outside import OddRank
 from lanterne.failslow.record.whereabouts import Whereabouts
 
 SCHEMA_VERSION = 1
-# Those that are remembered.
-MAX_DOCUMENTS = 256
+# Those that are remembered; and those of which it is known that they were counted.
+MAX_DOCUMENTS, MAX_IDS = 256, 8192
 # By the state of the rank that has not come; and by the kind of what happened, where that says nothing.
 REMEDIES = {
     "silent": "see whether the rank was started, and what its own output says: it made no call that is recorded",
@@ -31,6 +33,9 @@ REMEDIES = {
     "stopped": "let it go on (kill -CONT), or end the job",
     "unresponsive": "see its host: a stuck driver or file system, or no processor time; drain the host if it stays so",
     "runs": "see what the line does that the rank is at: a lock, a file, data that does not come",
+    "stuck": "see its host: a disk, a file system of a network or a driver does not answer (kernel log); drain it",
+    "idle": "see what it waits for (py-spy dump --pid): data, a file, a lock, a host without processor time",
+    "busy": "see what it computes (py-spy dump --pid), and test its host beside others (`lanterne validate`)",
     "order": "make all ranks call the same collectives in the same order: the lines named differ",
     "call": "test the links between these ranks (`lanterne validate`), and see the network's counters",
     "rank": "test the rank's host beside others (`lanterne validate`), take it out or give it less work (`rebalance`)",
@@ -93,17 +98,29 @@ class IncidentLog:
     def slow(self, incident: Mapping[str, Any], ago_s: float = 0.0) -> Path | None:
         """Write a slow spell of JobLog.incidents() that began `ago_s` ago, or what has become of it; its file."""
         causes = incident["causes"]
+        iterations = {name: incident[name] for name in ("onset", "relief", "ratio")}
+        evidence = [cause["evidence"] for cause in causes]
+        if (known := self._ids.get(("slow", incident["onset"]))) is not None and not incident["lasts"]:
+            told = self.documents.get(known[0])
+            if told is None or (told["iterations"], told["evidence"]) == (iterations, evidence):
+                # Nothing is new of one that is over.
+                return None if self._folder is None else self._folder / f"{known[0]}.json"
         named = dict.fromkeys(rank for cause in causes for rank in cause["ranks"])
         lasts = "lasts" if incident["lasts"] else f"ended at {incident['relief']}"
         text = f"slow since iteration {incident['onset']}, {lasts}: {incident['ratio']:.2f} times the usual time"
         about = {
             "lasts": incident["lasts"],
-            "iterations": {name: incident[name] for name in ("onset", "relief", "ratio")},
+            "iterations": iterations,
             "ranks": [self._where(rank).record() for rank in named],
-            "evidence": [cause["evidence"] for cause in causes],
+            "evidence": evidence,
             "remedy": REMEDIES.get(causes[-1]["kind"], REMEDIES["unknown"]),
         }
         return self._write("slow", incident["onset"], text, about, ago_s)
+
+    def process(self, odd: OddRank, where: Whereabouts, lasts: bool, ago_s: float) -> Path | None:
+        """Write that a rank of a job that is not recorded is odd, or that it is no more; its file."""
+        about = {"lasts": lasts, "ranks": [where.record()], "evidence": [odd.text], "remedy": REMEDIES[odd.kind]}
+        return self._write("process", (odd.rank, odd.since_s), odd.text, about, ago_s)
 
     def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
         if (kind, key) not in self._ids:
@@ -111,6 +128,8 @@ class IncidentLog:
             now = time.gmtime()
             name = f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}-{kind}-{self.count}"
             self._ids[kind, key] = name, time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
+            if len(self._ids) > MAX_IDS:
+                del self._ids[next(iter(self._ids))]
         name, began = self._ids[kind, key]
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": kind, "id": name, "time": began}
         document |= {"text": text, "job": self._job, **about}

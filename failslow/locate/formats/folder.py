@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, shown
 from lanterne.failslow.locate.formats import call_logs, flight_recorder, ras
 from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, CallTable
 from lanterne.failslow.locate.formats.inspector import InspectorReader, is_line
@@ -66,11 +66,6 @@ def read_folder(path: str | Path) -> Folder:
             "documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or a trace of operations"
         )
     return Folder(into.table(), tuple(traces), layout)
-
-
-def shown(name: object) -> str:
-    """A name or message in one line."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(name))
 
 
 def _read(file: Path, into: CallBuilder, inspector: InspectorReader, documents: list[dict[str, Any]]) -> list[Path]:

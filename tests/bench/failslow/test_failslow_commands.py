@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lanterne.bench.cli import main
+from lanterne.failslow.locate.trace import REQUIRED
 
 KINDS = {"onset", "relief", "change"}
 
@@ -337,6 +338,30 @@ def test_locate_bad_meta(capsys, tmp_path, meta):
 def test_locate_reads_what_it_may_not_write(capsys, tmp_path):
     assert main(["locate", str(tmp_path)]) == 2
     assert f"{tmp_path}: got 0 files and nothing known in them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("two\nlines.csv", "step\n1\n"),
+        ("two\nlines.json", '[{"step": 1}'),
+        ("two\nlines.json", "[" * 100_000),
+        ("empty.csv", ""),
+        ("empty.json", ""),
+        ("nan.csv", ",".join(REQUIRED) + "\n0,0,0,0,forward-compute,0,nan,0\n"),
+        ("bytes.bin", "\0\1\2"),
+    ],
+)
+def test_locate_bad_files_are_one_line(capsys, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert main(["locate", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and name.replace("\n", "\\n") in err
+
+
+def test_locate_a_folder_is_no_layout(capsys, tmp_path):
+    assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_locate_bad_column(capsys, tmp_path):

@@ -150,6 +150,7 @@ time.sleep(60)
         ["--attach", str(os.getpid())],
         ["--attach", "99999999"],
         ["--patience", "soon", "--", "python", "x.py"],
+        ["--incidents", __file__, "--", "python", "x.py"],
     ],
 )
 def test_bad_input_is_one_line_and_code_2(words, capsys):

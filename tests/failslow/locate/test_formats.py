@@ -143,6 +143,18 @@ def test_the_rank_that_did_not_come_to_a_collective(tmp_path, missing, seq):
     assert "all_reduce 61" in verdict.evidence["missing"][0]["because"]
 
 
+def test_dumps_of_several_versions_are_read_together(tmp_path):
+    versions = {"1.0": "seq_id", "2.2": "seq_id", "2.4": "collective_seq_id", None: "seq_id"}
+    for rank, (version, seq) in enumerate(versions.items()):
+        last, state = (60, "completed") if rank == 1 else (61, "scheduled")
+        content = dump(last, state=state, version=version, seq=seq)
+        # The first of all was the list of calls alone.
+        content = content if version else content["entries"]
+        (tmp_path / f"dump_{rank}").write_text(json.dumps(content))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert (verdict.cause, verdict.ranks, verdict.evidence["state"]) == ("worker", (1,), "missing")
+
+
 def test_another_call_and_a_dump_that_is_not_there(tmp_path):
     for rank in range(4):
         content = dump(61, name="barrier" if rank == 1 else "all_reduce")
