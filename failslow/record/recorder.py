@@ -21,6 +21,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -73,14 +74,18 @@ class Recorder:
         self._threads: dict[int, int] = {}
         self._groups: set[int] = set()
         self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         self.notes: set[str] = set()
         # Names of calls that return before all ranks have come to them.
         self.queued: set[str] = set()
         self.groups = CallGroups()
         # By library and device; None where events cannot be had.
         self._devices: dict[object, QueuedCalls | None] = {}
+        # Neither the thread nor what waits for the end of the program keeps a recorder that nobody has any more.
+        self._itself = itself = weakref.ref(self)
+        self._at_exit: Callable[[], None] = lambda: _end(itself())
+        weakref.finalize(self, self._ended.set).atexit = False
         # A forked child shares the pages: its calls would mix with ours.
-        itself = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _stop(itself()))
 
     def channel(self, rank: int, name: str, ranks: int, communicator: int) -> Channel:
@@ -153,29 +158,28 @@ class Recorder:
         ring.beat(time.monotonic())
         self._threads[rank] = threading.get_ident()
         if len(self._rings) == 1:
-            atexit.register(self.end)
-            threading.Thread(target=self._beat, name="lanterne-recorder", daemon=True).start()
+            atexit.register(self._at_exit)
+            arguments = self._itself, self._ended
+            self._thread = threading.Thread(target=_beats, args=arguments, name="lanterne-recorder", daemon=True)
+            self._thread.start()
         return ring
 
-    def _beat(self) -> None:
-        """Every second until the end: that Python runs, and where each rank is that has begun no call meanwhile."""
-        begun: dict[int, int] = {}
-        telemetry = HostTelemetry() if self._speaks_for_host() else None
-        due_s = 0.0
-        while not self._ended.wait(BEAT_S) and self._rings:
-            now_s = time.monotonic()
-            if telemetry is not None and now_s >= due_s:
-                due_s = now_s + TELEMETRY_S
-                with suppress(Exception):
-                    host = socket.gethostname()
-                    _write(os.path.join(self._folder, f"host-{host}.telemetry"), {"host": host, **telemetry.read()})
-            for rank, ring in list(self._rings.items()):
-                ring.beat(now_s)
-                if begun.get(rank) == ring.begun:
-                    with suppress(OSError):
-                        record = {"time_s": now_s, "frames": stack_of(self._threads[rank])}
-                        _write(os.path.join(self._folder, f"rank-{rank}-{os.getpid()}.stack"), record)
-                begun[rank] = ring.begun
+    def _beat(self, told: _Told) -> bool:
+        """Say that Python runs, and where each rank is that has begun no call since the last time; False at the end."""
+        now_s = time.monotonic()
+        if told.telemetry is not None and now_s >= told.due_s:
+            told.due_s = now_s + TELEMETRY_S
+            with suppress(Exception):
+                host = socket.gethostname()
+                _write(os.path.join(self._folder, f"host-{host}.telemetry"), {"host": host, **told.telemetry.read()})
+        for rank, ring in list(self._rings.items()):
+            ring.beat(now_s)
+            if told.begun.get(rank) == ring.begun:
+                with suppress(OSError):
+                    record = {"time_s": now_s, "frames": stack_of(self._threads[rank])}
+                    _write(os.path.join(self._folder, f"rank-{rank}-{os.getpid()}.stack"), record)
+            told.begun[rank] = ring.begun
+        return bool(self._rings)
 
     def _speaks_for_host(self) -> bool:
         """Whether this process is the first of its host."""
@@ -188,7 +192,7 @@ class Recorder:
 
     def end(self) -> None:
         """The program, or the watched block, has ended in order: nothing is recorded any more."""
-        atexit.unregister(self.end)
+        atexit.unregister(self._at_exit)
         for device in self._devices.values():
             if device is not None:
                 device.stop()
@@ -196,11 +200,40 @@ class Recorder:
             ring.end()
         self.stop()
         self._ended.set()
+        if self._thread is not None:
+            # It may be writing to a disk that hangs.
+            self._thread.join(BEAT_S)
 
     def stop(self) -> None:
         """Record nothing any more."""
         self._rings = {}
         self._channels = defaultdict(lambda: IGNORE)
+
+
+@dataclass
+class _Told:
+    """What a recorder's thread knows: what its host tells, when that is due, and the index of each rank's last call."""
+
+    telemetry: HostTelemetry | None
+    due_s: float = 0.0
+    begun: dict[int, int] = field(default_factory=dict)
+
+
+def _beats(itself: weakref.ref[Recorder], ended: threading.Event) -> None:
+    """Every second until the end of the recorder."""
+    recorder = itself()
+    told = _Told(HostTelemetry() if recorder is not None and recorder._speaks_for_host() else None)
+    del recorder
+    while not ended.wait(BEAT_S):
+        recorder = itself()
+        if recorder is None or not recorder._beat(told):
+            return
+        del recorder
+
+
+def _end(recorder: Recorder | None) -> None:
+    if recorder is not None:
+        recorder.end()
 
 
 def _stop(recorder: Recorder | None) -> None:

@@ -182,6 +182,8 @@ class QueuedCalls:
         if self._thread is not None:
             self._ended.set()
             self.look()
+            # It may be in a driver that hangs.
+            self._thread.join(LOOK_S)
 
 
 class CupyEvents:

@@ -177,7 +177,8 @@ def _recorded(repetitions: int, calls: int = 20_000) -> dict[str, Any]:
     report.progress("recorded calls")
     bare, x = _Nothing(), np.empty(1)
     with tempfile.TemporaryDirectory() as folder:
-        recorded = watch_communicator(bare, "all_reduce", Recorder(folder), bare)
+        recorder = Recorder(folder)
+        recorded = watch_communicator(bare, "all_reduce", recorder, bare)
 
         def loop(call: Callable[[object, object], object]) -> None:
             for _ in range(calls):
@@ -185,6 +186,7 @@ def _recorded(repetitions: int, calls: int = 20_000) -> dict[str, Any]:
 
         with_s = _timed_s(lambda: loop(recorded), repetitions)
         without_s = _timed_s(lambda: loop(bare.all_reduce), repetitions)
+        recorder.end()
         added_s = [(a - b) / calls for a, b in zip(with_s, without_s, strict=True)]
         return _record("recorded, a call", "s", added_s, None)
 

@@ -1,9 +1,11 @@
 """Calls that do not end: who has not come is named in time, and healthy jobs with long pauses are left alone."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -296,3 +298,16 @@ def test_the_log_of_a_job_that_hangs_says_so(tmp_path):
         time.sleep(0.05)
     assert [(hang.kind, hang.ranks) for hang in told] == [("missing", (1,))]
     assert job.report()["hangs"] == []
+
+
+@pytest.mark.parametrize("how", ["ended", "dropped"])
+def test_the_thread_of_a_recorder_does_not_outlive_it(tmp_path, how):
+    recorder = Recorder(tmp_path)
+    recorder.channel(0, "barrier", 2, 0)(0, 1.0, 2.0)
+    (thread,) = (one for one in threading.enumerate() if one is recorder._thread)
+    if how == "ended":
+        recorder.end()
+    del recorder
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
