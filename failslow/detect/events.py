@@ -1,11 +1,13 @@
 """What a detector reports: events (a level changed) and the incidents that they delimit. Rows count from 0."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 # Levels over the healthy one from which a job counts as slow, and the ratio that makes a faster job another job.
 STILL_SLOW = 1.04
 FASTER = 1 / 1.08
+# A new onset within so many rows of a relief belongs to the same incident.
+MERGE_ROWS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Incident:
     confirmed_at: int
 
 
-def incidents(events: Iterable[LevelEvent], merge_rows: int = 12) -> list[Incident]:
+def incidents(events: Iterable[LevelEvent], merge_rows: int = MERGE_ROWS) -> list[Incident]:
     """The incidents that confirmed `events` delimit, in order.
 
     An incident begins with an onset, or with a lasting step of less than 10 %, and ends with the return. A new onset
@@ -76,3 +78,18 @@ def incidents(events: Iterable[LevelEvent], merge_rows: int = 12) -> list[Incide
             # A faster job: what is healthy is known anew.
             level = 1.0
     return found
+
+
+def latest(events: Sequence[LevelEvent], keep: int) -> list[LevelEvent]:
+    """The latest of confirmed `events`, at most `keep`: from the first incident on that begins among them.
+
+    So that no incident is cut in two: incidents() finds the later ones as it did.
+    """
+    first = len(events) - keep
+    if first <= 0:
+        return list(events)
+    for at in range(first, len(events)):
+        before, event = events[at - 1], events[at]
+        if event.kind == "onset" and before.kind == "relief" and event.index - before.index > MERGE_ROWS:
+            return list(events[at:])
+    return list(events[first:])

@@ -43,7 +43,7 @@ from lanterne.failslow.detect.decisions import (
     findings,
     other_level,
 )
-from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
+from lanterne.failslow.detect.events import Incident, LevelEvent, incidents, latest
 from lanterne.failslow.detect.evidence import Weighing
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
 from lanterne.failslow.detect.level import REVIEW_ROWS, Level
@@ -92,6 +92,14 @@ class Tracker:
     def level_s(self) -> float | None:
         """The current level, seconds; None before any row."""
         return exp(self._job.level.median) if self.row else None
+
+    def forget(self, keep: int) -> int:
+        """Keep the latest confirmed events, at most `keep`, once there are twice as many; the incidents forgotten."""
+        if len(self.events) <= 2 * keep:
+            return 0
+        known = len(incidents(self.events))
+        self.events = latest(self.events, keep)
+        return known - len(incidents(self.events))
 
     def update(self, time_s: float) -> LevelEvent | None:
         """Take the next time in seconds; return the LevelEvent that it makes provisional or confirmed, if there is one.

@@ -20,6 +20,8 @@ from lanterne.failslow.record.lateness import Matched
 
 # Iterations that are kept, and those before a slow spell that tell what is usual.
 KEPT, USUAL = 1024, 64
+# Slow spells whose causes are kept.
+MAX_SPELLS = 512
 # A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
 FAIR_SHARE, MAIN_SHARE = 0.3, 0.5
 # The share of iterations in which it must be.
@@ -178,7 +180,7 @@ class Blame:
         """The job is slow since iteration `onset`, certainly at `last`: the Cause; `first` of those before it on."""
         during = self._arrivals.between(onset, last + 1)
         cause = attribute(self._arrivals.between(first, onset), during, slow_s - usual_s, silent)
-        self.causes[onset] = [cause]
+        self._keep(onset, cause)
         self._first = first
         self._differs = 0
         return cause
@@ -206,15 +208,19 @@ class Blame:
         """The job was slow from its start until `relief`: the Cause, from iterations since `first` and up to `last`."""
         slow = self._arrivals.between(max(first, relief - USUAL), relief)
         cause = attribute(self._arrivals.between(relief, last + 1), slow, slow_s - usual_s, silent)
-        self.causes[first] = [cause]
+        self._keep(first, cause)
         return cause
+
+    def _keep(self, onset: int, cause: Cause) -> None:
+        self.causes[onset] = [cause]
+        if len(self.causes) > MAX_SPELLS:
+            del self.causes[next(iter(self.causes))]
 
     def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:
         """The Causes of a spell [onset, relief), as JSON: those of all onsets in it; at least one, perhaps unknown."""
         told = [
             cause
-            for begin, causes in sorted(self.causes.items())
-            if onset <= begin and (relief is None or begin < relief)
-            for cause in causes
+            for begin in sorted([at for at in self.causes if onset <= at and (relief is None or at < relief)])
+            for cause in self.causes[begin]
         ]
         return [cause._asdict() | {"ranks": list(cause.ranks)} for cause in told or [UNKNOWN]]

@@ -23,6 +23,8 @@ STATUS_ITERATIONS, PATIENCE_TIMES = 3, 2
 # Shorter calls are no measure of patience; a reader that itself did not run for longer knows nothing of the time.
 LONG_S, LONGEST_STEP_S = 0.5, 1.0
 MAX_NAMES, MAX_HANGS, MAX_SHOWN = 4096, 256, 16
+# Communicators of a rank whose calls are counted; of one that makes more, nobody knows which of its calls is which.
+MAX_COMMUNICATORS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,11 @@ class SeenCalls:
         """Take calls of `rank` that have ended."""
         if not calls:
             return
-        self._ended.setdefault(rank, Counter()).update([call.communicator for call in calls if call.ranks > 1])
+        ended = self._ended.setdefault(rank, Counter())
+        ended.update([call.communicator for call in calls if call.ranks > 1])
+        if len(ended) > MAX_COMMUNICATORS:
+            self.lost.add(rank)
+            ended.clear()
         self.last[rank] = max(calls[-1], self.last.get(rank, calls[-1]), key=lambda call: call.start_s)
         for call in calls:
             if call.end_s - call.start_s > LONG_S:

@@ -155,6 +155,8 @@ class JobLedger:
                 entries += incident_entries(incident, time.time())
         if entries:
             self._history.add(entries)
+            known = self.incidents.documents
+            self._kept = {(name, lasts) for name, lasts in self._kept if name in known}
 
     def _read_hosts(self) -> None:
         for path in self._job.folder.glob("host-*.telemetry"):

@@ -26,6 +26,8 @@ from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 
 MAX_ITERATIONS = 1 << 16
 MAX_SYMBOLS = 256
+# Of confirmed events, twice as many at most; and of notices.
+KEPT_EVENTS, KEPT_NOTICES = 256, 256
 # Once every rank reports, look for further logs only so often.
 LOOK_EVERY = 32
 # The latest iterations that tell how long they take now.
@@ -79,13 +81,14 @@ class JobLog:
         # Iterations that nothing was said of yet: index, event, its words.
         self._iterated: list[tuple[int, LevelEvent | None, str]] = []
         self._found: list[Notice] = []
-        # (name, bytes) -> (calls, seconds).
-        self._calls: dict[tuple[str, int], tuple[int, float]] = {}
+        # (name, bytes) -> [calls, seconds].
+        self._calls: dict[tuple[str, int], list[Any]] = {}
         self._per_rank: dict[int, int] = {}
         self._tracker = Tracker()
         self._first_row = 0
         self._spacing: int | None = None
         self._earlier: deque[dict[str, Any]] = deque(maxlen=256)
+        self._unlisted = 0
         self._generation = self._polls = self._forwards = 0
         self._total_s = 0.0
         self._period = PeriodTracker()
@@ -141,7 +144,7 @@ class JobLog:
         self.hangs = self._find_hangs()
         self._judge_iterations()
         found, self._found = self._found, []
-        self.notices = (self.notices + found)[-256:]
+        self.notices = (self.notices + found)[-KEPT_NOTICES:]
         return found
 
     def _find_hangs(self) -> list[Hang]:
@@ -177,32 +180,36 @@ class JobLog:
             self.world_size = self.world_size or int(reader.header.get("world_size", 0)) or None
 
     def _count(self, call: RecordedCall) -> None:
-        key = call.name, call.nbytes
-        if key in self._calls or len(self._calls) < MAX_SYMBOLS:
-            count, total_s = self._calls.get(key, (0, 0.0))
-            self._calls[key] = count + 1, total_s + call.end_s - call.start_s
+        name, _, _, nbytes, start_s, end_s = call
+        known = self._calls.get((name, nbytes))
+        if known is None and len(self._calls) < MAX_SYMBOLS:
+            known = self._calls[name, nbytes] = [0, 0.0]
+        if known is not None:
+            known[0] += 1
+            known[1] += end_s - start_s
 
     def _iterate(self, call: RecordedCall, calls: int) -> None:
         """Time the iteration that ends with this call, if one does."""
-        symbol = call.name, call.nbytes, call.communicator
-        if call.name == DDP_FORWARD and call.ranks:
+        name, ranks, communicator, nbytes, start_s, _ = call
+        symbol = name, nbytes, communicator
+        if name == DDP_FORWARD and ranks:
             # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
-            symbol = call.name, 0, call.communicator
+            symbol = name, 0, communicator
             if not self._forwards:
                 self._period = PeriodTracker()
                 self._generation = 0
             self._forwards = calls = self._forwards + 1
         elif self._forwards:
             return
-        time_s = self._period.record(symbol, call.start_s)
+        time_s = self._period.record(symbol, start_s)
         if self._period.generation != self._generation:
             self._new_marker(calls)
         if time_s is None or time_s <= 0.0:
             return
         index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
-        self.iterations.append((index, call.start_s, time_s))
+        self.iterations.append((index, start_s, time_s))
         self._total_s += time_s
-        self._late.end(index, call.start_s)
+        self._late.end(index, start_s)
         event = self._tracker.update(time_s)
         if event is None or (event.confirmed_at is None and event.kind != "onset"):
             self._iterated.append((index, None, ""))
@@ -217,6 +224,7 @@ class JobLog:
         for index, event, text in self._iterated:
             self._found += self._notices(index, event, text)
         self._iterated.clear()
+        self._unlisted += self._tracker.forget(KEPT_EVENTS)
 
     def _words(self, event: LevelEvent) -> str:
         at = self._first_row + event.index
@@ -423,6 +431,8 @@ class JobLog:
         elif self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
             timed = f"{self._tracker.row} of the iterations were timed, too few to judge"
             notes.append(f"{timed}: the first {SKIPPED_ROWS} show what is normal")
+        if self._unlisted:
+            notes.append(f"{self._unlisted} incidents before those listed are only counted")
         if not runs and any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
         if DDP_FORWARD in names and DDP_BACKWARD not in names:

@@ -16,6 +16,8 @@ from lanterne.failslow.record.call_ring import RecordedCall
 # Calls that wait for their other ranks; beyond, the oldest is given up: a rank that reports nothing ends nothing.
 MAX_OPEN = 4096
 MAX_MATCHED = 1 << 14
+# Communicators of a rank whose calls are matched: a program may make new ones for ever.
+MAX_COMMUNICATORS = 1 << 16
 # Ranks of a call whose lateness is kept, the latest.
 MAX_LATE = 16
 # A sample of the calls is enough: of more than so many a second, some are left out, by blocks of as many as some
@@ -63,6 +65,7 @@ class Matcher:
         self.last: dict[int, int] = {}
         self.waited_s: dict[int, float] = {}
         self._clocks: dict[int, Any] = {}
+        self._one_clock = True
         self._ends: dict[tuple[int, int], deque[float]] = {}
         # rank -> communicator -> calls so far; communicator -> the last call that was decided on.
         self._numbers: dict[int, dict[int, int]] = {}
@@ -100,6 +103,7 @@ class Matcher:
     def add_rank(self, rank: int, clock: Any) -> None:
         """Expect calls of `rank`, whose times are of `clock` (equal: the same clock)."""
         self._clocks[rank] = clock
+        self._one_clock = all(other == clock for other in self._clocks.values())
         self.last.setdefault(rank, 0)
         self.waited_s.setdefault(rank, 0.0)
 
@@ -112,21 +116,27 @@ class Matcher:
         if rank in self._broken:
             return
         numbers = self._numbers.setdefault(rank, {})
-        sampled, decided = self._sampled, self._decided
+        sampled, decided, silent = self._sampled, self._decided, len(self.silent)
         for call in calls:
-            _, ranks, communicator, _, start_s, _ = call
+            ranks, communicator = call[1], call[2]
             if ranks < 2:
                 continue
-            number = numbers[communicator] = numbers.get(communicator, 0) + 1
+            number = numbers.get(communicator, 0) + 1
+            if number == 1 and len(numbers) >= MAX_COMMUNICATORS:
+                continue
+            numbers[communicator] = number
             key = communicator, number
             if number > decided.get(communicator, 0):
                 # The first rank to come decides whether this call is of the sample.
                 decided[communicator] = number
-                self._decide(key, start_s)
-            if key in sampled:
-                weight, seen = sampled[key]
+                self._decide(key, call[4])
+            if (chosen := sampled.get(key)) is not None:
+                weight, seen = chosen
                 seen[rank] = call
-                if len(seen) >= ranks - len(self.silent):
+                if len(seen) == ranks:
+                    del sampled[key]
+                    self._complete(seen, weight)
+                elif silent and len(seen) >= ranks - silent:
                     self._complete_if_all(key, weight, seen)
 
     def _complete_if_all(self, key: CallKey, weight: float, seen: dict[int, RecordedCall]) -> None:
@@ -163,8 +173,32 @@ class Matcher:
         return median(ends) if len(ends) >= LEAST_ENDS else None
 
     def _complete(self, seen: dict[int, RecordedCall], weight: float) -> None:
+        if self._one_clock:
+            came = [(call.start_s, rank) for rank, call in seen.items()]
+            first_end_s = min([call.end_s for call in seen.values()])
+        else:
+            aligned = self._aligned(seen)
+            if aligned is None:
+                return
+            came, first_end_s = aligned
+        came.sort()
+        last_s, last = came[-1]
+        self.calls += 1
+        self.last[last] += 1
+        waited_s = self.waited_s
+        for start_s, rank in came:
+            waited_s[rank] += last_s - start_s
+        early = max(len(came) // 2, 1)
+        middle_s = (came[early // 2][0] + came[(early - 1) // 2][0]) / 2
+        late = tuple([(rank, start_s - middle_s) for start_s, rank in came[early:][-MAX_LATE:]])
+        matched = Matched(last_s, last, last_s - came[-2][0], max(0.0, first_end_s - last_s), weight, late)
+        self.matched.append(matched)
+        self._fresh.append(matched)
+
+    def _aligned(self, seen: dict[int, RecordedCall]) -> tuple[list[tuple[float, int]], float] | None:
+        """(when each rank came, the rank), and the first end, by the first rank's clock; None while that is unknown."""
         reference = min(seen)
-        starts: dict[int, float] = {}
+        came: list[tuple[float, int]] = []
         ends: list[float] = []
         for rank, call in seen.items():
             # An instant has no end that coincides with those of others.
@@ -173,19 +207,7 @@ class Matcher:
                 gaps.append(seen[reference].end_s - call.end_s)
             offset_s = self.offset_s(rank, reference)
             if offset_s is None:
-                return
-            starts[rank] = call.start_s + offset_s
+                return None
+            came.append((call.start_s + offset_s, rank))
             ends.append(call.end_s + offset_s)
-        ordered = sorted(starts, key=starts.__getitem__)
-        last_s = starts[ordered[-1]]
-        late_s = last_s - starts[ordered[-2]]
-        self.calls += 1
-        self.last[ordered[-1]] += 1
-        for rank, start_s in starts.items():
-            self.waited_s[rank] += last_s - start_s
-        early = sorted(starts.values())[: max(len(starts) // 2, 1)]
-        middle_s = median(early)
-        late = tuple((rank, starts[rank] - middle_s) for rank in ordered[len(early) :][-MAX_LATE:])
-        matched = Matched(last_s, ordered[-1], late_s, max(0.0, min(ends) - last_s), weight, late)
-        self.matched.append(matched)
-        self._fresh.append(matched)
+        return came, min(ends)

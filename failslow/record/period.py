@@ -261,7 +261,7 @@ class PeriodTracker:
         self._since = 0
         self._last_s: float | None = None
         self._before_s: float | None = None
-        self._found_s = 0.0
+        self._found_s, self._found_at = 0.0, 0
         self._periods = self._misses = 0
         self._early = False
 
@@ -302,22 +302,31 @@ class PeriodTracker:
         self._times_s.append(time_s)
         if len(self._symbols) < self._next_look:
             return
-        found = find_marker(self._symbols, self._times_s)
+        found = self.marker if self._repeats() else find_marker(self._symbols, self._times_s)
         old = self.marker.spacing if self.marker is not None else 0
         if found is not None and abs(found.spacing - old) > TOLERANCE * old:
             self.marker = found
             self.generation += 1
             self._last_s = None
-            self._found_s = time_s
+            self._found_s, self._found_at = time_s, len(self._symbols)
             self._since = self._periods = self._misses = 0
         if len(self._symbols) >= MAX_CALLS:
             del self._symbols[: MAX_CALLS // 2], self._times_s[: MAX_CALLS // 2]
+            self._found_at = max(0, self._found_at - MAX_CALLS // 2)
         held = self.marker is not None and self._periods >= SETTLED_PERIODS
         self._next_look = len(self._symbols) * (8 if held else 5) // 4 + 1
 
+    def _repeats(self) -> bool:
+        """Whether the calls since the marker was found repeat exactly: then none recurs evenly at a longer spacing."""
+        marker = self.marker
+        if marker is None or marker.spacing < 2 or marker.gap_s is not None or self._periods < SETTLED_PERIODS:
+            return False
+        calls = self._symbols[self._found_at :]
+        return calls[marker.spacing :] == calls[: -marker.spacing]
+
     def _match(self, marker: Marker, symbol: Hashable, time_s: float) -> bool:
-        gone = self._since > max(LOST_PERIODS * marker.spacing + COMMON, 2 * len(self._symbols) / 3)
-        if gone and not self._fixed:
+        late = self._since > LOST_PERIODS * marker.spacing + COMMON
+        if late and self._since > 2 * len(self._symbols) / 3 and not self._fixed:
             self._restart()
             return False
         if marker.gap_s is not None:

@@ -42,7 +42,7 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
 FILLED = 1 / 16
 PATH_NBYTES = 1024
 # Times as long as a look at the status takes, until the next one.
-SELDOM = 200
+SELDOM = 500
 # About how long a job is held to be validated, and how many times as long it then runs before it may be held again.
 VALIDATION_S, APART = 5.0, 50
 

@@ -4,6 +4,8 @@ scrape    /metrics of a job of 1,024 ranks with 64 incidents and 16 hosts, over 
 page      its page, the same way (bar 50 ms)
 update    an update of the detector, the mean over the jobs of detector.update_cost (bar 5 us)
 status    what a look at a watched job takes: status made, file written (64 ranks); once a second (bar 5 ms: 0.5 %)
+memory    what watching keeps of a job of 1,000,000 iterations, 1,000 slow spells and ever new communicators, by a ring
+          of 1,024 calls and a clock that is made up (bar 50 MB), and what of it its last quarter adds (bar 1 MB)
 locate    `lanterne locate` on 1,000,000 rows of a trace, and on as many lines of NCCL Inspector (bars 10 s, 1 GB)
 serve     resident memory of `lanterne serve` after 200 pages (bar 200 MB)
 
@@ -38,6 +40,8 @@ from lanterne.failslow.operate.status_server import Address, StatusServer
 RANKS, INCIDENTS, HOSTS = 1024, 64, 16
 SLOW_REPLICA, SLOW_STAGE, SLOW_RANK = 3, 1, 5
 ROWS = 1_000_000
+# Of an endless job: iterations from one slow spell to the next, of one, between two looks, and with a new communicator.
+SPELL, SLOW, LOOK, NEW = 1000, 50, 250, 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help="only these")
-    parser.add_argument("--rows", type=whole(1000), default=ROWS, metavar="N", help="of locate (default 1,000,000)")
+    words = "of locate, and iterations of memory (default 1,000,000)"
+    parser.add_argument("--rows", type=whole(1000), default=ROWS, metavar="N", help=words)
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     args = parser.parse_args(arguments)
     meter = LoadMeter()
@@ -161,6 +166,45 @@ def _looks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield _record(f"a look at {ranks} ranks, once a second", 1e3 * took_s, "ms", 5, right=right)
 
 
+def _remembers(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from lanterne.failslow.record.call_ring import RingWriter
+    from lanterne.failslow.record.job_ledger import JobLedger, about_run
+    from lanterne.failslow.record.job_log import JobLog
+
+    report.progress(f"memory: {args.rows} iterations")
+    draw, ranks, now_s, resident = random.Random(0), 2, 0.0, list[int]()
+    with tempfile.TemporaryDirectory() as name:
+        folder, before = Path(name), _resident_nbytes()
+        headers = [{"rank": rank, "pid": 1, "host": "h", "boot": "b", "world_size": ranks} for rank in range(ranks)]
+        writers = [RingWriter(folder / f"rank-{h['rank']}-1.calls", h, 1024) for h in headers]
+        job = JobLog(folder, ranks)
+        ledger = JobLedger(job, about_run(["x"]), None, publisher=Publisher())
+        usual = [(writer.channel("all_reduce", ranks, 0), writer.channel("barrier", ranks, 0)) for writer in writers]
+        for i in range(args.rows):
+            late_s = 0.5 if i % SPELL >= SPELL - SLOW else 0.0
+            end_s = now_s + 1.0 + late_s + 0.01 * draw.random()
+            for rank, (reduces, barriers) in enumerate(usual):
+                reduces(4096, now_s + 0.9 + late_s * rank, end_s - 0.01)
+                barriers(-1, end_s - 0.01, end_s)
+                if i % NEW == 0:
+                    writers[rank].channel("broadcast", ranks, i + 1)(8, end_s, end_s)
+            now_s = end_s
+            if (i + 1) % LOOK == 0:
+                for notice in job.poll():
+                    ledger.notice(notice)
+                ledger.look()
+                resident.append(_resident_nbytes())
+        right = ledger.incidents.counts["slow"] == args.rows // SPELL
+    yield _record(f"memory, {args.rows} iterations", (resident[-1] - before) / 1e6, "MB", 50, right=right)
+    last = resident[-1] - resident[3 * len(resident) // 4]
+    yield _record("of it the last quarter", last / 1e6, "MB", 1, right=right)
+
+
+def _resident_nbytes(process: int | str = "self") -> int:
+    text = Path(f"/proc/{process}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) * 1024
+
+
 def _locates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for what, write in (("rows", _write_rows), ("Inspector lines", _write_lines)):
         report.progress(f"locate: writing {args.rows} {what}")
@@ -179,11 +223,13 @@ def _locates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     report.progress("")
 
 
+# Not ru_maxrss: in a child that is what its parent had, if that was more.
 MEASURED = """
-import resource, sys
+import sys
+from pathlib import Path
 from lanterne.bench.cli import main
 main(["locate", sys.argv[1], "--json", "-"])
-print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print("PEAK", Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """
 
 
@@ -202,19 +248,21 @@ def _write_rows(folder: Path, count: int) -> tuple[int, int]:
 
 def _write_lines(folder: Path, count: int) -> tuple[int, int]:
     """Lines of NCCL Inspector of 16 ranks in a file; (lines, the slow rank)."""
-    ranks, draw, lines = 16, random.Random(1), []
-    for call in range(-(-count // ranks)):
-        late = {rank: 1e3 * draw.random() for rank in range(ranks)} | {SLOW_RANK: 20e3}
-        end_us = 1e6 + call * 50e3
-        for rank, late_us in late.items():
-            start_us = end_us - 21e3 + late_us
-            about = {"hostname": f"h{rank}", "pid": rank, "dump_timestamp_us": int(end_us)}
-            done = {"coll": "AllReduce", "coll_sn": call, "coll_msg_size_bytes": 4096}
-            done |= {"coll_exec_time_us": int(end_us - start_us), "event_trace_ts": {"coll_start_ts": int(start_us)}}
-            header = {"id": "0x1", "rank": rank, "n_ranks": ranks}
-            lines.append(json.dumps({"header": header, "metadata": about, "coll_perf": done}))
-    (folder / "inspector.log").write_text("\n".join(lines) + "\n")
-    return len(lines), SLOW_RANK
+    ranks, draw = 16, random.Random(1)
+    calls = -(-count // ranks)
+    with open(folder / "inspector.log", "w") as file:
+        for call in range(calls):
+            late = {rank: 1e3 * draw.random() for rank in range(ranks)} | {SLOW_RANK: 20e3}
+            end_us = 1e6 + call * 50e3
+            for rank, late_us in late.items():
+                start_us = end_us - 21e3 + late_us
+                about = {"hostname": f"h{rank}", "pid": rank, "dump_timestamp_us": int(end_us)}
+                done = {"coll": "AllReduce", "coll_sn": call, "coll_msg_size_bytes": 4096}
+                begun = {"coll_start_ts": int(start_us)}
+                done |= {"coll_exec_time_us": int(end_us - start_us), "event_trace_ts": begun}
+                header = {"id": "0x1", "rank": rank, "n_ranks": ranks}
+                file.write(json.dumps({"header": header, "metadata": about, "coll_perf": done}) + "\n")
+    return calls * ranks, SLOW_RANK
 
 
 def _serves(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -232,8 +280,7 @@ def _serves(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             assert process.stdout is not None
             url = process.stdout.readline().split()[-1]
             right = all("<article" in _read(url) for _ in range(200))
-            text = Path(f"/proc/{process.pid}/status").read_text()
-            resident = int(text.partition("VmRSS:")[2].split()[0]) * 1024
+            resident = _resident_nbytes(process.pid)
         finally:
             process.terminate()
             process.wait(20)
@@ -246,6 +293,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
     "scrape": _scrapes,
     "update": _updates,
     "status": _looks,
+    "memory": _remembers,
     "locate": _locates,
     "serve": _serves,
 }

@@ -85,8 +85,10 @@ class InspectorReader:
             into.expected.update(range(biggest))
         if not self._real[0]:
             return
-        process, communicator_of, name, number, peer, nbytes = (np.array(column, np.int64) for column in self._whole)
-        start_s, took_s = (np.array(column, np.float64) for column in self._real)
+        process, communicator_of, name, number, peer, nbytes = (
+            np.frombuffer(column, np.int64) for column in self._whole
+        )
+        start_s, took_s = (np.frombuffer(column, np.float64) for column in self._real)
         processes, communicators, names = (list(numbers) for numbers in self._numbers)
         other = np.full(len(process), -1, np.int64)
         # Messages are few, or of few pairs.

@@ -12,7 +12,7 @@ from series import series
 
 from lanterne.bench.failslow.iteration_times import read_column
 from lanterne.errors import InputError
-from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
+from lanterne.failslow.detect.events import Incident, LevelEvent, incidents, latest
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS
 from lanterne.failslow.detect.tracker import Tracker
 
@@ -256,3 +256,21 @@ def test_real_series(labelled):
     for incident, (onset, relief) in zip(after, wanted, strict=True):
         assert abs(incident.onset - onset) <= 4
         assert abs(incident.relief - relief) <= 6
+
+
+SPELL = st.tuples(st.integers(13, 40), st.integers(5, 30), st.floats(1.1, 3.0), st.booleans())
+
+
+@given(spells=st.lists(SPELL, min_size=1, max_size=12), keep=st.integers(4, 40))
+def test_the_latest_events_have_the_latest_incidents(spells, keep):
+    events, row = [], 0
+    for gap, length, ratio, changes in spells:
+        row += gap
+        events.append(LevelEvent("onset", row, row, row + 5, ratio))
+        if changes:
+            events.append(LevelEvent("change", row + 2, row + 2, row + 8, 1.2))
+        row += length
+        events.append(LevelEvent("relief", row, row, row + 5, 1 / ratio))
+    kept, all_of = incidents(latest(events, keep)), incidents(events)
+    assert len(latest(events, keep)) <= keep
+    assert kept == all_of[-len(kept) :] and len(kept) >= min(len(all_of), keep // 3 - 1, 1)

@@ -15,6 +15,7 @@ from lanterne.failslow.operate.publisher import Publisher, push_headers, receive
 from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds
 from lanterne.failslow.record import recorder
 from lanterne.failslow.record.call_ring import RingReader
+from lanterne.failslow.record.incidents import MAX_DOCUMENTS, IncidentLog
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder
@@ -160,3 +161,19 @@ def test_one_process_of_a_host_tells_of_it(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("host-*.owner"))) == 1
     header = RingReader(next(tmp_path.glob("rank-1-*.calls"))).header
     assert {"gpu", "nic"} <= set(header)
+
+
+def test_what_is_over_is_written_once_and_counted_once(tmp_path):
+    log = IncidentLog(tmp_path / "incidents", {"program": "x"}, lambda rank: None)
+    cause = {"kind": "calls", "evidence": "long", "ranks": []}
+    spell = {"onset": 40, "relief": None, "ratio": 2.0, "lasts": True, "causes": [cause]}
+    path = log.slow(spell)
+    over = spell | {"relief": 60, "lasts": False}
+    assert log.slow(over) == path and json.loads(path.read_text())["iterations"]["relief"] == 60
+    path.write_text("as it is")
+    assert log.slow(over) == path and path.read_text() == "as it is"
+    # It goes on after all.
+    assert log.slow(spell) == path and json.loads(path.read_text())["lasts"]
+    for onset in range(100, 100 + MAX_DOCUMENTS):
+        log.slow(over | {"onset": onset})
+    assert log.slow(over) == path and log.counts == {"slow": 1 + MAX_DOCUMENTS}

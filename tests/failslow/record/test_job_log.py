@@ -1,14 +1,18 @@
 """A job from its call logs: iterations, incidents, their causes, and every reason to say less."""
 
+import gc
 import io
 import json
+from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import pytest
 from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
 
 from lanterne.bench.failslow.watch import print_report
+from lanterne.failslow.record import blame, hangs, incidents, job_log, lateness, period
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.call_ring import RecordedCall, RingWriter
+from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
 from lanterne.failslow.record.watch import FILLED, LONGEST_POLL_S, SHORTEST_POLL_S, Reader, next_wait_s
@@ -192,6 +196,51 @@ def test_it_reads_while_the_job_runs(tmp_path):
     confirmed = next(row for row, event in rows if event.kind == "onset" and event.confirmed_at is not None)
     assert 60 <= confirmed <= 60 + 6
     assert job.report()["incidents"][0]["cause"]["rank"] == 1
+
+
+def test_memory_does_not_grow_with_the_job(tmp_path, monkeypatch):
+    """Every store is made small, and filled twice over, before it is measured."""
+    for module, names in (
+        (job_log, {"MAX_ITERATIONS": 256, "KEPT_EVENTS": 8, "KEPT_NOTICES": 8}),
+        (blame, {"KEPT": 128, "MAX_SPELLS": 4}),
+        (lateness, {"MAX_MATCHED": 64, "MAX_COMMUNICATORS": 16}),
+        (hangs, {"MAX_COMMUNICATORS": 16}),
+        (incidents, {"MAX_DOCUMENTS": 4, "MAX_IDS": 24}),
+        (period, {"SETTLED_S": 1.0}),
+    ):
+        for name, value in names.items():
+            monkeypatch.setattr(module, name, value)
+    writers = write_logs(tmp_path, {0: [], 1: []}, ended=False, capacity=512)
+    usual = [(writer.channel("all_reduce", 2, 0), writer.channel("barrier", 2, 0)) for writer in writers]
+    job, now_s, counts = JobLog(tmp_path, 2), 0.0, []
+    ledger = JobLedger(job, about_run(["x"]), None)
+    for i in range(6000):
+        late_s = 0.5 if i % 100 >= 80 else 0.0
+        for rank, (reduces, barriers) in enumerate(usual):
+            reduces(8, now_s + 0.9 + late_s * rank, now_s + 1.0 + late_s)
+            barriers(-1, now_s + 1.0 + late_s, now_s + 1.01 + late_s)
+            if i % 10 == 0:
+                writers[rank].channel("broadcast", 2, i + 1)(8, now_s + 1.01 + late_s, now_s + 1.01 + late_s)
+        now_s += 1.01 + late_s
+        if i % 100 == 99:
+            for notice in job.poll():
+                ledger.notice(notice)
+            ledger.look()
+            counts.append(reachable(ledger))
+    assert ledger.incidents.counts["slow"] == 60 and job.report()["incidents"][-1]["cause"]["rank"] == 1
+    assert any("only counted" in note for note in job.report()["notes"])
+    assert max(counts[40:]) <= max(counts[20:40]) + 5
+
+
+def reachable(root):
+    """Objects that `root` keeps, without code and what modules hold."""
+    seen, left = {}, [root]
+    while left:
+        one = left.pop()
+        if id(one) not in seen and not isinstance(one, (type, ModuleType, FunctionType, BuiltinFunctionType)):
+            seen[id(one)] = one
+            left += gc.get_referents(one)
+    return len(seen)
 
 
 def test_what_waits_for_a_silent_rank_is_bounded():

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from lanterne.errors import InputError
+from lanterne.failslow.record import period
 from lanterne.failslow.record.period import SETTLED_PERIODS, PeriodTracker, find_marker, iteration_times
 
 
@@ -163,6 +164,27 @@ def test_learning_ends_and_memory_is_returned():
     tracker, _, _ = measure(pipeline(), 20 + SETTLED_PERIODS, iteration_s=20.0)
     assert tracker._symbols == []
     assert tracker.generation >= 1
+
+
+def test_a_log_that_only_repeats_is_not_looked_at_again(monkeypatch):
+    looks, find = [], period.find_marker
+
+    def seen(symbols, times_s):
+        looks.append(len(symbols))
+        return find(symbols, times_s)
+
+    monkeypatch.setattr(period, "find_marker", seen)
+    tracker = PeriodTracker()
+
+    def go(calls, count, begin_s):
+        for i in range(count):
+            tracker.record(calls[i % len(calls)], begin_s + 0.01 * i)
+
+    go(["a", "a", "b"], 2000, 0.0)
+    assert looks[-1] < 200 and tracker.marker.spacing == 3
+    # A call every tenth iteration ends that, and a longer iteration is found once there is one.
+    go([*["a", "a", "b"] * 9, "c"], 28 * 200, 20.0)
+    assert looks[-1] > 4000
 
 
 def test_a_clock_that_jumps_back():
