@@ -8,10 +8,12 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import FunctionType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Loops(NamedTuple):
@@ -35,7 +37,7 @@ def compiled_loops() -> Loops:
     known: dict[str, Any] = {}
     for names in _namespaces():
         known |= names
-    return Loops(**{name: known[name] for name in Loops._fields})
+    return _loops(known)
 
 
 def readable_loops() -> Loops:
@@ -48,7 +50,22 @@ def readable_loops() -> Loops:
             if isinstance(written, FunctionType):
                 plain[name] = FunctionType(written.__code__, plain, name, written.__defaults__)
         known |= plain
-    return Loops(**{name: known[name] for name in Loops._fields})
+    return _loops(known)
+
+
+def _loops(known: Mapping[str, Any]) -> Loops:
+    loops = Loops(**{name: known[name] for name in Loops._fields})
+    return loops if hasattr(loops.anneal, "py_func") else loops._replace(anneal=_wrapping(loops.anneal))
+
+
+def _wrapping(anneal: Callable[..., Any]) -> Callable[..., Any]:
+    """`anneal` in plain Python, whose random numbers are to wrap around as machine words do."""
+
+    def wrapped(*args: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return anneal(*args)
+
+    return wrapped
 
 
 def are_compiled() -> bool:

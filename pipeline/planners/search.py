@@ -233,9 +233,8 @@ class _WordSearch:
             moves = min(moves, int(self.moves_per_s * (self.until_s - time.monotonic())))
         if self.makespan > self.target and moves > 0:
             run = self.seed * 16 + salt
-            with np.errstate(over="ignore"):  # Of the readable loops' random numbers.
-                heats = hot, hot / 50
-                found, _, _ = self.loops.anneal(words, self.letters, self.quantile, moves, *heats, self.target, run)
+            heats = hot, hot / 50
+            found, _, _ = self.loops.anneal(words, self.letters, self.quantile, moves, *heats, self.target, run)
             self.add(found)
 
     def _speed(self, words: Ints) -> float:

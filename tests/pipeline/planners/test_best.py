@@ -5,6 +5,7 @@ import json
 import os
 import random
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -329,7 +330,9 @@ def test_the_readable_loops_do_what_the_compiled_ones_do():
         words = np.full((HARD.stages, word_length(letters)), NONE, np.int64)
         rule = rules([np.full(HARD.stages, 6)], 1)[0]
         assert loops.list_words(letters, rank_stages(table.placement, letters), rule, words)
-        better, span, steps = loops.anneal(words, letters, 0.0, 60, 20.0, 1.0, 0.0, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            better, span, steps = loops.anneal(words, letters, 0.0, 60, 20.0, 1.0, 0.0, 3)
         found.append((words.tolist(), better.tolist(), span, steps))
     assert found[0] == found[1]
 
