@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from lanterne.errors import InputError
 from lanterne.transport.base import (
@@ -37,12 +37,24 @@ NEAR_S = 80e-6
 DEPARTURE = struct.Struct("<dd")
 
 
+class Wire(Protocol):
+    """What links share that are one physical link, whichever ranks' they are."""
+
+    def turn(self, now_s: float, busy_s: float) -> float:
+        """When a message that is there at `now_s` begins to cross it, which it then occupies for `busy_s`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Link:
-    """One direction between two ranks: `latency_s` and `bandwidth_bytes_per_s` (None: unlimited)."""
+    """One direction between two ranks: `latency_s` and `bandwidth_bytes_per_s` (None: unlimited).
+
+    Attributes: `wire`: the physical link that it shares with others, where ends are `separate`; None: its own.
+    """
 
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         if self.latency_s < 0 or (self.bandwidth_bytes_per_s is not None and self.bandwidth_bytes_per_s <= 0):
@@ -170,6 +182,9 @@ class Ends:
         busy_s = link.occupied_s(nbytes) + (link.latency_s if self.in_order else 0.0)
         if not busy_s and not self.in_order:
             return now_s, now_s
+        if link.wire is not None:
+            begins_s = link.wire.turn(now_s, busy_s)
+            return begins_s, begins_s + busy_s
         end = None if self.in_order else peer
         departure_s = max(now_s, self._egress_free_s.get(end, 0.0))
         if departure_s + busy_s > now_s:

@@ -32,15 +32,19 @@ from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.data_plane import DataPlane, free_nbytes
+from lanterne.pipeline.planes.delegate import near_pairs
 from lanterne.pipeline.planes.plane_makers import find_plane, make_plane
+from lanterne.pipeline.planes.shared_wire import SharedWires, make_file
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import Timeline
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.own_python import own_python
 from lanterne.transport.registry import TRANSPORTS
-from lanterne.transport.shaped import Link
+from lanterne.transport.shaped import Link, Wire
 
 LOCAL = "local"
+# Data planes whose messages leave when they are sent: what ranks take turns at, they can tell one another then.
+SHARING = ("delegate", "unbounded")
 # What the ranks' errors become, the first that is met first: what is not there and what cannot be before what failed.
 ERRORS = (Unavailable, InputError, LanterneError)
 # Of what failed, the cause before what other ranks heard or saw of it.
@@ -108,10 +112,10 @@ class MeasuredIterations(NamedTuple):
 def check_case(case: PipelineCase) -> None:
     """Raise InputError if the ranks cannot run `case`."""
     find_plane(case.plane)
-    if case.problem.shared_links:
+    if case.problem.shared_links and case.plane not in SHARING:
         raise InputError(
-            "shared_links: got some, expected none: a link is emulated by its two ranks, which cannot take turns "
-            "with a third; `lanterne pipeline simulate` prices shared ones"
+            f"shared_links: got some over data plane {case.plane}, expected {' or '.join(SHARING)}: a rank's messages "
+            "have to leave as they are made; `lanterne pipeline simulate` prices them"
         )
     if any(nbytes != int(nbytes) for nbytes in case.problem.message_nbytes):
         raise InputError(f"message_nbytes: got {case.problem.message_nbytes}, expected whole numbers")
@@ -137,14 +141,16 @@ def num_messages(plan: Plan) -> int:
     return 2 * sum(forward)
 
 
-def emulated_links(problem: Problem, unit_s: float) -> dict[tuple[int, int], Link]:
-    """{(source, destination): Link} of every pair of the problem's ranks."""
+def emulated_links(problem: Problem, unit_s: float, wires: Sequence[Wire] = ()) -> dict[tuple[int, int], Link]:
+    """{(source, destination): Link} of every pair of the problem's ranks; `wires`: one for each of its shared links."""
+    shared = {pair: wire for pairs, wire in zip(problem.shared_links, wires, strict=False) for pair in pairs}
     ranks = range(problem.stages)
     nbytes = max(problem.message_nbytes)
     links = {}
     for pair in ((a, b) for a in ranks for b in ranks if a != b):
         busy = problem.occupancy(*pair, nbytes)
-        links[pair] = Link(problem.latency(*pair) * unit_s, nbytes / (busy * unit_s) if busy else None)
+        rate = nbytes / (busy * unit_s) if busy else None
+        links[pair] = Link(problem.latency(*pair) * unit_s, rate, shared.get(pair))
     return links
 
 
@@ -170,8 +176,9 @@ def measure(
     """
     for case in cases:
         check_case(case)
-        if case.problem.data_parallel and device == "cuda":
-            raise InputError("data_parallel: got some on a device, expected none there: `pipeline simulate` prices it")
+        for name in ("data_parallel", "shared_links"):
+            if getattr(case.problem, name) and device == "cuda":
+                raise InputError(f"{name}: got some on a device, expected none there: `pipeline simulate` prices them")
     work = {"cases": [case.to_dict() for case in cases], "iterations": iterations, "warmup": warmup, "device": device}
     found = on_ranks(run_cases, work, cases[0].ranks, transport, timeout_s)
     return found and [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
@@ -338,11 +345,14 @@ class Planes:
         self.comm = comm
         self._timed = timed
         self._made: dict[tuple[str, str], tuple[DataPlane, dict[tuple[int, int], Link]]] = {}
+        self._wires: SharedWires | None = None
 
     def take(self, case: PipelineCase) -> tuple[DataPlane, bool]:
         """(The plane of `case` with its links, whether it has just been made); every rank calls it."""
         key = case.plane, json.dumps(case.options, sort_keys=True)
-        wanted = emulated_links(case.problem, case.unit_s)
+        if case.problem.shared_links and self._wires is None:
+            self._wires = _shared_wires(self.comm)
+        wanted = emulated_links(case.problem, case.unit_s, self._wires.wires if self._wires else ())
         is_new = key not in self._made
         if is_new:
             plane = make_plane(case.plane, self.comm, wanted, **case.options)
@@ -359,6 +369,25 @@ class Planes:
     def close(self) -> None:
         for plane, _ in self._made.values():
             plane.close()
+        if self._wires is not None:
+            self._wires.close()
+
+
+def _shared_wires(comm: Communicator) -> SharedWires:
+    """Links that the ranks of `comm`, all of one host, share; all of them call it.
+
+    Raises:
+        InputError: they are of several hosts.
+    """
+    if len(near_pairs(comm)) < comm.world_size * (comm.world_size - 1) // 2:
+        raise InputError("shared_links: got ranks on several hosts, expected one: they take turns in its memory")
+    # As many as there can be: one for each pair.
+    count = comm.world_size**2
+    with tempfile.TemporaryDirectory(prefix="lanterne-links-") as folder:
+        path = from_first(comm, lambda: str(make_file(folder, count)))
+        wires = SharedWires(path, count)
+        comm.barrier()
+    return wires
 
 
 def _median(sample: Sequence[Columns]) -> tuple[list[float], Rows]:

@@ -26,6 +26,9 @@ With --ready-first every plan also runs with its order as a hint: a rank that wa
 what is ready, within its memory. --jitter SHARE=FACTOR makes that share of the actions so much longer, others in each
 iteration; predicted is then the median of as many simulated iterations whose sends never block.
 
+Links that several pairs of ranks share (shared_links) take their messages as they come, whatever order a plan has for
+them; over the data planes delegate and unbounded, ranks of one host.
+
 With --record FILE each plan also runs over links without delay, and FILE holds what `pipeline calibrate` reads: for the
 data planes delegate and streams, one stage per rank.
 
@@ -173,12 +176,14 @@ def cases_of(args: argparse.Namespace) -> tuple[list[PipelineCase], str]:
     jitter = _jitter(args.jitter)
     if args.record and (events or args.ready_first or jitter.share):
         raise InputError("--record: got it beside events, --adapt, --ready-first or --jitter, expected none of them")
+    if problem.shared_links and (args.record or args.ready_first or jitter.share):
+        raise InputError("shared_links: got some beside --record, --ready-first or --jitter, expected none of them")
     if (args.ready_first or jitter.share) and (events or args.device == "cuda"):
         raise InputError("--ready-first, --jitter: got one beside events, --adapt or --device cuda, expected none")
     cases: list[PipelineCase] = []
     for name in schedulers:
         report.progress(f"planning with {name}")
-        checked = read_plan(name, problem) if name.endswith(PLAN_FILE) else make(name, problem).checked
+        checked = _as_they_come(read_plan(name, problem) if name.endswith(PLAN_FILE) else make(name, problem).checked)
         for plane in planes:
             options: dict[str, Any] = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
             if rails and plane == "delegate":
@@ -188,6 +193,12 @@ def cases_of(args: argparse.Namespace) -> tuple[list[PipelineCase], str]:
             check_case(case)
     report.progress("")
     return cases, unit
+
+
+def _as_they_come(checked: CheckedPlan) -> CheckedPlan:
+    """The same plan without an order of its messages on shared links: these take them as they come."""
+    plan = checked.plan
+    return check(dataclasses.replace(plan, message_order=()), checked.problem, memory=False)
 
 
 def _jitter(text: str | None) -> Jitter:
@@ -262,8 +273,9 @@ def run_events(args: argparse.Namespace, cases: Sequence[PipelineCase], timeout_
         side_by_side,
     )
 
-    if cases[0].problem.data_parallel:
-        raise InputError("data_parallel: got some beside --adapt or events, expected none")
+    for name in ("data_parallel", "shared_links"):
+        if getattr(cases[0].problem, name):
+            raise InputError(f"{name}: got some beside --adapt or events, expected none")
     if args.trace:
         raise InputError("--trace: got it beside --adapt or events, expected it without: it is of one iteration")
     if args.check and not args.adapt:

@@ -102,9 +102,31 @@ def test_a_problem_file_names_its_unit(capsys, tmp_path):
     assert "--unit: got none and a problem without one" in capsys.readouterr().err
     assert main([*words, "--unit", "1ms", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["predicted_makespan_s"] == pytest.approx(0.012)
-    file.write_text(json.dumps(problem | {"shared_links": [[[0, 1], [1, 0]]], "unit": "ms"}))
-    assert main(words) == 2
-    assert "shared_links: got some, expected none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("transport", ["local", "mpi"])
+def test_messages_of_all_ranks_queue_on_a_shared_link(capsys, tmp_path, transport):
+    """Both ways between the ranks are one link: never sooner than simulated, and a link each would be sooner."""
+    file = tmp_path / "problem.json"
+    problem = {"stages": 2, "microbatches": 3, "forward": 2, "backward_input": 2, "backward_weight": 2, "unit": "ms"}
+    problem |= {"link_bandwidth": 100, "message_nbytes": 1024}
+    shared = {"shared_links": [[[0, 1], [1, 0]]]}
+    words = ["pipeline", "run", str(file), "--transport", transport, "--iterations", "1"]
+    words += ["--scheduler", "interleaved_1f1b"]
+
+    def predicted_and_measured(document):
+        file.write_text(json.dumps(document))
+        assert main([*words, "--data-plane", "delegate,unbounded", "--json", "-"]) == 0
+        results = json.loads(capsys.readouterr().out)["results"]
+        return [(result["predicted_makespan_s"], min(result["measured_makespan_s"])) for result in results]
+
+    own = predicted_and_measured(problem)
+    for (apart_s, _), (predicted_s, measured_s) in zip(own, predicted_and_measured(problem | shared), strict=True):
+        assert measured_s > 0.98 * predicted_s > 1.2 * apart_s
+    for more in ([], ["--data-plane", "delegate", "--adapt"], ["--data-plane", "delegate", "--jitter", "0.1=2"]):
+        assert main([*words, *more]) == 2
+        err = capsys.readouterr().err
+        assert "shared_links: got some" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
