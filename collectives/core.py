@@ -219,9 +219,9 @@ class CommunicatorCore(CommunicatorBase):
 
     def begin_again(self, request: SharedRequest, asks: bool) -> SharedRequest:
         """Begin `request`, under `lock`, if need be for another time; `asks`: see there."""
-        request.again()
+        request.done = False
         if asks and self.world_size > 2 and self.late.reports("all_reduce"):
-            self.late.came()
+            self.late.came_shortly()
         return self.begin(request)
 
     def plan(self, key: Key, dtype: Dtype) -> CallPlan:

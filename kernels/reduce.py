@@ -8,7 +8,6 @@ rounded once per call, integers wrap around as in NumPy; of bools + is or and * 
 element.
 """
 
-import ctypes
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import Array, HostArray, host_array, is_device_array, told_dtype
+from lanterne.kernels.arrays import Array, HostArray, address_of, host_array, is_device_array, told_dtype
 from lanterne.kernels.cpu.jit import divide_function, fold_function, multiply_function
 from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype, kernel_op
 
@@ -61,7 +60,7 @@ def fold(op: str, out: Array, *inputs: Array, dtype: object = None) -> None:
 def _fold_host(op: str, given_out: Array, inputs: Sequence[Array], dtype: object, *, in_place: bool) -> None:
     out, element = _check_out(given_out, dtype)
     kernel = prepare(op, element, len(inputs) + in_place)
-    start = _address(out)
+    start = address_of(out)
     stop = start + out.nbytes
     addresses = [start] if in_place else []
     for i, given in enumerate(inputs):
@@ -73,7 +72,7 @@ def _fold_host(op: str, given_out: Array, inputs: Sequence[Array], dtype: object
             raise InputError(f"input {i}: got shape {array.shape}, expected that of the output, {out.shape}")
         if array.dtype is not out.dtype and dtype_of(array, dtype, f"input {i}") is not element:
             raise InputError(f"input {i}: got dtype {array.dtype.name}, expected that of the output, {element.name}")
-        address = _address(array)
+        address = address_of(array)
         if address != start and address < stop and start < address + array.nbytes:
             raise InputError(f"input {i}: overlaps the output by part; expected separate memory or the same array")
         addresses.append(address)
@@ -98,7 +97,7 @@ def multiply(out: Array, array: Array, factor: float, dtype: object = None) -> N
     if source.shape != target.shape or dtype_of(source, element, "array") is not element:
         raise InputError(f"multiply: got {source.dtype}{source.shape}, expected {target.dtype}{target.shape}")
     if element.kind in ("float", "complex"):
-        multiply_function(element)(target.size, _address(target), _address(source), number)
+        multiply_function(element)(target.size, address_of(target), address_of(source), number)
     else:
         np.multiply(source, np.int64(number).astype(target.dtype), out=target)
 
@@ -137,7 +136,7 @@ def divide(out: Array, divisor: float, dtype: object = None) -> None:
     check_op("mean", element)
     if divisor == 0:
         raise InputError("divide: got a divisor of 0")
-    address = _address(array)
+    address = address_of(array)
     divide_function(element)(array.size, address, address, divisor)
 
 
@@ -178,11 +177,3 @@ def _cuda() -> ModuleType:
     from lanterne.kernels.cuda import reduce_on_device as cuda_reduce
 
     return cuda_reduce
-
-
-def _address(array: Any) -> int:
-    try:
-        # Five times faster than array.ctypes.data, but refuses read-only and empty arrays and foreign dtypes.
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))
-    except (TypeError, ValueError, BufferError):
-        return array.ctypes.data

@@ -198,19 +198,24 @@ class CommunicatorBase:
 
     def begin(self, request: Call) -> Call:
         """Start `request` after the calls before it, and return it."""
-        with self.lock, self.failing:
-            self.number += 1
-            self.control.begin(self.number, request._signature)
-            self._calls.append(request)
-            if len(self._calls) == 1:
-                self.control.number = self.number
-                request._begin()
-                if request.done:
-                    self._calls.clear()
+        with self.lock:
+            try:
+                self.number = number = self.number + 1
+                self.control.begin(number, request._signature)
+                calls = self._calls
+                calls.append(request)
+                if len(calls) == 1:
+                    self.control.number = number
+                    request._begin()
+                    if request.done:
+                        calls.clear()
+                    else:
+                        self.engine.busy[self] = None
                 else:
-                    self.engine.busy[self] = None
-            else:
-                self._go_ahead()
+                    self._go_ahead()
+            except LanterneError:
+                with self.failing:
+                    raise
         return request
 
     def progress(self) -> bool:

@@ -3,7 +3,7 @@
 A memfd without a name: when the last process that has it is gone, so is the memory. Each rank has a line with the
 number of the last piece that it is done with and a stamp for each of its slots, and the slots. A stamp is the number of
 a piece and a digest of the call's signature: who waits sees only who is in the same call. A slot is written again once
-all ranks are done with what was in it.
+all ranks are done with what was in it. What goes through it: kernels/cpu/meet.py.
 """
 
 import ctypes
@@ -18,14 +18,12 @@ import numpy as np
 
 from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.kernels.cpu.meet import exchange_function, meet_function, stamp_of
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.cpu.meet import MEMORY, Layout, stamp_of
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
-SLOTS, SLOT_NBYTES = 4, 128 << 10
-# A rank's line: a word for what it is done with, then its stamps; two cache lines, which processors fetch together.
-LINE_NBYTES = 128
+# A rank's line is two cache lines, which processors fetch together.
+LAYOUT: Layout = Layout(slots=8, slot_nbytes=128 << 10, line_nbytes=128)
 
 
 class SharedMemory:
@@ -35,84 +33,30 @@ class SharedMemory:
         view: of `nbytes_for(world_size)` bytes, zeros at first.
         shared: whether ranks share cores.
 
-    Attributes: `number`, of the last piece that this rank has stamped; `finished`, that it is done with.
+    Attributes: `words_at`, the address of the words MEMORY of kernels.cpu.meet; `shared`.
     """
 
     def __init__(self, view: memoryview, world_size: int, rank: int, shared: bool) -> None:
         self._view = view
-        self._world_size = world_size
-        base = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        self._lines = base
-        self._slots = base + _lines_nbytes(world_size)
-        self._words = view[: world_size * LINE_NBYTES].cast("q")
-        self._line = base + rank * LINE_NBYTES
         self._rank = rank
-        self._shared = shared
-        self._meet = meet_function(LINE_NBYTES, shared)
-        self.number: int = 0
-        self.finished: int = 0
-        self._free_until = SLOTS
-
-    def has_room(self) -> bool:
-        """Whether the slot of the next piece is free: all are done with what was in it."""
-        if self.number < self._free_until:
-            return True
-        done = self._words[:: LINE_NBYTES // 8].tolist()
-        done[self._rank] = self.finished
-        self._free_until = min(done) + SLOTS
-        return self.number < self._free_until
-
-    def will_have_room(self) -> bool:
-        """As far as this rank knows, whether the slot after that of the next piece is free, too."""
-        return self.number + 1 < self._free_until
-
-    def slots(self, number: int) -> range:
-        """The addresses of the slots of all ranks with piece `number`."""
-        start = self.slot(0, number)
-        return range(start, start + self._world_size * SLOTS * SLOT_NBYTES, SLOTS * SLOT_NBYTES)
-
-    def slot(self, rank: int, number: int) -> int:
-        """The address of the slot of `rank` with piece `number`."""
-        return self._slots + (rank * SLOTS + number % SLOTS) * SLOT_NBYTES
-
-    def meet(self, digest: int, number: int, first: int, count: int, tells: bool) -> int:
-        """How many of the `count` ranks from `first` on have stamped piece `number`, up to the first that has not.
-
-        Args:
-            digest: of the call's signature.
-            tells: the next piece is in this rank's slot: stamp it first.
-        """
-        mine = told = 0
-        if tells:
-            told = self.number = self.number + 1
-            mine = self._line + 8 + told % SLOTS * 8
-            told = stamp_of(told, digest)
-        word = self._lines + first * LINE_NBYTES + 8 + number % SLOTS * 8
-        return self._meet(count, word, stamp_of(number, digest), self._line, self.finished, mine, told)
-
-    def exchange(self, op: str, dtype: Dtype) -> Callable[[int, int], int]:
-        """See exchange_function."""
-        return exchange_function(op, dtype, self._world_size, SLOTS, SLOT_NBYTES, LINE_NBYTES, self._shared)
-
-    def exchange_words(self, nbytes: int, count: int, digest: int) -> list[int]:
-        """The words of exchange_function, with no input and output yet."""
-        stamps = self._lines + 8, self._line + 8
-        return [0, 0, nbytes, count, digest, *stamps, self._line, self._slots, self.slot(self._rank, 0)]
-
-    def all_came(self, number: int) -> None:
-        """All ranks are in a call that begins with piece `number`, and so are done with those before it."""
-        self.finished = number
-        self._free_until = number - 1 + SLOTS
+        self.shared = shared
+        lines_at = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        self._lines = view[: world_size * LAYOUT.line_nbytes].cast("q")
+        slots_at = lines_at + _lines_nbytes(world_size)
+        known = [0, 0, LAYOUT.slots, world_size, rank, lines_at, lines_at + rank * LAYOUT.line_nbytes, slots_at]
+        self._words = (ctypes.c_int64 * len(MEMORY))(*known)
+        self.words_at: int = ctypes.addressof(self._words)
 
     def missing(self, number: int, digest: int, first: int, count: int) -> list[int]:
         """The ranks of those that have not stamped piece `number`."""
-        at, stamp = 1 + number % SLOTS, stamp_of(number, digest)
-        return [rank for rank in range(first, first + count) if self._words[rank * LINE_NBYTES // 8 + at] != stamp]
+        at, stamp, words = 1 + number % LAYOUT.slots, stamp_of(number, digest), LAYOUT.line_nbytes // 8
+        return [rank for rank in range(first, first + count) if self._lines[rank * words + at] != stamp]
 
     def behind(self) -> list[int]:
         """The ranks that are not done with what is in the slot of the next piece."""
-        done = self._words[:: LINE_NBYTES // 8].tolist()
-        return [rank for rank, number in enumerate(done) if rank != self._rank and number + SLOTS <= self.number]
+        last = self._words[MEMORY.index("number")]
+        done = self._lines[:: LAYOUT.line_nbytes // 8].tolist()
+        return [rank for rank, number in enumerate(done) if rank != self._rank and number + LAYOUT.slots <= last]
 
 
 def digest_of(signature: str) -> int:
@@ -122,11 +66,11 @@ def digest_of(signature: str) -> int:
 
 def nbytes_for(world_size: int) -> int:
     """Bytes of the memory of so many ranks; pages that nobody writes to take none."""
-    return _lines_nbytes(world_size) + world_size * SLOTS * SLOT_NBYTES
+    return _lines_nbytes(world_size) + world_size * LAYOUT.slots * LAYOUT.slot_nbytes
 
 
 def _lines_nbytes(world_size: int) -> int:
-    return -(-world_size * LINE_NBYTES // 4096) * 4096
+    return -(-world_size * LAYOUT.line_nbytes // 4096) * 4096
 
 
 # What shares: a communicator, and its collective of this name on two arrays.

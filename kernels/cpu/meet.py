@@ -1,124 +1,87 @@
-"""How processes meet in memory that they share: a word for each, and a loop that looks at them.
+"""How processes meet in memory that they share: one C function copies, stamps, waits and folds.
 
-A plain C function, so that a look at the words of all ranks costs one call, without the interpreter's lock. Stores and
-loads are ordered (release, acquire): who sees a stamp sees all that was written before it, on every processor.
+A plain C function, so that a whole call costs one of Python's, without the interpreter's lock. What it copies and folds
+is a table (collectives/shared/pieces.py makes it). Stores and loads of stamps are ordered (release, acquire): who sees
+one sees all that was written before it, on every processor.
 """
 
 import ctypes
 import functools
 import platform
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
-from lanterne.kernels.cpu.jit import compile_ir, fold_function
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.cpu.jit import compile_ir, divide_function, fold_function
+from lanterne.kernels.dtypes import Dtype, kernel_op
 
-# How often a word is looked at before the function returns, some 10 us; where ranks share cores, with a yield each.
-POLLS, POLLS_SHARED = 400, 40
+# How often it looks in vain before it returns, some 10 us; where ranks share cores, with a yield each, which lasts as
+# long as others compute: for so many nanoseconds at most.
+POLLS, POLLS_SHARED, YIELDS_NS = 400, 400, 500_000
+# After so many pieces in a row it returns, too: signals are Python's.
+PIECES_AT_ONCE = 64
 STAMP_NUMBERS = 0x7FFFFFFF
-# What exchange_function takes.
-WORDS = ("in", "out", "nbytes", "count", "digest", "stamps", "mine", "done", "slots", "my_slots")
+# What advance_function returns: nothing has moved; something has; the call is done on this rank.
+IDLE, MOVED, DONE = range(3)
+
+# Words of 64 bits: of a call, and of the memory that it goes through. Addresses have `_at`.
+CALL = (
+    *("in_at", "out_at", "start", "written", "read"),
+    *("until_ns", "pieces", "step", "first", "sources", "digest", "publishes", "full_at", "last_at", "memory_at"),
+)
+MEMORY = (
+    *("number", "finished", "free_until"),
+    *("world_size", "rank", "lines_at", "line_at", "slots_at"),
+)
+# A shape: so many words, then a pair for each rank where it folds, then its copies.
+SHAPE = ("writes", "reads", "fold_count", "fold_out")
+COPY_WORDS, FOLD_WORDS = 5, 2
+# Places of a copy that are no rank's slot.
+IN, OUT = -1, -2
+
+
+class Layout(NamedTuple):
+    """How the memory is laid out: `slots` of `slot_nbytes` of a rank, and its line of `line_nbytes`.
+
+    A line has the number of the last piece that its rank is done with, then a stamp for each slot.
+    """
+
+    slots: int
+    slot_nbytes: int
+    line_nbytes: int
+
+
+class Folding(NamedTuple):
+    """What a call folds: `op` may be mean; `most_inputs`, of one kernel: more ranks take several."""
+
+    op: str
+    dtype: Dtype
+    world_size: int
+    most_inputs: int
 
 
 @functools.cache
-def meet_function(stride_nbytes: int, shared: bool) -> Callable[[int, int, int, int, int, int, int], int]:
-    """The C function `(count, first, stamp, done, finished, mine, told)`, addresses as ints; compiled on first use.
+def advance_function(layout: Layout, folding: Folding | None, shared: bool) -> Callable[[int, int], int]:
+    """The C function `(begins, call)`, which takes a call as far as it goes; compiled on first use.
 
-    It stores `finished` at `done`, and `told` at `mine` unless that is 0; then looks at the `count` words from `first`
-    on, `stride_nbytes` apart, until each has been seen to be `stamp`. Returns how many have, from the first on.
+    Piece by piece it writes into this rank's slots where all are done with what was there and stamps that, and once
+    the ranks `first` to `first + sources` have stamped a piece, reads it: copies, and a fold of what all have. It
+    returns when the call is done, when nothing has moved for some looks, or after PIECES_AT_ONCE.
 
     Args:
+        folding: None: it only copies.
         shared: ranks share cores: between two looks it lets others have this one.
+
+    `begins` is not 0 the first time; `call` the address of the words CALL, whose `memory_at` is that of MEMORY. The
+    pieces are all of the shape at `full_at` but for the last one, each `step` bytes on in input and output. With
+    `publishes` others learn at once that this rank is done with a piece, else with its next stamp.
     """
-    return compile_ir(
-        _meet_ir("kernel", stride_nbytes, shared),
-        [ctypes.c_void_p, *[ctypes.c_int64, ctypes.c_void_p] * 2, ctypes.c_int64],
-        ctypes.c_int64,
-    )
-
-
-@functools.cache
-def exchange_function(
-    op: str, dtype: Dtype, num_ranks: int, slots: int, slot_nbytes: int, stride_nbytes: int, shared: bool
-) -> Callable[[int, int], int]:
-    """The C function `(number, words)`: a whole small reduction in one call; compiled on first use.
-
-    It copies the input into the slot of piece `number` of this rank, stamps that, looks for the stamps of all, as
-    `meet_function` does, and if they are there folds the slots of all ranks into the output, in their order. Returns
-    how many were there, from rank 0 on.
-
-    Args:
-        op, dtype: as of kernels.reduce.fold.
-        words: address of 64-bit words: addresses of input and output, bytes and elements of each, digest (32 bits),
-            addresses of the first stamp of rank 0, of this rank's first stamp, of what it is done with (the piece
-            before this one), of the first slot of rank 0, and of this rank's.
-    """
-    fold = fold_function(op, dtype, num_ranks)
-    ir = _exchange_ir(_address_of(fold), num_ranks, slots, slot_nbytes, stride_nbytes, shared)
+    kernels: list[Any] = []
+    ir = _advance_ir(layout, shared, "" if folding is None else _folds(folding, kernels), folding)
     function: Any = compile_ir(ir, [ctypes.c_void_p], ctypes.c_int64)
     # Of two threads that compile a fold at the same time one has a function that no cache keeps.
-    function.fold = fold
+    function.kernels = kernels
     return cast("Callable[[int, int], int]", function)
-
-
-def _address_of(function: Callable[..., None]) -> int:
-    """Where the code of a function of `compile_ir` is, as long as that lives."""
-    return int(ctypes.cast(cast(Any, function), ctypes.c_void_p).value or 0)
-
-
-_YIELD = "call i32 @sched_yield()"
-
-
-def _pause() -> str:
-    """What tells the processor that a loop only waits."""
-    return "call void @llvm.x86.sse2.pause()" if platform.machine() in ("x86_64", "AMD64") else ""
-
-
-def _exchange_ir(fold: int, num_ranks: int, slots: int, slot_nbytes: int, stride_nbytes: int, shared: bool) -> str:
-    load = "\n".join(
-        f"  %at_{name} = getelementptr i64, ptr %words, i64 {index}\n  %{name} = load i64, ptr %at_{name}"
-        for index, name in enumerate(WORDS)
-    )
-    slot = "\n".join(
-        f"  %a{rank} = add i64 %first, {rank * slots * slot_nbytes}\n  %p{rank} = inttoptr i64 %a{rank} to ptr"
-        for rank in range(num_ranks)
-    )
-    arguments = ", ".join(f"ptr %p{rank}" for rank in range(num_ranks))
-    return f"""{_meet_ir("meet", stride_nbytes, shared)}
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-define i64 @kernel(i64 %number, ptr %words) {{
-{load}
-  %index = urem i64 %number, {slots}
-  %offset = mul i64 %index, {slot_nbytes}
-  %to = add i64 %my_slots, %offset
-  %to_ptr = inttoptr i64 %to to ptr
-  %in_ptr = inttoptr i64 %in to ptr
-  call void @llvm.memcpy.p0.p0.i64(ptr %to_ptr, ptr %in_ptr, i64 %nbytes, i1 false)
-  %low = and i64 %number, {STAMP_NUMBERS}
-  %high = shl i64 %low, 32
-  %stamp = or i64 %high, %digest
-  %step = mul i64 %index, 8
-  %word = add i64 %stamps, %step
-  %own = add i64 %mine, %step
-  %word_ptr = inttoptr i64 %word to ptr
-  %own_ptr = inttoptr i64 %own to ptr
-  %done_ptr = inttoptr i64 %done to ptr
-  %before = sub i64 %number, 1
-  %seen = call i64 @meet(i64 {num_ranks}, ptr %word_ptr, i64 %stamp, ptr %done_ptr, i64 %before,
-    ptr %own_ptr, i64 %stamp)
-  %all = icmp eq i64 %seen, {num_ranks}
-  br i1 %all, label %sum, label %end
-sum:
-  %first = add i64 %slots, %offset
-{slot}
-  %out_ptr = inttoptr i64 %out to ptr
-  %fold = inttoptr i64 {fold} to ptr
-  call void %fold(i64 %count, ptr %out_ptr, {arguments})
-  br label %end
-end:
-  ret i64 %seen
-}}
-"""
 
 
 def stamp_of(number: int, digest: int) -> int:
@@ -126,44 +89,373 @@ def stamp_of(number: int, digest: int) -> int:
     return (number & STAMP_NUMBERS) << 32 | digest
 
 
-def _meet_ir(name: str, stride_nbytes: int, shared: bool) -> str:
-    polls, pause = (POLLS_SHARED, _YIELD) if shared else (POLLS, _pause())
-    declaration = f"declare {pause.removeprefix('call ')}" if pause else ""
+def _folds(folding: Folding, kernels: list[Any]) -> str:
+    """IR that calls the kernels, which are added to `kernels`, with %fold_count, %out and an input %p of each rank."""
+    op, dtype, world_size, most = folding
+    lines = []
+    start = 0
+    while start < world_size:
+        # The second kernel and those after it go on from the output.
+        stop = min(world_size, start + most - (start > 0))
+        inputs = [*(["%out"] if start else []), *(f"%p{rank}" for rank in range(start, stop))]
+        arguments = [ctypes.c_void_p] * (len(inputs) + 1)
+        kernels.append(_c_function(fold_function(kernel_op(op, dtype), dtype, len(inputs)), arguments))
+        pointers = ", ".join(f"ptr {name}" for name in ("%out", *inputs))
+        lines.append(f"  call void {_pointer(kernels[-1])}(i64 %fold_count, {pointers})")
+        start = stop
+    if op == "mean":
+        divide = divide_function(dtype)
+        kernels.append(_c_function(divide, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double]))
+        number = f"double {float(world_size)!r}"
+        lines.append(f"  call void {_pointer(kernels[-1])}(i64 %fold_count, ptr %out, ptr %out, {number})")
+    return "\n".join(lines)
+
+
+def _c_function(function: Any, argument_types: list[Any]) -> Any:
+    """`function`, of compile_ir or, of long doubles, of Python, as one that C can call."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_size_t, *argument_types)(function) if type(function) is partial else function
+
+
+def _pointer(function: Any) -> str:
+    """IR of the address of a C function, which has to live as long as the code."""
+    return f"inttoptr (i64 {ctypes.cast(function, ctypes.c_void_p).value} to ptr)"
+
+
+# CLOCK_MONOTONIC, in nanoseconds.
+_NOW = """
+declare i32 @clock_gettime(i32, ptr)
+define i64 @now_ns() {
+  %time = alloca [2 x i64]
+  %failed = call i32 @clock_gettime(i32 1, ptr %time)
+  %nanoseconds_p = getelementptr i64, ptr %time, i64 1
+  %seconds = load i64, ptr %time
+  %nanoseconds = load i64, ptr %nanoseconds_p
+  %whole = mul i64 %seconds, 1000000000
+  %now = add i64 %whole, %nanoseconds
+  ret i64 %now
+}
+"""
+
+
+def _pause(shared: bool) -> str:
+    """What a loop that only waits does: yield, or tell the processor."""
+    if shared:
+        return "call i32 @sched_yield()"
+    return "call void @llvm.x86.sse2.pause()" if platform.machine() in ("x86_64", "AMD64") else ""
+
+
+def _patience(shared: bool) -> str:
+    """IR of %enough, whether a loop that has %polls looks left is to end."""
+    if not shared:
+        return "  %enough = icmp eq i64 %polls, 0"
     return f"""
-{declaration}
-define i64 @{name}(i64 %count, ptr %first, i64 %stamp, ptr %done, i64 %finished, ptr %mine, i64 %told) {{
+{_load(CALL, "%call", "until_ns")}
+  %now = call i64 @now_ns()
+  %is_first = icmp eq i64 %polls, {POLLS_SHARED}
+  %then = add i64 %now, {YIELDS_NS}
+  %until = select i1 %is_first, i64 %then, i64 %until_ns
+  store i64 %until, ptr %until_ns_p
+  %none = icmp eq i64 %polls, 0
+  %late = icmp sgt i64 %now, %until
+  %enough = or i1 %none, %late"""
+
+
+def _load(words: Sequence[str], pointer: str, *names: str) -> str:
+    """IR that loads words of these names into values of these names."""
+    return "\n".join(f"{_at(words, pointer, name)}\n  %{name} = load i64, ptr %{name}_p" for name in names)
+
+
+def _at(words: Sequence[str], pointer: str, name: str) -> str:
+    return f"  %{name}_p = getelementptr i64, ptr {pointer}, i64 {words.index(name)}"
+
+
+def _advance_ir(layout: Layout, shared: bool, folds: str, folding: Folding | None) -> str:
+    slots, slot_nbytes, line_nbytes = layout
+    pause = _pause(shared)
+    fold_ranks = 0 if folding is None else folding.world_size
+    fold_inputs = "\n".join(
+        f"""  %w{rank} = getelementptr i64, ptr %shape, i64 {len(SHAPE) + FOLD_WORDS * rank}
+  %p{rank} = call ptr @place(ptr %call, ptr %memory, ptr %w{rank}, i64 %number, i64 %shift)"""
+        for rank in range(fold_ranks)
+    )
+    return f"""
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+{f"declare {pause.removeprefix('call ')}" if pause else ""}
+{_NOW if shared else ""}
+
+; Where the two words at %words say: a place, and bytes from its beginning.
+define ptr @place(ptr %call, ptr %memory, ptr %words, i64 %number, i64 %shift) {{
+  %which = load i64, ptr %words
+  %offset_p = getelementptr i64, ptr %words, i64 1
+  %offset = load i64, ptr %offset_p
+  %is_slot = icmp sge i64 %which, 0
+  br i1 %is_slot, label %slot, label %array
+slot:
+{_load(MEMORY, "%memory", "slots_at")}
+  %turn = urem i64 %number, {slots}
+  %before = mul i64 %which, {slots}
+  %index = add i64 %before, %turn
+  %slot_offset = mul i64 %index, {slot_nbytes}
+  br label %end
+array:
+  %word = sub i64 {IN}, %which
+  %array_p = getelementptr i64, ptr %call, i64 %word
+  %array_at = load i64, ptr %array_p
+  br label %end
+end:
+  %base = phi i64 [%slots_at, %slot], [%array_at, %array]
+  %more = phi i64 [%slot_offset, %slot], [%shift, %array]
+  %start = add i64 %base, %more
+  %address = add i64 %start, %offset
+  %pointer = inttoptr i64 %address to ptr
+  ret ptr %pointer
+}}
+
+define void @copy(ptr %call, ptr %memory, ptr %table, i64 %count, i64 %number, i64 %shift) {{
 entry:
-  store atomic i64 %finished, ptr %done release, align 8
-  %silent = icmp eq ptr %mine, null
-  br i1 %silent, label %rank, label %tell
-tell:
-  store atomic i64 %told, ptr %mine release, align 8
-  br label %rank
-rank:
-  %i = phi i64 [0, %entry], [0, %tell], [%next, %there]
-  %left = phi i64 [{polls}, %entry], [{polls}, %tell], [%polls, %there]
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%next, %one]
   %over = icmp uge i64 %i, %count
-  br i1 %over, label %end, label %address
-address:
-  %offset = mul i64 %i, {stride_nbytes}
-  %word = getelementptr i8, ptr %first, i64 %offset
+  br i1 %over, label %end, label %one
+one:
+  %row = mul i64 %i, {COPY_WORDS}
+  %to_p = getelementptr i64, ptr %table, i64 %row
+  %from_p = getelementptr i64, ptr %to_p, i64 2
+  %nbytes_p = getelementptr i64, ptr %to_p, i64 4
+  %to = call ptr @place(ptr %call, ptr %memory, ptr %to_p, i64 %number, i64 %shift)
+  %from = call ptr @place(ptr %call, ptr %memory, ptr %from_p, i64 %number, i64 %shift)
+  %nbytes = load i64, ptr %nbytes_p
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %nbytes, i1 false)
+  %next = add i64 %i, 1
+  br label %loop
+end:
+  ret void
+}}
+
+; The shape of piece %index.
+define ptr @shape(ptr %call, i64 %index) {{
+{_load(CALL, "%call", "pieces", "full_at", "last_at")}
+  %next = add i64 %index, 1
+  %is_last = icmp eq i64 %next, %pieces
+  %at = select i1 %is_last, i64 %last_at, i64 %full_at
+  %shape = inttoptr i64 %at to ptr
+  ret ptr %shape
+}}
+
+; Whether all are done with what is in the slot of the next piece.
+define i1 @has_room(ptr %memory) {{
+entry:
+{_load(MEMORY, "%memory", "number", "free_until")}
+  %known = icmp slt i64 %number, %free_until
+  br i1 %known, label %yes, label %ask
+yes:
+  ret i1 true
+ask:
+{_load(MEMORY, "%memory", "finished", "world_size", "rank", "lines_at", "line_at")}
+  %lines = inttoptr i64 %lines_at to ptr
+  %line = inttoptr i64 %line_at to ptr
+  store atomic i64 %finished, ptr %line release, align 8
+  br label %loop
+loop:
+  %i = phi i64 [0, %ask], [%next, %one]
+  %least = phi i64 [%finished, %ask], [%less, %one]
+  %over = icmp uge i64 %i, %world_size
+  br i1 %over, label %end, label %one
+one:
+  %offset = mul i64 %i, {line_nbytes}
+  %done_p = getelementptr i8, ptr %lines, i64 %offset
+  %done = load atomic i64, ptr %done_p acquire, align 8
+  %is_less = icmp slt i64 %done, %least
+  %less = select i1 %is_less, i64 %done, i64 %least
+  %next = add i64 %i, 1
+  br label %loop
+end:
+  %until = add i64 %least, {slots}
+  store i64 %until, ptr %free_until_p
+  %has = icmp slt i64 %number, %until
+  ret i1 %has
+}}
+
+define i64 @stamp(ptr %call, i64 %number) {{
+{_load(CALL, "%call", "digest")}
+  %low = and i64 %number, {STAMP_NUMBERS}
+  %high = shl i64 %low, 32
+  %stamp = or i64 %high, %digest
+  ret i64 %stamp
+}}
+
+; Whether all sources have stamped piece %number.
+define i1 @is_there(ptr %call, ptr %memory, i64 %number) {{
+entry:
+{_load(CALL, "%call", "first", "sources")}
+{_load(MEMORY, "%memory", "lines_at")}
+  %stamp = call i64 @stamp(ptr %call, i64 %number)
+  %turn = urem i64 %number, {slots}
+  %in_line = mul i64 %turn, 8
+  %last = add i64 %first, %sources
+  %lines = inttoptr i64 %lines_at to ptr
+  br label %loop
+loop:
+  %i = phi i64 [%first, %entry], [%next, %one]
+  %over = icmp uge i64 %i, %last
+  br i1 %over, label %yes, label %one
+one:
+  %line = mul i64 %i, {line_nbytes}
+  %offset = add i64 %line, %in_line
+  %stamps = getelementptr i8, ptr %lines, i64 8
+  %seen_p = getelementptr i8, ptr %stamps, i64 %offset
+  %seen = load atomic i64, ptr %seen_p acquire, align 8
+  %next = add i64 %i, 1
+  %same = icmp eq i64 %seen, %stamp
+  br i1 %same, label %loop, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+; Writes and stamps the next piece.
+define void @write(ptr %call, ptr %memory) {{
+{_load(CALL, "%call", "written", "step")}
+{_load(MEMORY, "%memory", "number", "finished", "line_at")}
+  %next = add i64 %number, 1
+  %shape = call ptr @shape(ptr %call, i64 %written)
+{_load(SHAPE, "%shape", "writes")}
+  %table = getelementptr i64, ptr %shape, i64 {len(SHAPE) + FOLD_WORDS * fold_ranks}
+  %shift = mul i64 %written, %step
+  call void @copy(ptr %call, ptr %memory, ptr %table, i64 %writes, i64 %next, i64 %shift)
+  %line = inttoptr i64 %line_at to ptr
+  store atomic i64 %finished, ptr %line release, align 8
+  %turn = urem i64 %next, {slots}
+  %word = add i64 %turn, 1
+  %stamp_p = getelementptr i64, ptr %line, i64 %word
+  %stamp = call i64 @stamp(ptr %call, i64 %next)
+  store atomic i64 %stamp, ptr %stamp_p release, align 8
+  store i64 %next, ptr %number_p
+  %more = add i64 %written, 1
+  store i64 %more, ptr %written_p
+  ret void
+}}
+
+; Reads the next piece, which is there.
+define void @take(ptr %call, ptr %memory) {{
+entry:
+{_load(CALL, "%call", "start", "read", "step", "sources", "publishes")}
+{_load(MEMORY, "%memory", "finished", "free_until", "world_size", "line_at")}
+  %number = add i64 %start, %read
+  %shape = call ptr @shape(ptr %call, i64 %read)
+{_load(SHAPE, "%shape", "writes", "reads")}
+  %skipped = mul i64 %writes, {COPY_WORDS}
+  %first = add i64 %skipped, {len(SHAPE) + FOLD_WORDS * fold_ranks}
+  %table = getelementptr i64, ptr %shape, i64 %first
+  %shift = mul i64 %read, %step
+  call void @copy(ptr %call, ptr %memory, ptr %table, i64 %reads, i64 %number, i64 %shift)
+  call void @fold(ptr %call, ptr %memory, ptr %shape, i64 %number, i64 %shift)
+  store i64 %number, ptr %finished_p
+  %next = add i64 %read, 1
+  store i64 %next, ptr %read_p
+  %tells = icmp ne i64 %publishes, 0
+  br i1 %tells, label %tell, label %told
+tell:
+  %line = inttoptr i64 %line_at to ptr
+  store atomic i64 %number, ptr %line release, align 8
+  br label %told
+told:
+  ; Who is in this call is done with the pieces before it.
+  %all = icmp eq i64 %sources, %world_size
+  %until = add i64 %start, {slots - 1}
+  %later = icmp sgt i64 %until, %free_until
+  %learns = and i1 %all, %later
+  %free = select i1 %learns, i64 %until, i64 %free_until
+  store i64 %free, ptr %free_until_p
+  ret void
+}}
+
+define void @fold(ptr %call, ptr %memory, ptr %shape, i64 %number, i64 %shift) {{
+{_load(SHAPE, "%shape", "fold_count", "fold_out")}
+{_load(CALL, "%call", "out_at")}
+  %none = icmp eq i64 %fold_count, 0
+  br i1 %none, label %end, label %some
+some:
+  %piece = add i64 %out_at, %shift
+  %to = add i64 %piece, %fold_out
+  %out = inttoptr i64 %to to ptr
+{fold_inputs}
+{folds}
+  br label %end
+end:
+  ret void
+}}
+
+define i64 @kernel(i64 %begins, ptr %call) {{
+entry:
+{_load(CALL, "%call", "memory_at", "pieces")}
+{_at(CALL, "%call", "start")}
+{_at(CALL, "%call", "written")}
+{_at(CALL, "%call", "read")}
+  %memory = inttoptr i64 %memory_at to ptr
+  %is_new = icmp ne i64 %begins, 0
+  br i1 %is_new, label %begin, label %again
+begin:
+{_load(MEMORY, "%memory", "number")}
+  %start = add i64 %number, 1
+  store i64 %start, ptr %start_p
+  store i64 0, ptr %written_p
+  store i64 0, ptr %read_p
+  br label %again
+again:
+  %start_now = load i64, ptr %start_p
+  br label %loop
+loop:
+  %polls = phi i64 [{POLLS_SHARED if shared else POLLS}, %again], [{POLLS_SHARED if shared else POLLS}, %on],
+    [%fewer, %pause]
+  %moved = phi i64 [{IDLE}, %again], [{MOVED}, %on], [%moved, %pause]
+  %taken = phi i64 [0, %again], [%now_taken, %on], [%taken, %pause]
+  %read = load i64, ptr %read_p
+  %is_done = icmp uge i64 %read, %pieces
+  br i1 %is_done, label %done, label %going
+done:
+  ret i64 {DONE}
+going:
+  %long = icmp uge i64 %taken, {PIECES_AT_ONCE}
+  br i1 %long, label %end, label %may_write
+may_write:
+  %written = load i64, ptr %written_p
+  %has_more = icmp ult i64 %written, %pieces
+  br i1 %has_more, label %room, label %look
+room:
+  %has_room = call i1 @has_room(ptr %memory)
+  br i1 %has_room, label %write, label %look
+write:
+  call void @write(ptr %call, ptr %memory)
   br label %look
 look:
-  %polls = phi i64 [%left, %address], [%fewer, %again]
-  %seen = load atomic i64, ptr %word acquire, align 8
-  %is_there = icmp eq i64 %seen, %stamp
-  br i1 %is_there, label %there, label %missing
-there:
-  %next = add i64 %i, 1
-  br label %rank
-missing:
-  %enough = icmp eq i64 %polls, 0
-  br i1 %enough, label %end, label %again
-again:
+  %wrote = phi i1 [false, %may_write], [false, %room], [true, %write]
+  %written_now = load i64, ptr %written_p
+  %is_ours = icmp ult i64 %read, %written_now
+  br i1 %is_ours, label %theirs, label %missed
+theirs:
+  %next = add i64 %start_now, %read
+  %there = call i1 @is_there(ptr %call, ptr %memory, i64 %next)
+  br i1 %there, label %take, label %missed
+take:
+  call void @take(ptr %call, ptr %memory)
+  %one_more = add i64 %taken, 1
+  br label %on
+missed:
+  br i1 %wrote, label %on, label %idle
+on:
+  %now_taken = phi i64 [%one_more, %take], [%taken, %missed]
+  br label %loop
+idle:
+{_patience(shared)}
+  br i1 %enough, label %end, label %pause
+pause:
   {pause}
   %fewer = sub i64 %polls, 1
-  br label %look
+  br label %loop
 end:
-  ret i64 %i
+  ret i64 %moved
 }}
 """

@@ -7,9 +7,11 @@ import pytest
 
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.jobs import spawn
+from lanterne.collectives.late import calls as late_calls
 from lanterne.collectives.shared.shared_calls import SharedPlans
-from lanterne.collectives.shared.shared_memory import SLOT_NBYTES, SLOTS, SharedMemory, nbytes_for
+from lanterne.collectives.shared.shared_memory import LAYOUT, SharedMemory, nbytes_for
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
+from lanterne.kernels.cpu.meet import PIECES_AT_ONCE
 from lanterne.transport.base import Transport
 
 
@@ -27,7 +29,7 @@ def shared_spawn(n, function, *args, **options):
 
 
 # More than one piece for each rank, and more pieces than slots.
-LARGE = SLOT_NBYTES // 4 * (SLOTS + 1) + 5
+LARGE = LAYOUT.slot_nbytes // 4 * (LAYOUT.slots + 1) + 5
 
 
 def results(comm, count):
@@ -35,7 +37,7 @@ def results(comm, count):
     inputs = [np.arange(count * n, dtype=np.float32) % 97 + rank for rank in range(n)]
     total = np.sum(inputs, axis=0)
     mine, out = inputs[me].copy(), np.empty(count * n, np.float32)
-    for number in range(SLOTS + 2 if n < 9 else 1):
+    for number in range(LAYOUT.slots + 2 if n < 9 else 1):
         comm.all_reduce(mine, out, algorithm="shared")
         assert (out == total).all()
         comm.reduce(mine, out, root=number % n, op="mean", algorithm="shared")
@@ -51,12 +53,45 @@ def results(comm, count):
         assert (out == inputs[number % n]).all()
         comm.all_reduce(out, out, "max", algorithm="shared")
         assert (out == inputs[number % n]).all()
+        out[me * count : (me + 1) * count] = mine[:count]
+        comm.all_gather(out[me * count : (me + 1) * count], out, algorithm="shared")
+        assert (out == np.concatenate([x[:count] for x in inputs])).all()
+        out[:] = mine
+        comm.reduce_scatter(out, out[me * count : (me + 1) * count], algorithm="shared")
+        mine[me * count : (me + 1) * count] = total[me * count : (me + 1) * count]
+        assert (out == mine).all()
+        mine[:] = inputs[me]
         comm.barrier(algorithm="shared")
 
 
 @pytest.mark.parametrize(("n", "count"), [(2, 1), (3, 0), (3, 50), (2, LARGE), (17, 3)])
 def test_every_collective(n, count):
     shared_spawn(n, results, count)
+
+
+def long_doubles(comm):
+    x, out = np.full(3, comm.rank + 1, np.longdouble), np.zeros(3, np.longdouble)
+    for op, expected in (("sum", 3), ("prod", 2), ("mean", 1.5)):
+        comm.all_reduce(x, out, op, algorithm="shared")
+        assert (out == expected).all()
+    both = np.full(2, 1j * (comm.rank + 1))
+    comm.all_reduce(both, both, "mean", algorithm="shared")
+    assert (both == 1.5j).all()
+
+
+def test_elements_that_are_no_vectors():
+    shared_spawn(2, long_doubles)
+
+
+def many_pieces(comm):
+    """More than the compiled loop takes at once."""
+    x = np.arange((PIECES_AT_ONCE + 2) * LAYOUT.slot_nbytes // 8) * (1 - comm.rank)
+    comm.broadcast(x, algorithm="shared")
+    assert (x == np.arange(x.size)).all()
+
+
+def test_a_long_call():
+    shared_spawn(2, many_pieces)
 
 
 def queued(comm):
@@ -84,12 +119,12 @@ def runs_ahead(comm):
     """The root of a broadcast waits for nobody, until there is no room."""
     x = np.zeros(1)
     if comm.rank == 0:
-        for number in range(SLOTS):
+        for number in range(LAYOUT.slots):
             x[:] = number
             comm.broadcast(x, algorithm="shared")
     comm.barrier(algorithm="dissemination") if comm.rank == 0 else None
     if comm.rank:
-        for number in range(SLOTS):
+        for number in range(LAYOUT.slots):
             comm.broadcast(x, algorithm="shared")
             assert x == number
         comm.barrier(algorithm="dissemination")
@@ -97,6 +132,22 @@ def runs_ahead(comm):
 
 def test_a_root_runs_ahead():
     shared_spawn(3, runs_ahead)
+
+
+def short(comm):
+    x = np.ones(1)
+    for _ in range(10):
+        comm.all_reduce(x, x)
+    comm.arrivals()
+    comm.barrier(algorithm="dissemination")
+    return comm.arrivals().calls
+
+
+def test_one_of_many_short_calls_tells_who_came_last(monkeypatch):
+    monkeypatch.setattr(late_calls, "SHORT_CALLS", 4)
+    monkeypatch.setattr(late_calls, "SHORT_STRIDE", 3)
+    # Those of 1 to 4, 6 and 9.
+    assert shared_spawn(3, short) == [6, 6, 6]
 
 
 def absent(comm):
