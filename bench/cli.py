@@ -226,7 +226,8 @@ def _tells_times(name: str) -> bool:
 
 def _measured(args: argparse.Namespace) -> int:
     """The exit code of a command that measures times; it ends with a line if others kept the machine busy meanwhile."""
-    from lanterne.bench.output.load import LoadMeter, busy_note
+    from lanterne.bench.output.load import busy_note
+    from lanterne.collectives.auto.load_meter import LoadMeter
 
     meter = LoadMeter()
     code: int = args.run(args)

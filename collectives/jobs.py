@@ -205,8 +205,9 @@ def open_communicator(
             # A test: ranks that take turns on a GPU tell nothing of links.
             communicator.tuning.adopt(GPUS, "assumed")
         else:
-            communicator.tuning.learn()
-            core_of(communicator).share_memory()
+            core = core_of(communicator)
+            core.share_memory()
+            communicator.tuning.learn(shares_memory=core.shares_memory)
     except LanterneError:
         communicator.close()
         raise

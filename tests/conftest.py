@@ -25,7 +25,7 @@ sys.path[:0] = [
 ]
 from processes import marked, new_mark  # noqa: E402
 
-from lanterne.bench.output.load import BUSY_CORES, machine_s  # noqa: E402
+from lanterne.collectives.auto.load_meter import BUSY_CORES, machine_s  # noqa: E402
 
 with suppress(ImportError):  # tests/gpu does without
     from hypothesis import HealthCheck, settings

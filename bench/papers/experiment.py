@@ -62,8 +62,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar
-from lanterne.bench.output.load import LoadMeter, busy_note
+from lanterne.bench.output.load import busy_note
 from lanterne.bench.output.plots import in_style, lift_legends
+from lanterne.collectives.auto.load_meter import LoadMeter
 from lanterne.errors import InputError, Unavailable, did_you_mean
 from lanterne.pipeline.simulate.gantt import save
 

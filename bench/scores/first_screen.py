@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.bench.output import report
-from lanterne.bench.output.load import BUSY_CORES
 from lanterne.bench.output.units import format_time, whole
 from lanterne.bench.scores.beside import busy
+from lanterne.collectives.auto.load_meter import BUSY_CORES
 from lanterne.transport.own_python import own_python
 
 # Below its first table: what is said of auto, or that others were busy.

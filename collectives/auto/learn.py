@@ -19,10 +19,14 @@ import numpy as np
 
 from lanterne import __version__
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
+from lanterne.collectives.auto.load_meter import BUSY_CORES, LoadMeter
 from lanterne.collectives.auto.predict import Factor, Links, priced_schedule
 from lanterne.collectives.auto.slow_nics import faster, measure_slowdowns, of_links
 from lanterne.collectives.auto.trials import (
     ENOUGH_S,
+    FIRST_S,
+    MEASURE_S,
+    PAUSE_S,
     Call,
     TrialGroup,
     measure_factors,
@@ -40,6 +44,8 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
+# On one host: how long a measurement takes at most, and the pause before each of its calls.
+HOST_S, HOST_PAUSE_S = 0.06, 1e-3
 # Of the messages by which it shows whether ranks share a NIC, and calls in a row: a token bucket lets the first pass.
 SHARING_NBYTES, SHARING_CALLS = 256 << 10, 3
 # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
@@ -48,10 +54,10 @@ AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 MAX_BUFFER_NBYTES = 16 << 20
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # Of the messages of a call by which a job finds that what is known was measured beside other work: that only adds, so
-# it was if the call takes such a part of what is predicted.
-PROBE_NBYTES, DISTURBED = 32 << 10, 0.6
+# it was if the call takes such a part of what is predicted; where others were seen to use cores, such a one.
+PROBE_NBYTES, DISTURBED, DISTURBED_BUSY = 32 << 10, 0.6, 0.85
 # Of more ranks a price takes longer than the call.
 MAX_PROBED_RANKS = 64
 # A measurement that something disturbed shall not stay for good; nor need every one of many short jobs try again.
@@ -63,13 +69,14 @@ class MeasuredLinks(NamedTuple):
 
     Attributes: `model`, of all, or where ranks share nodes of the first ranks of the nodes; then `inside`, of the ranks
     of a node, and `shared`, whether those share its NIC; `slowdown`, by node, of their NICs, of which `model` has the
-    slowest; empty where they are alike.
+    slowest; empty where they are alike; `busy`, whether others used cores meanwhile.
     """
 
     model: CostModel
     inside: CostModel | None = None
     shared: bool = True
     slowdown: tuple[float, ...] = ()
+    busy: bool = False
 
     def topology(self, nodes: Nodes) -> Topology | None:
         """The Topology of `nodes`; None where no inside was measured, and their NICs are alike."""
@@ -98,10 +105,13 @@ class Learned(NamedTuple):
     topology: Topology | None
 
 
-def learn(communicator: TrialGroup) -> Learned:
+def learn(communicator: TrialGroup, shared_nbytes: float = -1) -> Learned:
     """What is measured of `communicator`, or known from the cache. A collective call.
 
-    Cost: some 0.7 s on one host, less than half of it trials; seconds on a slow network. Where the cache knows it a
+    Args:
+        shared_nbytes: of ranks that share memory: all_reduces up to this size go through that.
+
+    Cost: some 0.4 s on one host, a quarter of it trials; seconds on a slow network. Where the cache knows it a
         broadcast and a few calls, some 30 ms, and 0.3 s if nobody has tried for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
@@ -113,24 +123,37 @@ def learn(communicator: TrialGroup) -> Learned:
         found[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)
     communicator.broadcast(found, root=0, algorithm="binomial")
     known, nodes = _parse(found[2:].tobytes().rstrip(b"\0")), nodes_of(communicator.hosts)
-    if known is not None and was_disturbed(communicator, known[1].links(nodes)):
+    if known is not None and was_disturbed(communicator, known[1].links(nodes), busy=known[1].busy):
         known = None
     due = bool(found[0] and (found[1] or known is None))
     factors: tuple[Factor, ...]
-    measured_s, measured, factors = known or (time.time(), measure_links(communicator), ())
+    measured_s, measured, factors = known or (time.time(), _measured(communicator), ())
     topology, links = measured.topology(nodes), measured.links(nodes)
     if due:
-        more = measure_factors(communicator, links, factors)
+        most_s = FIRST_S if known is None and shared_nbytes >= 0 else 0
+        more = measure_factors(communicator, links, factors, above_nbytes=shared_nbytes, most_s=most_s)
         factors = try_again(communicator, links, factors) if more == factors else more
     if communicator.rank == 0 and file is not None and (known is None or due):
         _write(file, measured_s, measured, factors)
     return Learned(measured.model, factors, "measured" if known is None else "cache", topology)
 
 
-def was_disturbed(communicator: TrialGroup, links: Links) -> bool:
+def _measured(communicator: TrialGroup) -> MeasuredLinks:
+    """As measure_links, with whether others were busy on a machine of the group meanwhile."""
+    meter = LoadMeter()
+    measured = measure_links(communicator)
+    if communicator.world_size > MAX_PROBED_RANKS or communicator.transport.capabilities.stream_ordered:
+        return measured
+    return measured._replace(busy=bool(meter.foreign_cores(communicator) > BUSY_CORES))
+
+
+def was_disturbed(communicator: TrialGroup, links: Links, *, busy: bool = False) -> bool:
     """Whether `links` were measured beside other work, the same on all ranks: a call takes far less now.
 
     A collective call.
+
+    Args:
+        busy: others used cores then.
 
     Cost: some 20 ms on one host, a few times 20 us a rank on a network of 1 Gbit/s.
     """
@@ -141,7 +164,7 @@ def was_disturbed(communicator: TrialGroup, links: Links) -> bool:
     took_s = _time(communicator, partial(communicator.all_gather, part, whole, algorithm="ring"))
     schedule = priced_schedule("all_gather", "ring", communicator.world_size, None)
     predicted_s = price(schedule, whole.nbytes, links).makespan_s
-    if took_s < DISTURBED * predicted_s:
+    if took_s < (DISTURBED_BUSY if busy else DISTURBED) * predicted_s:
         log.info("the links are measured anew: a call took %.3g s, expected %.3g s by the cache", took_s, predicted_s)
         return True
     return False
@@ -243,7 +266,8 @@ def _ring_round_s(communicator: TrialGroup, nbytes: int, *, adds: bool = False) 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
-    return float(time_calls(communicator, [partial(_repeat, call, calls)], REPEATS).min()) / calls
+    limits = (HOST_S, HOST_PAUSE_S) if len(set(communicator.hosts)) == 1 else (MEASURE_S, PAUSE_S)
+    return float(time_calls(communicator, [partial(_repeat, call, calls)], REPEATS, *limits).min()) / calls
 
 
 def _repeat(call: Call, times: int) -> None:
@@ -308,7 +332,7 @@ def _read(file: Path) -> tuple[bytes, bool]:
 def _write(file: Path, measured_s: float, measured: MeasuredLinks, factors: Sequence[Factor]) -> None:
     inside = None if measured.inside is None else measured.inside.__dict__
     links: dict[str, Any] = {"model": measured.model.__dict__, "inside": inside}
-    links |= {"shared": measured.shared, "slowdown": measured.slowdown}
+    links |= {"shared": measured.shared, "slowdown": measured.slowdown, "busy": measured.busy}
     document = {"schema_version": SCHEMA_VERSION, "measured_s": measured_s, **links, "factors": factors}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -335,7 +359,8 @@ def _parse(text: bytes) -> tuple[float, MeasuredLinks, tuple[Factor, ...]] | Non
         if not all(1 <= factor < float("inf") for factor in slowdown):
             return None
         inside = None if document["inside"] is None else CostModel(**document["inside"])
-        measured = MeasuredLinks(CostModel(**document["model"]), inside, bool(document["shared"]), slowdown)
+        model, shared, busy = CostModel(**document["model"]), bool(document["shared"]), bool(document["busy"])
+        measured = MeasuredLinks(model, inside, shared, slowdown, busy)
         return float(document["measured_s"]), measured, factors
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -45,8 +45,8 @@ LEAST_REPEATS = 2
 # linear.
 ENOUGH_S = 0.25
 # A job tries nothing more once its trials took so long together, nor what is predicted to take longer than is left:
-# the program waits.
-MOST_S = 0.3
+# the program waits. The first on a host, where that is quick, has measured links just before: it leaves most to others.
+MOST_S, FIRST_S = 0.3, 0.1
 # A measurement of links takes so long at most, however quick its calls are.
 MEASURE_S = 0.6
 # Nor what has larger buffers than this on all ranks.
@@ -86,22 +86,29 @@ class TrialGroup(Protocol):
     def split(self, color: int, key: int = 0) -> Any: ...
 
 
-def measure_factors(communicator: TrialGroup, model: Links, known: Sequence[Factor] = ()) -> tuple[Factor, ...]:
+def measure_factors(
+    communicator: TrialGroup, model: Links, known: Sequence[Factor] = (), *, above_nbytes: float = -1, most_s: float = 0
+) -> tuple[Factor, ...]:
     """Try the algorithms that `model` ranks close together, at sizes that are not `known`; all Factors, known first.
 
     Equal on all ranks. A collective call. Those left out get the largest factor of those tried, so that what makes
     everything slower does not favour them.
+
+    Args:
+        above_nbytes: only longer calls go by messages.
+        most_s: how long all of it may take; 0: MOST_S.
     """
     factors = list(known)
     spent_s = 0.0
     if communicator.world_size > MAX_TRIED_RANKS:
         return tuple(factors)
     for nbytes in TRIED_NBYTES:
-        if any(row.nbytes == nbytes for row in known) or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
+        is_known = nbytes <= above_nbytes or any(row.nbytes == nbytes for row in known)
+        if is_known or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
             continue
         rows = predictions(TRIED, communicator.world_size, nbytes, model)
         near = [row for row in rows if row.time_s <= TRIED_WITHIN * rows[0].time_s][:MAX_TRIED]
-        if (1 + LEAST_REPEATS) * sum(row.time_s + PAUSE_S for row in near) > MOST_S - spent_s:
+        if (1 + LEAST_REPEATS) * sum(row.time_s + PAUSE_S for row in near) > (most_s or MOST_S) - spent_s:
             continue
         took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
         found = {row.algorithm: time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)}
@@ -176,17 +183,26 @@ def usual_s(rounds_s: ArrayLike) -> NDArray[np.float64]:
     return np.exp(np.median(always.mean(axis=1)) + ratios)
 
 
-def time_calls(communicator: TrialGroup, calls: Sequence[Call], repeats: int) -> NDArray[np.float64]:
+def time_calls(
+    communicator: TrialGroup,
+    calls: Sequence[Call],
+    repeats: int,
+    most_s: float = MEASURE_S,
+    pause_s: float = PAUSE_S,
+) -> NDArray[np.float64]:
     """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (repeats, len(calls)), equal on all.
 
-    Calls that take long are made but LEAST_REPEATS times.
+    Where they take over `most_s` fewer times, but LEAST_REPEATS.
     """
     # The first round makes plans and connections.
-    in_time = int(MEASURE_S / (_round(communicator, calls, 0) + PAUSE_S).sum())
-    return np.stack([_round(communicator, calls, i) for i in range(max(LEAST_REPEATS, min(repeats, in_time)))])
+    in_time = int(most_s / (_round(communicator, calls, 0, pause_s) + pause_s).sum())
+    repeats = max(LEAST_REPEATS, min(repeats, in_time))
+    return np.stack([_round(communicator, calls, i, pause_s) for i in range(repeats)])
 
 
-def _round(communicator: TrialGroup, calls: Sequence[Call], number: int) -> NDArray[np.float64]:
+def _round(
+    communicator: TrialGroup, calls: Sequence[Call], number: int, pause_s: float = PAUSE_S
+) -> NDArray[np.float64]:
     """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
 
     Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.
@@ -194,7 +210,7 @@ def _round(communicator: TrialGroup, calls: Sequence[Call], number: int) -> NDAr
     samples = np.empty(len(calls))
     for index in random.Random(number).sample(range(len(calls)), len(calls)):
         communicator.barrier(algorithm="dissemination")
-        started = time.monotonic() + PAUSE_S
+        started = time.monotonic() + pause_s
         wait_until(started)
         calls[index]()
         finish(communicator)

@@ -25,7 +25,7 @@ from lanterne.collectives.auto.predict import (
     ordinary_by_law_s,
     predictions,
 )
-from lanterne.collectives.auto.trials import TrialGroup
+from lanterne.collectives.auto.trials import TRIED, TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError
@@ -97,10 +97,15 @@ class Tuning:
         self.source = source
         self.factors = factors
 
-    def learn(self) -> None:
-        """Choose by what is measured now, or by the cache. A collective call."""
-        if self._communicator.world_size > 1:
-            learned = learn(self._communicator)
+    def learn(self, *, shares_memory: bool = False) -> None:
+        """Choose by what is measured now, or by the cache. A collective call.
+
+        Args:
+            shares_memory: the ranks do: short calls are none of messages.
+        """
+        world_size = self._communicator.world_size
+        if world_size > 1:
+            learned = learn(self._communicator, most_shared_nbytes(TRIED, world_size) if shares_memory else -1)
             self.adopt(learned.model, learned.source, learned.factors, learned.topology)
             log.info("cost model (%s): %s", self.source, self.links)
 

@@ -32,8 +32,9 @@ from statistics import median
 from typing import Any
 
 from lanterne.bench.output import report
-from lanterne.bench.output.load import LoadMeter, busy_note
+from lanterne.bench.output.load import busy_note
 from lanterne.bench.output.units import whole
+from lanterne.collectives.auto.load_meter import LoadMeter
 from lanterne.failslow.operate.publisher import Publisher
 from lanterne.failslow.operate.status_server import Address, StatusServer
 

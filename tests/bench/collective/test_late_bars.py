@@ -8,7 +8,7 @@ import pytest
 
 import lanterne
 from lanterne.bench.collective.all_reduce import print_late
-from lanterne.bench.output.load import BUSY_CORES, LoadMeter
+from lanterne.collectives.auto.load_meter import BUSY_CORES, LoadMeter
 
 
 def said(cores, auto_s, delay_s=0.05):

@@ -12,6 +12,7 @@ from lanterne.bench import cli
 from lanterne.bench.output import load
 from lanterne.bench.output.bars import at_most
 from lanterne.bench.papers import experiment
+from lanterne.collectives.auto.load_meter import LoadMeter, machine_s
 
 
 @pytest.mark.parametrize(("cores", "said"), [(0.0, ""), (0.3, ""), (0.31, "others used 0.3 cores"), (4, "4.0 cores")])
@@ -21,11 +22,11 @@ def test_the_note(cores, said):
 
 
 def test_processes_that_were_started_are_no_others():
-    meter = load.LoadMeter()
+    meter = LoadMeter()
     assert meter.started_s == 0
     subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
     assert meter.started_s > 0.01
-    spent_s = sum(load.machine_s()) - meter._all_s
+    spent_s = sum(machine_s()) - meter._all_s
     lasted_s = time.monotonic() - meter._start_s
     assert meter.foreign_cores() < (spent_s - meter.started_s) / lasted_s + 0.3
 
@@ -62,6 +63,6 @@ def test_an_experiment_has_no_verdict_on_a_busy_machine(
 
 @pytest.mark.parametrize("cores", [0.0, 1.0])
 def test_benchmarks_end_with_the_load(monkeypatch, capsys, cores):
-    monkeypatch.setattr(load.LoadMeter, "foreign_cores", lambda meter: cores)
+    monkeypatch.setattr(LoadMeter, "foreign_cores", lambda meter: cores)
     assert cli.main("bench schedules -n 4 --collective all_gather".split()) == 0
     assert ("# busy: others used 1.0 cores" in capsys.readouterr().err) == bool(cores)

@@ -60,7 +60,7 @@ def test_ranks_that_share_a_gpu_measure_nothing(monkeypatch, shares):
     def rank_main(transport):
         assert transport.shares_devices is shares
         group = SimpleNamespace(world_size=2, ranks_here=2, hosts=("a", "a"), close=lambda: None)
-        monkeypatch.setattr(Tuning, "learn", lambda tuning: learned.append(tuning))
+        monkeypatch.setattr(Tuning, "learn", lambda tuning, **_: learned.append(tuning))
         with jobs.open_communicator(transport, group) as comm:
             return comm.tuning.source
 

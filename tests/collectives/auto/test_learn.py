@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lanterne.collectives.auto import learn as learn_module
 from lanterne.collectives.auto import trials
 from lanterne.collectives.auto.learn import MAX_AGE_S, MISFIT, fit, learn
+from lanterne.collectives.auto.load_meter import LoadMeter
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.jobs import spawn
 
@@ -43,12 +44,14 @@ def test_a_bent_line_gets_pieces():
 def steady(monkeypatch):
     """What was measured a moment ago is taken, whatever the machine does now."""
     monkeypatch.setattr(learn_module, "DISTURBED", 0.0)
+    monkeypatch.setattr(learn_module, "DISTURBED_BUSY", 0.0)
 
 
 def test_what_was_measured_beside_other_work_is_measured_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
     monkeypatch.setenv("LANTERNE_TRIALS", "off")
-    monkeypatch.setattr(learn_module, "DISTURBED", 0.01)
+    for name in ("DISTURBED", "DISTURBED_BUSY"):
+        monkeypatch.setattr(learn_module, name, 0.01)
     (model, *_), _ = spawn(2, learn)
     (file,) = tmp_path.iterdir()
     document = json.loads(file.read_text())
@@ -59,6 +62,19 @@ def test_what_was_measured_beside_other_work_is_measured_anew(tmp_path, monkeypa
         first, other = spawn(2, learn)
         assert first == other and first.source == source
         assert first.model.alpha_s < 100 * model.alpha_s
+
+
+@pytest.mark.parametrize("cores", [0.0, 2.0])
+def test_of_what_was_measured_while_others_were_busy_less_is_enough(tmp_path, monkeypatch, cores):
+    monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(LoadMeter, "foreign_cores", lambda meter, comm: cores)
+    spawn(2, learn)
+    (file,) = tmp_path.iterdir()
+    document = json.loads(file.read_text())
+    assert document["busy"] == bool(cores)
+    # A call takes less than any part of what is predicted.
+    monkeypatch.setattr(learn_module, "DISTURBED_BUSY", 1e9)
+    assert [learned.source for learned in spawn(2, learn)] == ["measured" if cores else "cache"] * 2
 
 
 @pytest.fixture

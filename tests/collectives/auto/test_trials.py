@@ -15,7 +15,7 @@ MODEL = CostModel(1e-5, 1e-9, 1e-10)
 def took(seconds_of):
     """A stand-in for a round of trials: every call is made, and took `seconds_of(its place, the round's number)`."""
 
-    def _round(communicator, calls, number):
+    def _round(communicator, calls, number, pause_s=0):
         for call in calls:
             call()
         return np.array([seconds_of(place, number) for place in range(len(calls))])
@@ -57,6 +57,18 @@ def test_no_job_waits_for_long_and_later_ones_try_what_is_left(monkeypatch):
     assert max(tried) < max(TRIED_NBYTES)
 
 
+def test_what_goes_through_memory_is_not_tried_and_a_first_job_tries_less(monkeypatch):
+    monkeypatch.setattr(module, "_round", took(lambda place, number: 0.02))
+
+    def tried(comm, **limits):
+        return {row.nbytes for row in measure_factors(comm, MODEL, **limits)}
+
+    everything = spawn(2, tried)[0]
+    assert min(everything) < 32 << 10
+    assert min(spawn(2, lambda comm: tried(comm, above_nbytes=32 << 10))[0]) > 32 << 10
+    assert len(spawn(2, lambda comm: tried(comm, most_s=0.1))[0]) < len(everything)
+
+
 def test_slow_networks_are_not_tried_for_long():
     assert spawn(3, lambda comm: measure_factors(comm, CostModel(1.0, 1e-3))) == [()] * 3
 
@@ -66,7 +78,7 @@ def test_who_is_far_behind_is_out_and_disturbed_calls_do_not_count(monkeypatch):
     names = ["quick", "near", "far"]
     usual_s = {"quick": 1e-3, "near": 1.1e-3, "far": 2e-3}
 
-    def _round(communicator, calls, number):
+    def _round(communicator, calls, number, pause_s=0):
         # One round of three is disturbed tenfold.
         return np.array([usual_s[call()] * (10 if number % 3 == 1 else 1) for call in calls])
 
@@ -80,7 +92,7 @@ def test_who_is_far_behind_is_out_and_disturbed_calls_do_not_count(monkeypatch):
 def test_of_long_calls_who_is_behind_is_out_sooner_and_one_alone_is_not_called_again(monkeypatch):
     called = []
     usual_s = {"quick": 0.2, "near": 0.21, "far": 0.28}
-    monkeypatch.setattr(module, "_round", lambda communicator, calls, number: np.array([usual_s[c()] for c in calls]))
+    monkeypatch.setattr(module, "_round", lambda comm, calls, *_: np.array([usual_s[c()] for c in calls]))
     monkeypatch.setattr(module, "LONGEST_S", 60.0)
     calls = [lambda name=name: called.append(name) or name for name in usual_s]
     module._contest(None, calls)
