@@ -27,7 +27,7 @@ from lanterne.transport.board.late_policy import from_text, to_text
 
 # "device": where a late rank joins, the streams of the others wait for a flag that the CPU sets, instead of the CPU
 # launching what follows. Nothing is launched then once it has come; but a call that is given up ends the communicator.
-JOIN_VARIABLE = "LANTERNE_JOIN"
+JOIN_VARIABLE = "LANTERNE_CAPTURED_JOIN"
 
 
 class Captured:

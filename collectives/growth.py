@@ -10,7 +10,7 @@ from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import TransportError
 from lanterne.transport.base import Transport
 from lanterne.transport.rank_group import Group
-from lanterne.transport.registry import open_transport
+from lanterne.transport.registry import host_transport, open_transport
 
 
 class Face(Protocol):
@@ -39,7 +39,8 @@ def enter(
     All its ranks call it. If it is None on one it is on all; the group is left then, and the epoch before goes on.
 
     Args:
-        transport: its name; `make` gets it open, with what those that were there before know and have set.
+        transport: its name, empty where nobody has said one; `make` gets it open, with what those that were there
+            before know and have set.
         told: what `known_to` says; empty: of a newcomer.
     """
     with ExitStack() as undo:
@@ -49,7 +50,7 @@ def enter(
                 next(filter(None, group.exchange("lanterne/known", told, limit_s)), b"{}")
             )
             model = known.get("model")
-            opened = open_transport(transport, group, limit_s)
+            opened = open_transport(transport or host_transport(group, limit_s), group, limit_s)
             undo.callback(opened.close)
             deterministic = bool(known.get("deterministic"))
             made = make(opened, group, None if model is None else CostModel(**model), deterministic)

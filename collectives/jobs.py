@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -14,12 +15,20 @@ from lanterne.collectives.growth import enter
 from lanterne.collectives.topology.presets import find_topology
 from lanterne.collectives.topology.topology import Topology
 from lanterne.collectives.topology.topology_json import to_document
-from lanterne.errors import InputError, LanterneError, TransportTimeout
+from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
 from lanterne.transport.base import Transport
-from lanterne.transport.job.bootstrap import MeetingPlace, ask_to_join, connect, connect_at
+from lanterne.transport.job.bootstrap import (
+    MeetingPlace,
+    ask_to_join,
+    connect,
+    connect_at,
+    launched_rank,
+    store_returns,
+)
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, host_transport, open_transport
+from lanterne.transport.store.client import StoreLost
 from lanterne.transport.store.terms import OPEN, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 
@@ -33,6 +42,8 @@ Arguments = TypeVarTuple("Arguments")
 ATTEMPTS = 10
 
 _thread = threading.local()
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def init(
@@ -87,8 +98,28 @@ def init(
         return spawned
     limit_s = check_timeout_s(timeout_s)
     if address := join or os.environ.get("LANTERNE_JOIN"):
-        return _taken_in(address, place, Terms(__version__, name or OPEN, model), limit_s)
-    group = connect(limit_s)
+        return _taken_in(address, place, Terms(__version__, name or OPEN, model), limit_s, deterministic=deterministic)
+    try:
+        return _of_the_start(name, limit_s, spare_rails, topology, deterministic=deterministic)
+    except TransportError as error:
+        address = os.environ.get("LANTERNE_STORE")
+        if os.environ.get("LANTERNE_RESTARTS", "0") == "0" or not address or spare_rails:
+            raise
+        # Who died is started again: all that are left are taken in with it, once nobody is in the job any more.
+        log.warning("lanterne: rank %d begins again: %s", launched_rank(), error)
+        return _taken_in(address, place, Terms(__version__, name or OPEN, model), limit_s, deterministic=deterministic)
+
+
+def _of_the_start(
+    name: str | None,
+    timeout_s: float | None,
+    spare_rails: Sequence[str],
+    topology: str | Topology | None,
+    *,
+    deterministic: bool,
+) -> "Communicator":
+    """The Communicator of all ranks that were started together."""
+    group = connect(timeout_s)
     try:
         known = agreed_topology(topology or os.environ.get("LANTERNE_TOPOLOGY"), group.world_size, group.exchange)
         if group.world_size == 1 and name in (None, "local"):
@@ -107,15 +138,25 @@ def init(
     return open_communicator(opened, group, deterministic=deterministic, topology=known)
 
 
-def _taken_in(address: str, place: int | str | None, terms: Terms, timeout_s: float | None) -> "Communicator":
+def _taken_in(
+    address: str, place: int | str | None, terms: Terms, timeout_s: float | None, *, deterministic: bool
+) -> "Communicator":
     """The Communicator of the job at `address`, once it has grown by this rank."""
     from lanterne.collectives.communicator import Communicator
 
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     for _ in range(ATTEMPTS):
-        group, agreed = ask_to_join(address, place, terms, limit_s)
+        try:
+            group, agreed = ask_to_join(address, place, terms, limit_s)
+        except StoreLost as error:
+            if not store_returns():
+                raise
+            log.info("lanterne: %s", error)
+            continue
         found = enter(group, agreed.transport, Communicator._of_epoch, limit_s)
         if found is not None:
+            # Where there is nobody who was there before, it is as all of these have asked for.
+            found.deterministic |= deterministic and len(found.newcomers) == found.world_size
             return found
     raise TransportTimeout(f"join: each of {ATTEMPTS} times a rank of the job at {address} died, or did not come")
 
@@ -209,6 +250,7 @@ def open_communicator(
             core.share_memory()
             communicator.tuning.learn(shares_memory=core.shares_memory)
     except LanterneError:
+        group.abandon()  # The others are told that this rank has failed, and not that it has left.
         communicator.close()
         raise
     return communicator

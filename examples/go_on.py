@@ -14,11 +14,11 @@ STEPS, RANKS, VICTIM = 60, 4, 2
 
 
 def agree(comm: lanterne.Communicator, step: int, weights: np.ndarray) -> int:
-    """Have the weights of the rank that is furthest, and its step; a new one has step -1."""
+    """Have the weights of the rank that is furthest, and its step; a new one has step -1; if all are new it begins."""
     steps = np.empty(comm.world_size, np.int64)
     comm.all_gather(np.array([step]), steps)
     comm.broadcast(weights, root=int(steps.argmax()))
-    return int(steps.max())
+    return max(0, int(steps.max()))
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 
-# Who was let in, and the numbers of its greeting.
-Guest: TypeAlias = tuple[socket.socket, tuple[int, ...]]
+# Who was let in, the numbers of its greeting, and the seals of its frames, if it wants them sealed.
+Guest: TypeAlias = tuple[socket.socket, tuple[int, ...], wire.FrameSeals | None]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Stranger:
         self.data = bytearray()
         self.needs = wire.ANSWER_NBYTES
         self.proven = False
+        self.seals: wire.FrameSeals | None = None
 
 
 class Door:
@@ -185,7 +186,8 @@ class Door:
             self._judge(stranger, data)
 
     def _judge(self, stranger: Stranger, answer: bytes) -> None:
-        verdict, why = wire.judge_answer(self._key, stranger.nonce, answer), "wrong secret"
+        verdict, stranger.seals = wire.judge_answer(self._key, stranger.nonce, answer)
+        why = "wrong secret"
         if verdict.startswith(wire.ACCEPTED) and not self._has_room():
             verdict, why = wire.REFUSED + bytes(wire.PROOF_NBYTES), "too many clients"
         self._say(stranger, verdict)
@@ -199,7 +201,7 @@ class Door:
     def _let_in(self, stranger: Stranger, said: tuple[int, ...]) -> None:
         del self._strangers[stranger]
         self._selector.unregister(stranger.sock)
-        self._guests.append((stranger.sock, said))
+        self._guests.append((stranger.sock, said, stranger.seals))
 
     def _refuse(self, stranger: Stranger, why: str) -> None:
         del self._strangers[stranger]

@@ -7,7 +7,9 @@ what it says (tcp/seal.py).
 """
 
 import os
+import socket
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 from lanterne.errors import InputError
@@ -26,6 +28,16 @@ def is_trusted() -> bool:
     if text not in ("0", "1"):
         raise InputError(f"{VARIABLE}: got {text!r}, expected 0 or 1")
     return text == "1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether no packet to `host`, a name or an address, leaves this one."""
+    with suppress(ValueError):
+        return ip_address(host.partition("%")[0]).is_loopback
+    with suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return all(ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in found)
+    return False
 
 
 def has_rdma(ports: str = RDMA_PORTS) -> bool:

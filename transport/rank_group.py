@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
+from lanterne.transport.store.client import StoreLost
 from lanterne.transport.store.terms import ANY, Terms, unpack
-from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_fields, unpack_ranks
+from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
@@ -28,6 +29,8 @@ _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
 FOREVER_S = 1e6
 # As transport/store/epoch.py has it.
 BEGIN = "lanterne/begin"
+# So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
+ANSWERS = 16
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -57,6 +60,13 @@ class GroupPolicy:
         "a busy store answers within a second",
         half="survivors may give a meeting up",
         double="a lost store is told 5 s later",
+    )
+    # How long it looks for the store that takes over from one that was lost.
+    return_s: float = value(
+        8.0,
+        "chosen: a store starts in a second, under load in five",
+        half="jobs on busy machines end with their store",
+        double="who is cut off learns it 8 s later",
     )
 
 
@@ -100,7 +110,12 @@ class Group:
         self._failed: dict[int, str] = {}
         self._left: dict[int, float] = {}
         self._gone: dict[int, str] = {}  # both, first one first
-        self._records: dict[bytes, deque[Record]] = {}  # by the key of a board
+        # By the key of a board, as long as somebody has a seat there.
+        self._records: weakref.WeakValueDictionary[bytes, deque[Record]] = weakref.WeakValueDictionary()
+        # What another store has to know, if this one is lost.
+        self._roll = b""
+        self._begun = not epoch
+        self._answers: OrderedDict[bytes, list[bytes]] = OrderedDict()
         self._next_look = 0.0
         self._closed = False
         self._pid = os.getpid()
@@ -110,9 +125,9 @@ class Group:
     def _join(self, store: "StoreClient", timeout_s: float | None) -> None:
         try:
             if self.epoch:
-                store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)
+                (self._roll,) = store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)
             else:
-                store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
+                (self._roll,) = store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
             hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
         except BaseException:
             store.close()
@@ -174,13 +189,58 @@ class Group:
         """
         if self.store is None:
             return {self.rank: payload}
-        fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), pack_ranks(cut), payload, int(limit_s * 1e3)]
-        try:
-            whole_s = limit_s + POLICY.answer_s
-            answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
-        finally:
-            self._check_alive()
+        key, until_s = name.encode(), self.machine.now_s() + limit_s
+        fields: list[int | bytes] = [key, pack_ranks(ranks), pack_ranks(cut), payload, int(limit_s * 1e3)]
+        while True:
+            try:
+                whole_s = limit_s + POLICY.answer_s
+                answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
+                break
+            except StoreLost as error:
+                self._come_back(error, until_s - self.machine.now_s())
+            finally:
+                self._check_alive()
+        self._answers[key] = answer
+        if len(self._answers) > ANSWERS:
+            self._answers.popitem(last=False)
         return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
+
+    def _come_back(self, error: StoreLost, limit_s: float) -> None:
+        """To the store that has taken over from the one that was lost, with what that has told this rank.
+
+        Raises:
+            StoreLost: `error`, where none will.
+            TransportError: none did, or this rank does not reach it.
+        """
+        lost, until_s = self.store, self.machine.now_s() + min(limit_s, POLICY.return_s)
+        assert lost is not None
+        self._read_notices()
+        frames = [
+            pack_frame(Kind.DIED_NOTICE, 0, [rank, why.encode()])
+            if rank in self._failed
+            else pack_frame(Kind.LEFT_NOTICE, 0, [rank])
+            for rank, why in self._gone.items()
+        ]
+        frames += [pack_frame(Kind.REPLY, 0, [key, *answer]) for key, answer in self._answers.items()]
+        fields: list[int | bytes] = [self.epoch, self.rank, self._begun, self._roll, b"".join(frames)]
+        while self.store is lost:
+            left_s = until_s - self.machine.now_s()
+            if not lost.returns or left_s <= 0:
+                raise error
+            try:
+                store = lost.again(left_s)
+            except TransportTimeout as none:
+                text = f"rank {self.rank} is cut off from its job: {error}; {none}; whoever reaches the store goes on"
+                raise TransportError(text) from error
+            try:
+                store.call(Kind.RETURN, fields, left_s)
+                self.store = store
+            except BaseException as another:
+                store.close()
+                if not isinstance(another, StoreLost):
+                    raise
+        lost.close()
+        self._look()
 
     def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Group | None":
         """This rank's Group in the next epoch, with those that waited to be taken in; None: there were none.
@@ -238,7 +298,8 @@ class Group:
 
         If not, nothing has changed for the ranks that were there before. Raises as `survivors`.
         """
-        return len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
+        self._begun = len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
+        return self._begun
 
     def take_over(self, before: "Group") -> None:
         """`before` was this rank's in the epoch before: leave that."""
@@ -377,8 +438,8 @@ class Group:
                 self.somebody_waits = True
             elif kind == Kind.RECORD_NOTICE:
                 key, record = unpack_record(body)
-                if key in self._records:
-                    self._records[key].append(record)
+                if (records := self._records.get(key)) is not None:
+                    records.append(record)
 
     def _check_alive(self) -> None:
         """Raise PeerFailed of this rank if the others have gone on without it."""

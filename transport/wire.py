@@ -2,18 +2,19 @@
 
 A frame is a header (body length, kind, request id) and a body of fields whose types each kind fixes beforehand: int64
 or bytes. Nothing that is received is ever unpickled or evaluated. The handshake proves to both sides that the other
-knows the job token, without sending it; what follows is neither encrypted nor signed, so a network where others may
-alter packets needs a tunnel.
+knows the job token, without sending it, and says whether a digest follows each frame (FrameSeal), as it does between
+hosts; nothing is encrypted.
 """
 
 import enum
+import hashlib
 import hmac
 import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.errors import InputError, TransportError
 
@@ -32,6 +33,10 @@ CHALLENGE_NBYTES = len(MAGIC) + NONCE_NBYTES
 ANSWER_NBYTES = CHALLENGE_NBYTES + PROOF_NBYTES
 VERDICT_NBYTES = 1 + PROOF_NBYTES
 ACCEPTED, REFUSED = b"+", b"-"
+# By whether what the client says from then on is sealed.
+CLIENTS = {False: b"client", True: b"sealed client"}
+SEAL_NBYTES = 16
+_COUNT = struct.Struct("<q")
 
 
 # (kind, request id, body).
@@ -66,6 +71,7 @@ class Kind(enum.IntEnum):
     GROW = 23
     ENTER = 24
     RESTART = 25
+    RETURN = 26
     DIED_NOTICE = 30
     LEFT_NOTICE = 31
     ENDED_NOTICE = 32
@@ -79,6 +85,38 @@ class Kind(enum.IntEnum):
 
 class WireError(TransportError):
     """The other side does not speak this language."""
+
+
+class FrameSeal:
+    """Digests of the frames of one direction of a connection, keyed BLAKE2b; both ends go through it in the same order.
+
+    The count of a frame goes into its digest, so what comes twice, late or not at all does not fit.
+
+    Args:
+        secret: that both ends know, for this direction of this connection only.
+
+    Cost: some 1.5 us a frame, and 1 ns a byte.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        key = hmac.digest(secret, b"frames", "sha256")
+        self._frame = hashlib.blake2b(key=key, digest_size=SEAL_NBYTES)
+        self._frames = 0
+
+    def of_frame(self, frame: bytes | bytearray | memoryview) -> bytes:
+        """SEAL_NBYTES of the next frame."""
+        digest = self._frame.copy()
+        digest.update(_COUNT.pack(self._frames))
+        digest.update(frame)
+        self._frames += 1
+        return digest.digest()
+
+
+class FrameSeals(NamedTuple):
+    """Those of one end of a connection: of what it says, and of what it hears."""
+
+    out: FrameSeal
+    into: FrameSeal
 
 
 def pack_frame(kind: int, request_id: int, fields: Iterable[int | bytes] = ()) -> bytes:
@@ -129,23 +167,29 @@ def _unpack_field(body: bytes, offset: int, letter: str) -> tuple[int | bytes, i
     return bytes(body[start : start + nbytes]), start + nbytes
 
 
-def take_frame(buffer: bytearray, max_nbytes: int = MAX_BODY_NBYTES) -> Frame | None:
+def take_frame(buffer: bytearray, seals: FrameSeals | None = None) -> Frame | None:
     """Remove the first frame from the bytearray `buffer`: (kind, request_id, body), or None while it is incomplete.
 
+    Args:
+        seals: a digest follows the frame.
+
     Raises:
-        WireError: the frame is larger than `max_nbytes`.
+        WireError: the frame is larger than MAX_BODY_NBYTES, or its digest does not fit.
     """
     if len(buffer) < HEADER.size:
         return None
     nbytes, kind, request_id = HEADER.unpack_from(buffer)
-    if nbytes > max_nbytes:
-        raise WireError(f"frame: got {nbytes} bytes, expected at most {max_nbytes}")
+    if nbytes > MAX_BODY_NBYTES:
+        raise WireError(f"frame: got {nbytes} bytes, expected at most {MAX_BODY_NBYTES}")
     end = HEADER.size + nbytes
-    if len(buffer) < end:
+    whole = end + (SEAL_NBYTES if seals else 0)
+    if len(buffer) < whole:
         return None
-    body = bytes(memoryview(buffer)[HEADER.size : end])
-    del buffer[:end]
-    return kind, request_id, body
+    frame = bytes(memoryview(buffer)[:whole])
+    if seals and not hmac.compare_digest(seals.into.of_frame(frame[:end]), frame[end:]):
+        raise WireError("frame: it was changed, added, repeated or moved on its way")
+    del buffer[:whole]
+    return kind, request_id, frame[HEADER.size : end]
 
 
 def pack_ranks(ranks: Iterable[int]) -> bytes:
@@ -185,8 +229,9 @@ def make_challenge() -> tuple[bytes, bytes]:
     return MAGIC + nonce, nonce
 
 
-def answer_challenge(key: bytes, challenge: bytes) -> tuple[bytes, bytes]:
-    """What a client answers: (the bytes to send, the verdict that only a store with the same token can give).
+def answer_challenge(key: bytes, challenge: bytes, *, sealed: bool = False) -> tuple[bytes, bytes, FrameSeals | None]:
+    """What a client answers: (the bytes to send, the verdict that only a store with the same token can give, and its
+    seals from then on, if frames are to be `sealed`).
 
     Raises:
         WireError: `challenge` is none of a store's.
@@ -194,21 +239,27 @@ def answer_challenge(key: bytes, challenge: bytes) -> tuple[bytes, bytes]:
     if not challenge.startswith(MAGIC):
         raise WireError("what answers there is not a lanterne store")
     nonces = challenge[len(MAGIC) :] + os.urandom(NONCE_NBYTES)
-    answer = MAGIC + nonces[NONCE_NBYTES:] + _proof(key, b"client", nonces)
-    return answer, ACCEPTED + _proof(key, b"store", nonces)
+    answer = MAGIC + nonces[NONCE_NBYTES:] + _proof(key, CLIENTS[sealed], nonces)
+    return answer, ACCEPTED + _proof(key, b"store", nonces), _seals(key, nonces) if sealed else None
 
 
-def judge_answer(key: bytes, nonce: bytes, answer: bytes) -> bytes:
-    """The store's verdict on a client's answer; it starts with ACCEPTED or REFUSED."""
+def judge_answer(key: bytes, nonce: bytes, answer: bytes) -> tuple[bytes, FrameSeals | None]:
+    """The store's verdict on a client's answer, which starts with ACCEPTED or REFUSED; and its seals from then on."""
     nonces = nonce + answer[len(MAGIC) : CHALLENGE_NBYTES]
-    proven = hmac.compare_digest(answer[CHALLENGE_NBYTES:], _proof(key, b"client", nonces))
-    if not (proven and answer.startswith(MAGIC)):
-        return REFUSED + bytes(PROOF_NBYTES)
-    return ACCEPTED + _proof(key, b"store", nonces)
+    for sealed, side in CLIENTS.items():
+        if hmac.compare_digest(answer[CHALLENGE_NBYTES:], _proof(key, side, nonces)) and answer.startswith(MAGIC):
+            seals = FrameSeals(*reversed(_seals(key, nonces))) if sealed else None
+            return ACCEPTED + _proof(key, b"store", nonces), seals
+    return REFUSED + bytes(PROOF_NBYTES), None
 
 
 def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
     return hmac.digest(key, side + nonces, "sha256")
+
+
+def _seals(key: bytes, nonces: bytes) -> FrameSeals:
+    """The client's."""
+    return FrameSeals(*(FrameSeal(_proof(key, side, nonces)) for side in (b"to the store", b"from the store")))
 
 
 def in_words(refused: Mapping[str, int]) -> str:

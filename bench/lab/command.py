@@ -5,26 +5,30 @@
   lanterne lab --hosts 2 --ranks-per-host 4 --rate 200mbit -- python job.py    ranks that share a host's link
   lanterne lab --topology cluster.json -- python job.py     hosts, ranks, rates and sites of a file
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
+  lanterne lab --hosts 4 --witness --cut 0@10 -- python job.py     host 0 is cut off after 10 s, the others go on
 
 Each rank runs the command, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is
 told to use TCP on the emulated NIC. Of a file (docs/topology.md) the lab emulates nodes, ranks, their NICs (each of
 several is a network of its own, through which its ranks talk), and sites: a trunk with its rate and start-up time.
 The links limit each direction to the rate; messages of up to some 4 MiB profit visibly from the bucket's first 128 kB.
 Needs root, ip and tc, and removes everything that it made, whatever ends it.
-Exit code: the first of a host that is not 0.
+Exit code: the first of a host that is not 0, and was not cut off.
 """
 
 import argparse
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from lanterne.bench.lab.network import (
     INTERFACE,
@@ -34,6 +38,7 @@ from lanterne.bench.lab.network import (
     check_available,
     check_num_hosts,
     create,
+    cut_hosts,
     interface,
 )
 from lanterne.bench.output.units import parse_rate_bytes_per_s
@@ -46,6 +51,13 @@ MASTER_PORT = 29500
 MAX_RANKS_PER_HOST = 64
 # After one host has failed, how long the others may take to notice and say so themselves.
 GRACE_S = 15.0
+
+
+class Cut(NamedTuple):
+    """That `hosts` hear nobody and are heard by nobody from `at_s` seconds after the start on."""
+
+    hosts: tuple[int, ...]
+    at_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", choices=("none", "mpich", "openmpi"), default="none", help="start the command by an mpiexec"
     )
+    parser.add_argument("--witness", action="store_true", help="one more host, which holds the store of the job")
+    parser.add_argument(
+        "--cut",
+        action="append",
+        default=[],
+        metavar="HOST[,...]@S",
+        help="after S seconds no packet comes from these hosts or to them; may be repeated",
+    )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every rank runs, after --")
 
 
@@ -69,12 +89,13 @@ def run(args: argparse.Namespace) -> int:
     network = parse_network(args, f"lab{os.getpid()}")
     check_available()
     command = resolve(args.command)
+    cuts = [parse_cut(text, max(network.placement) + 1) for text in args.cut]
     undertaker = Undertaker(network.name)
     end_in_order()
     try:
         create(network)
         if args.launcher == "none":
-            return run_ranks(network, command)
+            return run_ranks(network, command, cuts, witness=args.witness)
         return run_mpi(network, command, args.launcher)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -89,6 +110,8 @@ def parse_network(args: argparse.Namespace, name: str) -> Network:
         InputError: a number or rate that cannot be, options that exclude each other, or a topology without one NIC for
             each host.
     """
+    if args.launcher != "none" and (args.witness or args.cut):
+        raise InputError(f"--witness, --cut: got --launcher {args.launcher}, whose ranks end together, expected none")
     if args.topology is None:
         hosts = 4 if args.hosts is None else args.hosts
         each = 1 if args.ranks_per_host is None else args.ranks_per_host
@@ -96,7 +119,10 @@ def parse_network(args: argparse.Namespace, name: str) -> Network:
         if not 1 <= each <= MAX_RANKS_PER_HOST:
             raise InputError(f"--ranks-per-host: got {each}, expected 1 to {MAX_RANKS_PER_HOST}")
         host_of = tuple(rank // each for rank in range(hosts * each))
-        return Network(name, parse_rates(args.rate or ["200mbit"], hosts), host_of)
+        rates = parse_rates(args.rate or ["200mbit"], hosts)
+        return Network(name, rates + (max(rates),) * args.witness, host_of)
+    if args.witness:
+        raise InputError("--witness: got it beside --topology, which says the hosts")
     for option, given in (("--hosts", args.hosts), ("--ranks-per-host", args.ranks_per_host), ("--rate", args.rate)):
         if given is not None:
             raise InputError(f"{option}: got {given} beside --topology, which says it")
@@ -163,6 +189,20 @@ def parse_rates(texts: Sequence[str], num_hosts: int) -> tuple[float, ...]:
     return tuple(special.get(host, common) for host in range(num_hosts))
 
 
+def parse_cut(text: str, num_hosts: int) -> Cut:
+    """The Cut that HOST[,...]@S stands for.
+
+    Raises:
+        InputError: it is none, or of hosts that are not there.
+    """
+    names, at, seconds = text.partition("@")
+    hosts = names.split(",")
+    good = all(host.isascii() and host.isdigit() and int(host) < num_hosts for host in hosts)
+    if not at or not good or not re.fullmatch(r"\d+(\.\d+)?", seconds, re.ASCII):
+        raise InputError(f"--cut: got {text!r}, expected HOST[,...]@S, hosts from 0 to {num_hosts - 1} and seconds")
+    return Cut(tuple(map(int, hosts)), float(seconds))
+
+
 def resolve(command: Sequence[str]) -> list[str]:
     """`command` with `lanterne` and `python` being those of this installation.
 
@@ -202,19 +242,38 @@ def environment(network: Network, token: str, rank: int) -> dict[str, str]:
     return {"LANTERNE_CACHE": "off", **os.environ, **own}
 
 
-def run_ranks(network: Network, command: list[str]) -> int:
-    """Run `command` as every rank of a torchrun-style job; the first exit code that is not 0."""
+def run_ranks(network: Network, command: list[str], cuts: Sequence[Cut] = (), *, witness: bool = False) -> int:
+    """Run `command` as every rank of a torchrun-style job; the first exit code that is not 0, of hosts that stay.
+
+    Args:
+        witness: the network's last host, which has no rank, holds the store.
+    """
     token = secrets.token_hex(16)
     meeting = {"MASTER_ADDR": network.address(network.placement[0]), "MASTER_PORT": str(MASTER_PORT)}
-    processes = []
+    if witness:
+        last = network.num_hosts - 1
+        meeting["LANTERNE_WITNESS"] = f"{network.address(last)}:{MASTER_PORT}"
+        words = [*network.run_in(last), *resolve(["lanterne"]), "witness", "--bind", network.address(last)]
+        subprocess.Popen([*words, "--port", str(MASTER_PORT)], env=environment(network, token, 0))
+    processes, cut_off = [], set()
     for rank, host in enumerate(network.placement):
         job = environment(network, token, rank) | network.rank_variables(rank) | meeting
         processes.append(subprocess.Popen(network.run_in(host) + command, env=job))
-    return wait_for_all(processes)
+        if any(host in cut.hosts for cut in cuts):
+            cut_off.add(processes[-1].pid)
+    for cut in cuts:
+        timer = threading.Timer(cut.at_s, cut_hosts, (network, cut.hosts))
+        timer.daemon = True
+        timer.start()
+    return wait_for_all(processes, cut_off)
 
 
-def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The first exit code that is not 0; waits for all, or GRACE_S after the first that failed, and ends the rest."""
+def wait_for_all(processes: Sequence[subprocess.Popen[bytes]], cut_off: Collection[int] = ()) -> int:
+    """The first exit code that is not 0; waits for all, or GRACE_S after the first that failed, and ends the rest.
+
+    Args:
+        cut_off: pids of those whose end does not count.
+    """
 
     def end_others(*_: object) -> None:
         for late in running.values():
@@ -228,7 +287,7 @@ def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         if process is None:
             continue
         process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode and not failed:
+        if process.returncode and not failed and pid not in cut_off:
             failed = process.returncode if process.returncode > 0 else 128 - process.returncode
             signal.signal(signal.SIGALRM, end_others)
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)

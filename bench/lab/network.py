@@ -205,6 +205,13 @@ def _limit(space: str, device: str, rate_bytes_per_s: float) -> None:
     _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf", *bucket, *queue)
 
 
+def cut_hosts(network: Network, hosts: Iterable[int]) -> None:
+    """Take each of `hosts` off its switch: packets are lost, and nobody is told."""
+    for host in hosts:
+        for nic in range(len(network.nic_rates(host))):
+            _ip("-n", network.switch, "link", "set", f"port{host}-{nic}", "nomaster")
+
+
 def remove(name: str) -> None:
     """Remove all that belongs to the network `name`, processes first. What is gone already is no error."""
     spaces = [space for space in namespaces() if space.startswith(f"{name}-")]

@@ -2,8 +2,9 @@
 
 Each seed is a job of 2 to 8 ranks of its own on this host, over tcp or ucx, which makes collective calls without end.
 One rank kills itself at an instant that the seed draws; the others shrink and go on, it is started again, and taken
-in. Exit code 1 if a rank hangs, an element is wrong, a survivor names another rank or none, or a bar is missed: from
-the kill to the survivors' first right all_reduce 1 s, from the start of the new process to its own 5 s.
+in. In one job of five it kills the job's store instead, and all shrink and go on. Exit code 1 if a rank hangs, an
+element is wrong, a survivor names another rank or none, or a bar is missed: from the kill to the survivors' first right
+all_reduce 1 s, from the start of the new process to its own 5 s.
 
   lanterne bench rejoins --seeds 20
   lanterne bench rejoins --seeds 200 --json rejoins.json
@@ -30,6 +31,8 @@ from lanterne.transport.own_python import own_python
 
 TRANSPORTS = {"tcp": "", "ucx": ""}
 RANKS, KILLED_AFTER_S = (2, 8), (0.0, 1.5)
+# Of jobs, whose store is killed.
+STORE_SHARE = 0.2
 COUNTS = (1, 100, 5_000, 100_000)
 SURVIVE_S, REJOIN_S = 1.0, 5.0
 # Of waits in a job, and of the job.
@@ -66,16 +69,16 @@ def run_job(seed: int, transport: str) -> dict[str, Any]:
     rng = random.Random(f"rejoins {seed}")
     ranks = rng.randint(*RANKS)
     victim, after_s = rng.randrange(ranks), rng.uniform(*KILLED_AFTER_S)
+    is_store = rng.random() < STORE_SHARE
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         code = "import sys; from lanterne.bench.scores.rejoins import rank_main; rank_main(*sys.argv[1:])"
-        command = [*own_python(), "-c", code, str(seed), str(victim), str(after_s), folder]
+        command = [*own_python(), "-c", code, str(seed), str(victim), str(after_s), str(int(is_store)), folder]
         # The launcher reports deaths and returns: no news here.
         with redirect_stderr(io.StringIO()) as said:
             try:
-                exit_code = launch(
-                    command, ranks, "direct", JOB_S, {"LANTERNE_TRANSPORT": transport}, restarts=1
-                )
+                variables = {"LANTERNE_TRANSPORT": transport}
+                exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1, goes_on=True)
             except TransportTimeout as error:
                 exit_code = 1
                 problems.append(f"hang: {error}")
@@ -87,8 +90,8 @@ def run_job(seed: int, transport: str) -> dict[str, Any]:
     problems += [f"wrong: rank {each['rank']}: {each['wrong']} elements" for each in ended if each["wrong"]]
     survivors = [each for each in ended if not each["is_new"]]
     for each in survivors:
-        if each["named"] != [victim]:
-            problems.append(f"named: rank {each['rank']} named {each['named']}, expected [{victim}]")
+        if each["named"] != (expected := [] if is_store else [victim]):
+            problems.append(f"named: rank {each['rank']} named {each['named']}, expected {expected}")
     if len(ended) != ranks:
         problems.append(f"ended: {len(ended)} of {ranks} ranks")
     survive_s = [each["went_on_s"] - kill_s for each in survivors if each["went_on_s"] and kill_s]
@@ -97,7 +100,7 @@ def run_job(seed: int, transport: str) -> dict[str, Any]:
         "seed": seed,
         "transport": transport,
         "ranks": ranks,
-        "victim": victim,
+        "victim": "store" if is_store else victim,
         "killed_after_s": after_s,
         "survive_s": max(survive_s, default=None),
         "rejoin_s": max(rejoin_s, default=None),
@@ -132,15 +135,15 @@ def print_results(document: dict[str, Any], file: TextIO) -> None:
             print(f"seed {each['seed']} ({each['transport']}, {each['ranks']} ranks): {problem}", file=file)
 
 
-def rank_main(seed: str, victim: str, after_s: str, folder: str) -> None:
-    """One rank of a job."""
+def rank_main(seed: str, victim: str, after_s: str, is_store: str, folder: str) -> None:
+    """One rank of a job; rank `victim` kills itself, or the store."""
     began_s = time.monotonic()
     import lanterne
 
     comm = lanterne.init(timeout_s=TIMEOUT_S)
     is_new = comm.epoch > 0
     if not is_new and comm.rank == int(victim):
-        threading.Thread(target=_fall, args=(float(after_s), folder), daemon=True).start()
+        threading.Thread(target=_fall, args=(float(after_s), is_store == "1", folder), daemon=True).start()
     found: dict[str, Any] = {"rank": comm.rank, "is_new": is_new, "began_s": began_s, "wrong": 0}
     found |= {"named": [], "went_on_s": None, "whole_s": None}
     step, more, fell = -1 if is_new else 0, MORE_STEPS, False
@@ -152,7 +155,7 @@ def rank_main(seed: str, victim: str, after_s: str, folder: str) -> None:
             if comm.epoch and not found["whole_s"]:
                 found["whole_s"] = time.monotonic()
             found["wrong"] += _call(comm, random.Random(f"{seed} {step}"))
-            more -= bool(comm.epoch)
+            more -= bool(comm.epoch) or (fell and is_store == "1")
             comm = comm.grow()
         except TransportError as error:
             fell = True
@@ -166,10 +169,18 @@ def rank_main(seed: str, victim: str, after_s: str, folder: str) -> None:
     comm.close()
 
 
-def _fall(after_s: float, folder: str) -> None:
+def _fall(after_s: float, is_store: bool, folder: str) -> None:
+    from lanterne.transport.job.guard import descendants
+
+    pid = os.getpid()
+    if is_store:
+        # Below the launcher, as is the guard that is our parent.
+        launcher = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+        words = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in descendants(launcher)}
+        (pid,) = (each for each, said in words.items() if b"store.server" in said)
     time.sleep(after_s)
     Path(folder, f"{os.environ['RANK']}-killed").write_text(json.dumps({"killed_s": time.monotonic()}))
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 def _agree(comm: Any, step: int) -> int:

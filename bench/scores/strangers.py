@@ -176,12 +176,12 @@ def _wrong_secret(sock: socket.socket, _token: str) -> None:
 def _replay(sock: socket.socket, token: str) -> None:
     """A good answer, to the challenge of another connection."""
     with socket.create_connection(sock.getpeername()[:2], 5) as other:
-        answer, _ = wire.answer_challenge(token.encode(), _challenge(other))
+        answer, *_ = wire.answer_challenge(token.encode(), _challenge(other))
     sock.sendall(answer)
 
 
 def _half(sock: socket.socket, token: str) -> None:
-    answer, _ = wire.answer_challenge(token.encode(), _challenge(sock))
+    answer, *_ = wire.answer_challenge(token.encode(), _challenge(sock))
     sock.sendall(answer[: len(answer) // 2])
     sock.shutdown(socket.SHUT_WR)
 

@@ -136,7 +136,8 @@ def run(args: argparse.Namespace) -> int:
             load(args.resume, asdict(setup.settings))
         command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
         launcher = "mpi" if args.transport == "mpi" else "direct"
-        return launch(command, args.ranks, launcher=launcher, spares=args.spares, restarts=args.restarts)
+        own = {"spares": args.spares, "restarts": args.restarts, "goes_on": args.endure}
+        return launch(command, args.ranks, launcher=launcher, **own)
     from lanterne.collectives.jobs import init
 
     model = endure.name_of(asdict(_fitted(args, 1, 1, 1).settings)) if args.endure else ""
@@ -330,11 +331,11 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
             state = training.state()
             if state is not None and training.comm.rank == 0:
                 save(path, state, about)
-    training.finish()
+    found = training.finish(lambda comm: endure.merged(comm, results))
     told_changes = endure.tell(training, args, told_changes)
     setup, plans = setups[training.comm.world_size]
     document = _described(setup, plans, args, training.trainer.starts, ())
-    document |= {**endure.summary(training, setup), "results": endure.merged(training.comm, results)}
+    document |= {**endure.summary(training, setup), "results": found}
     return document if training.comm.rank == 0 else None
 
 

@@ -233,6 +233,8 @@ class Control:
             self._transport.check_peers((self._ranks[peer],))
         except PeerFailed:
             return False
+        except TransportError:
+            pass  # The store is lost: nobody knows.
         return True
 
     def _send(self, peer: int, kind: int, ranks: Sequence[int], number: int, text: str) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ NONE = -1
 WHOLE = 0
 # What a rank may hold: its state now, at two beginnings before, its neighbour's at two, and all of it.
 MOST_HELD = 6
+
+Result = TypeVar("Result")
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -156,19 +158,25 @@ class Enduring:
             self._go_on(error)
             return None
 
-    def finish(self) -> None:
-        """Return once every rank is here; whoever still lacks something gets it. For the end of training."""
+    def finish(self, last: Callable[[Communicator], Result]) -> Result:
+        """What `last(comm)`, a collective call, returns, once every rank has called it. For the end of training.
+
+        After a death, whoever still lacks something gets it, and those that are left call it again.
+
+        Raises: as `iteration`.
+        """
         wanted = self.iterations
-        with suppress(LanterneError):
-            while True:
-                try:
-                    self.comm.barrier()
-                    break
-                except TransportError as error:
-                    self._go_on(error)
-                    while self.iterations < wanted:
-                        self.iteration()
+        while True:
+            try:
+                result = last(self.comm)
+                self.comm.barrier()
+                break
+            except TransportError as error:
+                self._go_on(error)
+                while self.iterations < wanted:
+                    self.iteration()
         self._close_trainer()
+        return result
 
     # -- between iterations
 

@@ -159,7 +159,7 @@ def test_the_join_may_wait_on_the_device(monkeypatch, ends):
     """All is queued before the late rank comes: then nothing is launched any more. One that never comes ends it all."""
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
     monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
-    monkeypatch.setenv("LANTERNE_JOIN", "device")
+    monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", "device")
 
     def program(comm):
         runtime, goes_on = comm.transport.runtime, threading.Event()

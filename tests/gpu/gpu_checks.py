@@ -326,11 +326,11 @@ def check_captured_late_rank(comm):
 
 
 def check_captured_late_rank_for_which_the_device_waits(comm):
-    os.environ["LANTERNE_JOIN"] = "device"
+    os.environ["LANTERNE_CAPTURED_JOIN"] = "device"
     try:
         check_captured_late_rank(comm)
     finally:
-        os.environ.pop("LANTERNE_JOIN", None)
+        os.environ.pop("LANTERNE_CAPTURED_JOIN", None)
 
 
 def check_native(comm):

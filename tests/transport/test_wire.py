@@ -68,9 +68,9 @@ def test_sizes_are_bounded():
 
 def test_handshake_convinces_both_sides():
     challenge, nonce = wire.make_challenge()
-    answer, expected = wire.answer_challenge(KEY, challenge)
+    answer, expected, _ = wire.answer_challenge(KEY, challenge)
     assert (len(challenge), len(answer)) == (wire.CHALLENGE_NBYTES, wire.ANSWER_NBYTES)
-    assert wire.judge_answer(KEY, nonce, answer) == expected
+    assert wire.judge_answer(KEY, nonce, answer) == (expected, None)
     assert expected.startswith(wire.ACCEPTED)
     assert len(expected) == wire.VERDICT_NBYTES
 
@@ -80,15 +80,15 @@ def test_an_altered_answer_is_refused(position, flip):
     challenge, nonce = wire.make_challenge()
     answer = bytearray(wire.answer_challenge(KEY, challenge)[0])
     answer[position] ^= flip
-    assert wire.judge_answer(KEY, nonce, bytes(answer)).startswith(wire.REFUSED)
+    assert wire.judge_answer(KEY, nonce, bytes(answer))[0].startswith(wire.REFUSED)
 
 
 def test_an_answer_serves_once_and_for_one_token():
     challenge, nonce = wire.make_challenge()
-    answer, expected = wire.answer_challenge(KEY, challenge)
+    answer, expected, _ = wire.answer_challenge(KEY, challenge)
     other = wire.check_token("another job's token")
-    assert wire.judge_answer(KEY, wire.make_challenge()[1], answer).startswith(wire.REFUSED)
-    assert wire.judge_answer(other, nonce, answer).startswith(wire.REFUSED)
+    assert wire.judge_answer(KEY, wire.make_challenge()[1], answer)[0].startswith(wire.REFUSED)
+    assert wire.judge_answer(other, nonce, answer)[0].startswith(wire.REFUSED)
     # A store that does not know the token, or one that sends the client's own proof back, convinces nobody.
     assert wire.ACCEPTED + answer[wire.CHALLENGE_NBYTES :] != expected
 

@@ -11,6 +11,7 @@
 
 The store listens on one address only: loopback where all ranks share a host, else that of this host's name (2), or
 MASTER_ADDR (3). LANTERNE_BIND, an address or an interface, overrides both, and LANTERNE_PORT overrides MASTER_PORT.
+With LANTERNE_WITNESS, host:port, 3 and 4 start none: `lanterne witness` holds it there.
 """
 
 import fcntl
@@ -27,10 +28,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.transport.job.guard import STORE_RETURNS
 from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
 from lanterne.transport.job.room import check_shared_memory, make_room_for_files
 from lanterne.transport.job.secret import job_secret
 from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.networks import is_loopback
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
@@ -45,6 +48,8 @@ OPEN_TOKEN = "loopback-without-a-secret"
 # How long a name may have no address yet, and the port of a job that was killed may still be taken.
 RESOLVE_S, PORT_S = 2.0, 4.0
 RETRY_S = 0.1
+# host:port of a store on a machine of its own, which outlives every host of the job.
+WITNESS = "LANTERNE_WITNESS"
 # A spare rank waits for so long at most: ten days.
 SPARE_S = 864_000.0
 
@@ -156,10 +161,10 @@ def _ask_to_join(address: str, place: int | str | None, terms: Terms, timeout_s:
         raise InputError(f"join: got place {place!r}, expected a rank, or 'spare'")
     token = os.environ.get("LANTERNE_TOKEN")
     if token is None:
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise InputError(f"join: got {host} and no LANTERNE_TOKEN, expected that of the job")
         token = job_secret(f"port {_port('join', port)}") or OPEN_TOKEN
-    store = StoreClient((host, _port("join", port)), token, timeout_s)
+    store = StoreClient((host, _port("join", port)), token, timeout_s, returns=store_returns())
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     # Only our launcher has guards, each with a number.
     own = int(number) if number.isdecimal() and "LANTERNE_STORE" in os.environ else -1
@@ -237,8 +242,25 @@ def _tell_in_one_line(told: LanterneError) -> None:
 
 def _connect_to_launcher(launch: Launch, timeout_s: float | None) -> Group:
     host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
-    client = StoreClient((host, _port("LANTERNE_STORE", port)), os.environ.get("LANTERNE_TOKEN", ""), timeout_s)
+    token = os.environ.get("LANTERNE_TOKEN", "")
+    client = StoreClient((host, _port("LANTERNE_STORE", port)), token, timeout_s, returns=store_returns())
     return Group(launch.rank, launch.world_size, client, timeout_s=timeout_s)
+
+
+def store_returns() -> bool:
+    """Whether our launcher, or a witness, starts another store where one has died."""
+    return os.environ.get(STORE_RETURNS) == "1" or WITNESS in os.environ
+
+
+def _witness() -> tuple[str, int] | None:
+    """Where a witness holds the job's store (bench/witness.py), host and port; None: rank 0 starts it."""
+    text = os.environ.get(WITNESS)
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host:
+        raise InputError(f"{WITNESS}: got {text!r}, expected host:port")
+    return host, _port(WITNESS, port)
 
 
 def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
@@ -289,13 +311,16 @@ def _connect_by_address(launch: Launch, timeout_s: float | None) -> Group:
     # A pod has a name only once it runs.
     patient = launch.launcher.rank == "JOB_COMPLETION_INDEX"
     bind = address_of(os.environ.get("LANTERNE_BIND", "")) or host
-    addresses = _resolve("MASTER_ADDR", host, timeout_s, patient=patient)
+    variable = "MASTER_ADDR"
+    if at := _witness():
+        variable, (host, port), bind = WITNESS, at, at[0]
+    addresses = _resolve(variable, host, timeout_s, patient=patient)
     token = os.environ.get("LANTERNE_TOKEN")
     if token is None:
-        public = next((address for address in (*addresses, bind) if not _is_loopback(address)), None)
+        public = next((address for address in (*addresses, bind) if not is_loopback(address)), None)
         if public is not None:
             raise InputError(
-                f"MASTER_ADDR: got {host if public in addresses else public} and no LANTERNE_TOKEN, expected "
+                f"{variable}: got {host if public in addresses else public} and no LANTERNE_TOKEN, expected "
                 "LANTERNE_TOKEN to be set alike on all ranks (a secret of 16 characters or more), or a loopback address"
             )
         token = job_secret(f"port {port}") or OPEN_TOKEN
@@ -304,23 +329,28 @@ def _connect_by_address(launch: Launch, timeout_s: float | None) -> Group:
 
 def _connect_by_step(launch: Launch, timeout_s: float | None) -> Group:
     step = find_step(os.environ)
-    _resolve("SLURM_STEP_NODELIST", step.host, timeout_s)
-    bind = address_of(os.environ.get("LANTERNE_BIND", "")) or step.host
+    at = _witness()
+    host, port = at or (step.host, step.port)
+    _resolve(WITNESS if at else "SLURM_STEP_NODELIST", host, timeout_s)
+    bind = at[0] if at else address_of(os.environ.get("LANTERNE_BIND", "")) or step.host
     token = os.environ.get("LANTERNE_TOKEN") or job_secret(f"slurm {step.name}")
     if token is None:
-        if not _is_loopback(bind):
+        if not is_loopback(bind):
             raise InputError(
                 "LANTERNE_TOKEN: not set, and no folder to keep a key in, expected it before srun (export "
                 "LANTERNE_TOKEN=$(python3 -c 'import secrets; print(secrets.token_hex(16))')), or a HOME or "
                 "LANTERNE_CACHE that all hosts share"
             )
         token = OPEN_TOKEN
-    return _meet(launch, (step.host, step.port), bind, token, timeout_s)
+    return _meet(launch, (host, port), bind, token, timeout_s)
 
 
 def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, timeout_s: float | None) -> Group:
-    """The Group of the ranks that know `address`, where rank 0 starts the store."""
+    """The Group of the ranks that know `address`, where rank 0 starts the store, unless a witness holds it."""
     host, port = address
+    if _witness():
+        client = StoreClient(address, token, timeout_s, early=True, returns=True)
+        return Group(launch.rank, launch.world_size, client, timeout_s=timeout_s)
     if "LANTERNE_PORT" in os.environ:
         port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
     process = _start_store(token, bind, port) if launch.rank == 0 else None
@@ -364,16 +394,6 @@ def _resolve(variable: str, host: str, timeout_s: float | None, *, patient: bool
                     "0's host that every rank can reach"
                 ) from error
         THIS_MACHINE.sleep(RETRY_S)
-
-
-def _is_loopback(address: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(address.partition("%")[0]).is_loopback
-    with suppress(OSError):
-        return all(
-            ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in socket.getaddrinfo(address, None)
-        )
-    return False
 
 
 def address_of(name: str) -> str:

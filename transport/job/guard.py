@@ -15,17 +15,21 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lanterne.errors import InputError, LanterneError, TransportError
+from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.client import StoreClient, StoreLost
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPPED = "its launcher asked for it"
+# How often one that waits for another store looks whether it is to end.
+LOOK_S = 0.5
 # The store's counter of guards that have started.
 STARTED_KEY = "lanterne/guards"
+# "1": the launcher starts another store where one has died.
+STORE_RETURNS = "LANTERNE_STORE_RETURNS"
 # rank, size and rank on this host, as MPICH (and what descends from it) and Open MPI name them.
 MPI_NAMES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
@@ -56,6 +60,13 @@ class GuardPolicy:
         "MPI_Finalize never returns after a failure",
         half="less time to end by itself",
         double="such ends take 2 s more",
+    )
+    # How long the launcher may take to start another store.
+    store_s: float = value(
+        10.0,
+        "a Python start on a busy machine",
+        half="jobs end on very busy machines",
+        double="ranks whose launcher hangs end later",
     )
 
 
@@ -130,17 +141,18 @@ class Guard:
         self._rank = rank
         self._client = client
         self._wakeup = wakeup
+        self._poll = THIS_MACHINE.poller()
         self._child = _start(command)
         self._ended = False
+        self._told: list[int | bytes] = []  # how it ended for good
         self._terminate_at = float("inf")
         self._kill_at = float("inf")
         self._why = ""  # we end the rank
 
     def run(self) -> int:
         """See to the rank's end and tell it; this process's exit code."""
-        poll = THIS_MACHINE.poller()
-        poll.register(self._wakeup, select.POLLIN)
-        poll.register(self._client, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._poll.register(self._client, select.POLLIN)
         try:
             while True:
                 # Before the first wait: what the store told with its answer to us is here already, not in the socket.
@@ -151,7 +163,7 @@ class Guard:
                     return 0
                 self._keep_deadlines()
                 wait_s = min(self._terminate_at, self._kill_at, THIS_MACHINE.now_s() + 60) - THIS_MACHINE.now_s()
-                poll.poll(max(0.0, wait_s) * 1e3 + 1)
+                self._poll.poll(max(0.0, wait_s) * 1e3 + 1)
         except TransportError:
             return 1  # the store is gone, and the job with it
         finally:
@@ -183,21 +195,54 @@ class Guard:
                 if code != 0 and self._restarts and self._why != STOPPED:
                     self._start_again(reason)
                     return
-                self._client.call(Kind.ENDED, [self._rank, code, reason.encode()])
+                self._told = [self._rank, code, reason.encode()]
+                self._call(Kind.ENDED, self._told)
                 self._end_descendants()
 
     def _start_again(self, reason: str) -> None:
         self._end_descendants()
         self._restarts -= 1
-        self._client.call(Kind.RESTART, [self._rank, reason.encode()])
+        self._call(Kind.RESTART, [self._rank, reason.encode()])
         # What was told until then is of the process that has ended.
         self._client.notices.clear()
         self._outside, self._ended, self._why = True, False, ""
         os.environ["LANTERNE_JOIN"] = os.environ["LANTERNE_STORE"]
         self._child = _start(self._command)
 
+    def _call(self, kind: Kind, fields: list[int | bytes]) -> None:
+        """Tell the store, or the one that has taken over from it."""
+        try:
+            self._client.call(kind, fields)
+        except StoreLost as error:
+            self._come_back(error)
+            if not self._told:  # else it knows that by now
+                self._client.call(kind, fields)
+
+    def _come_back(self, error: StoreLost) -> None:
+        """To the store that has taken over from the one that was lost; raise `error` if none does."""
+        lost, until_s = self._client, THIS_MACHINE.now_s() + POLICY.store_s
+        self._poll.unregister(lost)
+        while self._client is lost:
+            self._handle_signals()
+            if not lost.returns or self._why == STOPPED or THIS_MACHINE.now_s() > until_s:
+                raise error
+            with suppress(TransportTimeout):
+                self._client = lost.again(LOOK_S)
+        self._client.notices.extend(lost.notices)
+        lost.close()
+        self._poll.register(self._client, select.POLLIN)
+        try:
+            self._client.call(Kind.GUARD, [self._rank, int(os.environ["LANTERNE_WORLD_SIZE"]), self._outside])
+            if self._told:
+                self._client.call(Kind.ENDED, self._told)
+        except StoreLost as another:
+            self._come_back(another)
+
     def _finished(self) -> bool:
-        self._client.pump()
+        try:
+            self._client.pump()
+        except StoreLost as error:
+            self._come_back(error)
         while self._client.notices:
             kind, body = self._client.notices.popleft()
             if kind == Kind.FINISHED_NOTICE:
@@ -206,6 +251,8 @@ class Guard:
                 dead, _reason = unpack_fields(body, "ib")
                 grace_s = min(survivors_s(), POLICY.exit_s) if dead == self._rank else survivors_s()
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
+            if kind == Kind.WAITING_NOTICE:
+                self._terminate_at, self._why, self._outside = float("inf"), "", True
             if kind == Kind.GOES_ON_NOTICE and self._rank in unpack_ranks(unpack_fields(body, "bb")[1]):
                 # It has done what a survivor can: no end by itself is asked of it any more.
                 self._terminate_at, self._why, self._outside = float("inf"), "", False
@@ -311,7 +358,8 @@ def main(command: list[str]) -> int:
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
     try:
-        client = StoreClient((host, int(port)), os.environ["LANTERNE_TOKEN"])
+        returns = os.environ.get(STORE_RETURNS) == "1"
+        client = StoreClient((host, int(port)), os.environ["LANTERNE_TOKEN"], returns=returns)
         place = _place()
         expected = int(os.environ["LANTERNE_WORLD_SIZE"])
         if place is None or place[1] != expected:
@@ -322,7 +370,7 @@ def main(command: list[str]) -> int:
             return 3
         rank, world_size, local_rank = place
         reader, _writer = _signals_to_a_socket()
-        client.call(Kind.GUARD, [rank, world_size])
+        client.call(Kind.GUARD, [rank, world_size, 0])
         client.add(STARTED_KEY)
         # A spare has a number beyond the ranks.
         world_size = max(world_size, rank + 1)

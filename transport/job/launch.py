@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.job.guard import STARTED_KEY, set_parent_death_signal, survivors_s
+from lanterne.transport.job.guard import STARTED_KEY, STORE_RETURNS, set_parent_death_signal, survivors_s
 from lanterne.transport.job.room import NO_TCP, check_shared_memory, make_room_for_files
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
@@ -30,7 +30,7 @@ from lanterne.transport.store.members import UNKNOWN_CODE
 from lanterne.transport.store.process import StoreProcess
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
-MAX_WORLD_SIZE, MAX_RESTARTS = 1024, 1000
+MAX_WORLD_SIZE, MAX_RESTARTS, MAX_STORES = 1024, 1000, 5
 # How long mpiexec may take to end after its last rank, or guards after the store; and all after they were told to.
 END_S, STOP_S = 5.0, 3.0
 # How long the launcher may take until all guards have started, and for each of them.
@@ -80,6 +80,7 @@ def launch(
     *,
     spares: int = 0,
     restarts: int = 0,
+    goes_on: bool = False,
 ) -> int:
     """Run `command` as `world_size` ranks on this host and return the job's exit code.
 
@@ -92,6 +93,8 @@ def launch(
         env: variables that the ranks get beside ours.
         spares: so many more processes, whose `lanterne.init` waits until they are taken in for ranks that have died.
         restarts: so often each rank is started again when it fails; its `lanterne.init` waits until it is taken in.
+        goes_on: the job's store is started again, too, at most MAX_STORES times: to the ranks its death is an error
+            after which they shrink.
 
     Raises:
         InputError: no such command or launcher, or a world size that is none; spares or restarts by mpiexec.
@@ -132,10 +135,12 @@ def launch(
             "LANTERNE_LAUNCHER": launcher,
             "LANTERNE_WORLD_SIZE": str(world_size),
             "LANTERNE_RESTARTS": str(restarts),
+            STORE_RETURNS: str(int(goes_on and launcher == "direct")),
             JOB_VARIABLE: job,
         }
         check_shared_memory(world_size, variables, mpich=mpiexec is not None)
-        watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped)
+        renew = store.renew if goes_on and launcher == "direct" else None
+        watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped, renew)
         processes: list[Process] = []
         try:
             _start_guards(processes, command, world_size, mpiexec, variables, spares)
@@ -166,8 +171,18 @@ def find_mpiexec() -> str:
 class JobWatch:
     """Follows a job through the store until it has ended."""
 
-    def __init__(self, client: StoreClient, world_size: int, starter: str, stopped: Sequence[int]) -> None:
+    def __init__(
+        self,
+        client: StoreClient,
+        world_size: int,
+        starter: str,
+        stopped: Sequence[int],
+        renew: Callable[[], None] | None = None,
+    ) -> None:
         self._client = client
+        self._renew = renew  # the store, where it has died
+        self._stores = 0
+        self._poll = THIS_MACHINE.poller()
         self._starter = starter
         self._stopped = stopped
         self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
@@ -181,7 +196,7 @@ class JobWatch:
         """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
         deadline = THIS_MACHINE.now_s() + (float("inf") if timeout_s is None else timeout_s)
         started_by = THIS_MACHINE.now_s() + self._start_s
-        poll = THIS_MACHINE.poller()
+        poll = self._poll
         poll.register(self._client, select.POLLIN)
         pidfds = [os.pidfd_open(process.pid) for process in processes]
         try:
@@ -227,7 +242,7 @@ class JobWatch:
         try:
             self._client.pump()
         except TransportError as error:
-            raise TransportError(f"launch: the store was killed, so the job is ended ({error})") from error
+            self._take_over(error)
         while self._client.notices:
             kind, body = self._client.notices.popleft()
             if kind == Kind.FAULT_NOTICE:
@@ -235,6 +250,8 @@ class JobWatch:
                 raise Unavailable(f"{self._starter}: {text.decode(errors='replace')}")
             if kind == Kind.ENDED_NOTICE:
                 rank, code, reason = unpack_fields(body, "iib")
+                if rank in self._codes:
+                    continue  # Its guard has told it another store, too.
                 self._codes[rank] = code
                 # A rank that ended with a code of its own has had the chance to say why.
                 level = logging.INFO if 0 <= code < 128 else logging.WARNING
@@ -244,6 +261,22 @@ class JobWatch:
             if kind == Kind.RESTART_NOTICE:
                 rank, reason = unpack_fields(body, "ib")
                 log.warning("lanterne: rank %d %s, and is started again", rank, reason.decode(errors="replace"))
+
+    def _take_over(self, error: TransportError) -> None:
+        """The store has died: have another in its place, to which all come back."""
+        if self._renew is None or self._stores == MAX_STORES:
+            raise TransportError(f"launch: the store was killed, so the job is ended ({error})") from error
+        self._stores += 1
+        log.warning("lanterne: the store was killed, and is started again")
+        self._poll.unregister(self._client)
+        self._renew()
+        lost, self._client = self._client, self._client.again()
+        lost.close()
+        self._poll.register(self._client, select.POLLIN)
+        try:
+            self._client.call(Kind.WATCH)
+        except TransportError as another:
+            self._take_over(another)
 
     def _go_on(self, before: Sequence[int], now: Sequence[int]) -> None:
         """Those of `before` have become those of `now`."""

@@ -268,7 +268,7 @@ def connect(
 
 def _introduce(sock: socket.socket, address: Address, token: str, greeting: Greeting) -> None:
     """Prove to the listener, and let it prove, that both know the token; then greet it."""
-    answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
+    answer, verdict, _seals = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
     sock.sendall(answer)
     if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
         raise TransportError(f"delegate: {_name(address)} does not know the job's token")
@@ -322,7 +322,7 @@ def join(
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
-            for sock, (peer, index, _life) in door.look(min(left_s, POLICY.look_s)):
+            for sock, (peer, index, _life), _seals in door.look(min(left_s, POLICY.look_s)):
                 if (key := (peer, index)) in missing:
                     sock.setblocking(True)
                     found[key] = opened.enter_context(sock)

@@ -111,7 +111,7 @@ class RailReturn:
                 for _ in range(len(self._lost)):
                     peer, index, life = self._lost.popleft()
                     self._schedule(due, tries, (peer, index), life)
-            for sock, (peer, index, life) in door.look(0.0):
+            for sock, (peer, index, life), _seals in door.look(0.0):
                 self._give(sock, peer, index, life)
             while due and due[0][0] <= self.machine.now_s():
                 _, key, life = heapq.heappop(due)

@@ -26,6 +26,13 @@ class Grown(Protocol):
     def tell(self, kind: Kind, fields: list[int | bytes]) -> None: ...
 
 
+class Admitting(Protocol):
+    """What admissions need of the Members."""
+
+    def begin_anew(self) -> bool: ...
+    def waits(self, number: int) -> None: ...
+
+
 @dataclass(eq=False)
 class Applicant:
     """Who waits. `place`: what it claims, or ANY or SPARE; `number`, of its guard, -1: none."""
@@ -40,9 +47,10 @@ class Applicant:
 class Admissions:
     """Holds applicants until the members take them in, and decides who comes in where."""
 
-    def __init__(self, store: Service, epoch: Grown) -> None:
+    def __init__(self, store: Service, epoch: Grown, job: Admitting) -> None:
         self._store = store
         self._epoch = epoch  # in force
+        self._job = job
         self._waiting: list[Applicant] = []
         self._taken: list[tuple[Applicant, int]] = []  # with its place
         store.route(Kind.APPLY, "iibi", self._apply)
@@ -64,6 +72,7 @@ class Admissions:
             raise Refusal(f"got more than {MAX_APPLICANTS} ranks that wait to be taken in")
         applicant = Applicant(connection, request_id, place, number, terms)
         self._waiting.append(applicant)
+        self._job.waits(number)
         self._store.after(limit_ms / 1e3, lambda: self._expire(applicant, limit_ms / 1e3))
         self.look(self._epoch)
 
@@ -76,10 +85,22 @@ class Admissions:
         if not self._waiting:
             return
         if epoch.places and not epoch.living and epoch.all_came:
-            for applicant in list(self._waiting):
-                self._refuse(applicant, "the job is over")
+            if not self._job.begin_anew():
+                for applicant in list(self._waiting):
+                    self._refuse(applicant, "the job is over")
         elif placed := self._placed(epoch, epoch.living):
             epoch.tell(Kind.WAITING_NOTICE, [len(placed)])
+
+    @property
+    def numbers(self) -> set[int]:
+        """Those of the processes that wait."""
+        return {each.number for each in self._waiting}
+
+    @property
+    def claimed(self) -> bytes | None:
+        """The terms of those that claim a place of their own; None: nobody does."""
+        claims = [each.terms for each in self._waiting if each.place >= 0]
+        return max(claims, key=lambda terms: bool(terms.transport)).pack() if claims else None
 
     def _placed(self, epoch: Grown, survivors: Sequence[int]) -> list[tuple[Applicant, int]]:
         """Who could be taken in where, beside those `survivors`."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
+from lanterne.transport.networks import is_loopback, is_trusted
 from lanterne.transport.pauses import Woken
 from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
@@ -20,7 +21,8 @@ from lanterne.transport.wire import Kind
 
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
-    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
+    **{Kind.JOIN: "b", Kind.ENTER: "b", Kind.RETURN: "b", Kind.ABSENT: "i*", Kind.END: "i"},
+    **{Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
 
 
@@ -35,15 +37,20 @@ class ClientPolicy:
 POLICY = ClientPolicy()
 
 
+class StoreLost(TransportError):
+    """The store has ended, or nobody reaches it: another may take over."""
+
+
 class StoreClient:
     """A connection to the store at `address`, host and port; a forked child must open its own.
 
     One thread may `tell` and `pump` while another waits in a `call`.
 
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
-    over.
+    over. With `returns`, whoever started it starts another one at its address should it end.
 
-    Attributes: `address`; `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest first.
+    Attributes: `address`; `returns`; `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest
+    first.
 
     Raises:
         TransportTimeout: nothing answered there in time.
@@ -57,9 +64,11 @@ class StoreClient:
         timeout_s: float | None = None,
         *,
         early: bool = False,
+        returns: bool = False,
         machine: Machine = THIS_MACHINE,
     ) -> None:
         self.address = address
+        self.returns = returns
         self.machine = machine
         self.notices: deque[tuple[Kind, bytes]] = deque()
         self._where = f"store {address[0]}:{address[1]}"
@@ -69,7 +78,8 @@ class StoreClient:
         self._sending: Lock = machine.lock()
         self._receiving: Lock = machine.lock()
         self._key = wire.check_token(token)
-        self._sock = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
+        early = early or returns
+        self._sock, self._seals = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
         self._until_readable: Woken = _woken(machine, self._sock, select.POLLIN)
         self._until_writable: Woken = _woken(machine, self._sock, select.POLLOUT)
 
@@ -100,8 +110,9 @@ class StoreClient:
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
 
     def again(self, timeout_s: float | None = None) -> "StoreClient":
-        """Another connection to this store, for another epoch. Raises as StoreClient."""
-        return StoreClient(self.address, self._key.decode(), timeout_s, machine=self.machine)
+        """Another connection to this store, or the one that has taken over from it. Raises as StoreClient."""
+        token = self._key.decode()
+        return StoreClient(self.address, token, timeout_s, returns=self.returns, machine=self.machine)
 
     def secret(self, purpose: bytes) -> bytes:
         """32 bytes for `purpose`, which all who know the job's token can make, and nobody else."""
@@ -181,11 +192,17 @@ class StoreClient:
 
     def _take_reply(self) -> wire.Frame | None:
         """The first reply in the inbox, or None; notices before it go to `notices`."""
-        while frame := wire.take_frame(self._inbox):
+        while frame := self._take_frame():
             if frame[0] < Kind.DIED_NOTICE:
                 return frame
             self.notices.append((Kind(frame[0]), frame[2]))
         return None
+
+    def _take_frame(self) -> wire.Frame | None:
+        try:
+            return wire.take_frame(self._inbox, self._seals)
+        except wire.WireError as error:
+            self._lose(str(error))
 
     def _next_reply(self, deadline: float, on_notice: Callable[[], object] | None) -> wire.Frame | None:
         """The next reply, or None at the deadline."""
@@ -220,7 +237,7 @@ class StoreClient:
 
     def _send(self, frame: bytes, deadline: float) -> None:
         with self._sending:
-            self._send_all(frame, deadline)
+            self._send_all(frame + self._seals.out.of_frame(frame) if self._seals else frame, deadline)
 
     def _send_all(self, frame: bytes, deadline: float) -> None:
         self._check_open()
@@ -241,14 +258,14 @@ class StoreClient:
             self._lose("it took no more data in time")
 
     def _check_open(self) -> None:
-        if self._lost is None and self._sock.fileno() < 0:
-            self._lost = "this client is closed"
         if self._lost is not None:
-            raise TransportError(f"{self._where}: {self._lost}")
+            raise StoreLost(f"{self._where}: {self._lost}")
+        if self._sock.fileno() < 0:
+            raise TransportError(f"{self._where}: this client is closed")
 
     def _lose(self, reason: str | None) -> NoReturn:
         self._lost = f"connection lost: {reason}"
-        raise TransportError(f"{self._where}: {self._lost}")
+        raise StoreLost(f"{self._where}: {self._lost}")
 
 
 def _woken(machine: Machine, sock: socket.socket, events: int) -> Woken:
@@ -271,23 +288,24 @@ def _key(key: str) -> bytes:
 
 def _connect(
     machine: Machine, address: tuple[str, int], key: bytes, limit_s: float, early: bool, where: str
-) -> socket.socket:
+) -> tuple[socket.socket, wire.FrameSeals | None]:
     """A socket to the store, both sides having proven that they know the token. Who hangs up is tried again."""
     deadline = machine.now_s() + limit_s
+    sealed = not (is_loopback(address[0]) or is_trusted())
     while True:
         try:
             sock = machine.connect(address, max(deadline - machine.now_s(), 0.001))
             try:
-                _shake_hands(machine, sock, key, deadline, where)
+                seals = _shake_hands(machine, sock, key, deadline, where, sealed=sealed)
             except BaseException:
                 sock.close()
                 raise
             wire.configure(sock)
-            return sock
+            return sock, seals
         except OSError as error:
             reason = error.strerror or str(error)
             if isinstance(error, ConnectionRefusedError) and not early:
-                raise TransportError(f"{where}: {reason}; the job's store has ended") from error
+                raise StoreLost(f"{where}: {reason}; the job's store has ended") from error
             if error.errno == errno.ENETUNREACH and address[0].startswith("127."):
                 raise TransportError(f"{where}: {reason}; expected the loopback interface (lo) to be up") from error
             if machine.now_s() + POLICY.retry_s > deadline:
@@ -295,14 +313,18 @@ def _connect(
         machine.sleep(POLICY.retry_s)
 
 
-def _shake_hands(machine: Machine, sock: socket.socket, key: bytes, deadline: float, where: str) -> None:
-    answer, verdict = wire.answer_challenge(key, _receive_exactly(machine, sock, wire.CHALLENGE_NBYTES, deadline))
+def _shake_hands(
+    machine: Machine, sock: socket.socket, key: bytes, deadline: float, where: str, *, sealed: bool
+) -> wire.FrameSeals | None:
+    challenge = _receive_exactly(machine, sock, wire.CHALLENGE_NBYTES, deadline)
+    answer, verdict, seals = wire.answer_challenge(key, challenge, sealed=sealed)
     sock.sendall(answer)
     received = _receive_exactly(machine, sock, wire.VERDICT_NBYTES, deadline)
     if received.startswith(wire.REFUSED):
         raise TransportError(f"{where}: it refuses our job token; expected LANTERNE_TOKEN to be the same on all ranks")
     if not hmac.compare_digest(received, verdict):
         raise TransportError(f"{where}: what answers there does not know the job token")
+    return seals
 
 
 def _receive_exactly(machine: Machine, sock: socket.socket, nbytes: int, deadline: float) -> bytes:

@@ -6,11 +6,8 @@ from typing import Protocol
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
-from lanterne.transport.store.meetings import Meetings
-from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
-
-# Who meet there have all that the epoch needs: from then on it is in force.
-BEGIN_KEY = b"lanterne/begin"
+from lanterne.transport.store.meetings import BEGIN_KEY, Meetings
+from lanterne.transport.wire import MAX_BODY_NBYTES, Kind, pack_ranks, unpack_fields
 
 
 @steers
@@ -32,6 +29,8 @@ POLICY = EpochPolicy()
 
 class Job(Protocol):
     """What an epoch needs of the Members."""
+
+    world_size: int
 
     def has_guard(self, number: int) -> bool: ...
     def on_gone(self, epoch: "Epoch", rank: int, reason: bytes | None) -> None: ...
@@ -82,9 +81,34 @@ class Epoch:
         if rank in self._members or rank in self._left:
             raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
         self._members[rank] = connection
+        self._welcome(connection, request_id, rank)
+
+    def _welcome(self, connection: Connection, request_id: int, rank: int) -> None:
+        """Answer with the roll, which who comes back to another store brings; and tell who has gone."""
         connection.rank, connection.epoch = rank, self
-        self._store.reply(connection, request_id)
+        self._store.reply(connection, request_id, [pack_ranks((self._job.world_size, *self.places, *self.numbers))])
         self.tell_gone(connection)
+
+    def come_back(self, connection: Connection, request_id: int, rank: int) -> None:
+        """As `enter`, of one that was here at another store; who has died meanwhile learns it as the others do."""
+        if rank in self._died:
+            self._welcome(connection, request_id, rank)
+        else:
+            self.enter(connection, request_id, rank)
+
+    def learn(self, kind: int, body: bytes) -> None:
+        """What a rank was told by another store."""
+        if kind == Kind.REPLY:
+            key, *answer = unpack_fields(body, "bb*")
+            self.meetings.recall(key, answer)
+            return
+        rank, *reason = unpack_fields(body, "ib" if kind == Kind.DIED_NOTICE else "i")
+        if not 0 <= rank < len(self.places):
+            raise Refusal(f"got the end of rank {rank}, expected 0 to {len(self.places) - 1}")
+        if reason:
+            self.declare_dead(rank, reason[0])
+        elif self.lives(rank):
+            self._tell_left(rank)
 
     def tell_gone(self, connection: Connection) -> None:
         """Who has left or died, in that order: who comes late blames the first."""
@@ -129,6 +153,11 @@ class Epoch:
         return [rank for rank in range(len(self.places)) if self.lives(rank)]
 
     @property
+    def somebody_left(self) -> bool:
+        """Whether a rank has ended in order, or said goodbye."""
+        return bool(self._left)
+
+    @property
     def all_came(self) -> bool:
         """Whether every rank has joined, or never will."""
         return all(rank in self._members or not self.lives(rank) for rank in range(len(self.places)))
@@ -158,6 +187,11 @@ class Epoch:
                 self.declare_dead(rank, reason)
             elif rank not in self._left:  # who never joined is not waited for either
                 self._tell_left(rank)
+
+    @property
+    def places_here(self) -> list[int]:
+        """Those whose ranks are members now."""
+        return [self.places[rank] for rank in self._members]
 
     def place_died(self, place: int, reason: bytes) -> None:
         """Whoever has `place` is dead in another epoch, in which it still was."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from lanterne.transport.machine import Machine
-from lanterne.transport.wire import Kind
+from lanterne.transport.wire import FrameSeals, Kind
 
 # The fields of a reply; None: later, or none at all.
 Answer: TypeAlias = Sequence[int | bytes] | None
@@ -22,10 +22,11 @@ class Refusal(Exception):
 class Connection:
     """One client. `rank`, with its `epoch`, and `guards` are set once it has joined as a member, or a rank's parent."""
 
-    __slots__ = ("epoch", "guards", "inbox", "lost", "outbox", "rank", "sock")
+    __slots__ = ("epoch", "guards", "inbox", "lost", "outbox", "rank", "seals", "sock")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, seals: FrameSeals | None = None) -> None:
         self.sock: socket.socket = sock
+        self.seals: FrameSeals | None = seals
         self.inbox: bytearray = bytearray()
         self.outbox: bytearray = bytearray()
         self.rank: int | None = None
@@ -44,6 +45,7 @@ class Service(Protocol):
     """What a handler may do: the Store."""
 
     machine: Machine
+    term: int
 
     def route(self, kind: Kind, types: str, function: Callable[..., Answer]) -> None: ...
     def after(self, delay_s: float, function: Callable[[], object]) -> None: ...

@@ -10,9 +10,11 @@ from typing import Protocol, TypeAlias
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
-from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, pack_ranks, unpack_ranks
+from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, pack_ranks, unpack_ranks
 
 MAX_LIMIT_MS = 86_400_000
+# Who meet there have all that their epoch needs: from then on it is in force, if nobody is missing.
+BEGIN_KEY = b"lanterne/begin"
 
 
 # What the answer of a meeting to grow ends with: by its ranks, and what they brought.
@@ -110,8 +112,9 @@ class Meetings:
         """Answer if nobody is waited for any more."""
         if self._open.get(key) is not meeting or not meeting.came:
             return
-        if meeting.last is not None and not all(map(self._members.lives, meeting.ranks)):
-            self._answer(key, meeting, b"")
+        if (meeting.last is not None or key == BEGIN_KEY) and not all(map(self._members.lives, meeting.ranks)):
+            # Who meet to grow, or begin, are all, or none does.
+            self._answer(key, meeting, None if meeting.last is None else b"")
             return
         if self._absent(meeting):
             return
@@ -132,12 +135,22 @@ class Meetings:
         survivors = [rank for rank in meeting.ranks if rank in meeting.came]
         answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
         answer += [] if last is None else [last]
+        self._tell(key, meeting, answer)
+        return survivors
+
+    def _tell(self, key: bytes, meeting: _Meeting | None, answer: list[bytes]) -> None:
         self._answers[key] = answer
         if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)
-        for connection, request_id, _payload in meeting.came.values():
+        for connection, request_id, _payload in meeting.came.values() if meeting else ():
             self._store.reply(connection, request_id, answer)
-        return survivors
+
+    def recall(self, key: bytes, answer: list[bytes]) -> None:
+        """A store that was lost has answered this meeting: so it is, also for those whom it did not reach."""
+        if key not in self._answers:
+            self._tell(key, self._open.pop(key, None), answer)
+            came = [unpack_ranks(each[:RANK_NBYTES])[0] for each in answer]
+            self._members.met(key, came, [rank for rank in came if self._members.lives(rank)])
 
     def _end(self, key: bytes, meeting: _Meeting, limit_s: float) -> None:
         """The first one's time is over."""

@@ -36,24 +36,43 @@ class StoreProcess:
     It ends with us if `until` is "owner", else after its last client: then our own death can still be told to the
     others.
 
-    Attributes: `address` (host, port).
+    Attributes: `address` (host, port); `term`, how often it was renewed.
 
     Raises:
         Unavailable: `bind` and `port` cannot be listened on.
     """
 
     def __init__(self, token: str, bind: str = "127.0.0.1", port: int = 0, until: str = "owner") -> None:
-        command = [*own_python(), "-m", "lanterne.transport.store.server"]
-        command += ["--bind", bind, "--port", str(port), "--until", until]
         wire.check_token(token)
+        self._token = token
         self._until = until
+        self.term: int = 0
+        self.address: tuple[str, int] = bind, port
+        self._start()
+
+    def renew(self) -> None:
+        """Start another at the same address, which knows nothing yet, in place of one that has ended or hangs."""
+        self._process.kill()
+        self._process.wait()
+        self.close()
+        self.term += 1
+        self._start()
+
+    def wait(self) -> int:
+        """Return how the store has ended, once it has: its exit code, -n of signal n."""
+        return self._process.wait()
+
+    def _start(self) -> None:
+        bind, port = self.address
+        command = [*own_python(), "-m", "lanterne.transport.store.server", "--term", str(self.term)]
+        command += ["--bind", bind, "--port", str(port), "--until", self._until]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # A launcher that reads our output to its end would wait for a store that outlives us.
-            stderr=None if until == "owner" else subprocess.DEVNULL,
-            env=os.environ | {"LANTERNE_TOKEN": token},
+            stderr=None if self._until == "owner" else subprocess.DEVNULL,
+            env=os.environ | {"LANTERNE_TOKEN": self._token},
             cwd=Path(front_door).parents[1],
             start_new_session=True,
         )
@@ -63,7 +82,7 @@ class StoreProcess:
         if not said.isdigit():
             self.close()
             raise Unavailable(f"store: cannot listen on {bind} port {port}: {said or 'it ended at once'}")
-        self.address: tuple[str, int] = (bind, int(said))
+        self.address = bind, int(said)
 
     def _first_line(self) -> str:
         if not THIS_MACHINE.readable([self._says], POLICY.start_s):

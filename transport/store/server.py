@@ -81,6 +81,7 @@ class Store:
 
     Args:
         owner: the file descriptor whose end is that of the owner.
+        term: 0, or how many stores the job has had before; who was with those comes back to this one (RETURN).
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Store:
         until: str = "owner",
         owner: int | None = None,
         machine: Machine = THIS_MACHINE,
+        term: int = 0,
     ) -> None:
         self.machine = machine
+        self.term = term
         self._until = until
         self._selector = machine.selector()
         self._clients: set[Connection] = set()
@@ -127,8 +130,8 @@ class Store:
                 heapq.heappop(self._timers)[2]()
             if not self._running:
                 break
-            for sock, _ in self._door.take():
-                self._welcome(sock)
+            for sock, _, seals in self._door.take():
+                self._welcome(sock, seals)
             limits_s = [max(0.0, self._timers[0][0] - now)] if self._timers else []
             limits_s += [] if self._door.patience_s is None else [self._door.patience_s]
             timeout_s = min(limits_s, default=None)
@@ -151,7 +154,8 @@ class Store:
         """Queue a frame; a client that reads too slowly for its own good is dropped."""
         if connection.sock.fileno() < 0:
             return
-        connection.outbox += wire.pack_frame(kind, request_id, fields)
+        frame = wire.pack_frame(kind, request_id, fields)
+        connection.outbox += frame + connection.seals.out.of_frame(frame) if connection.seals else frame
         self._flush(connection)
 
     def reply(self, connection: Connection, request_id: int, fields: Iterable[int | bytes] = ()) -> None:
@@ -161,10 +165,10 @@ class Store:
     def _tell_refused(self, *_: object) -> Answer:
         return [self._door.refused.total(), wire.in_words(self._door.refused).encode()]
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _welcome(self, sock: socket.socket, seals: wire.FrameSeals | None) -> None:
         """Serve who has been let in."""
         wire.configure(sock)
-        connection = Connection(sock)
+        connection = Connection(sock, seals)
         self._clients.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, lambda events: self._serve(connection, events))
 
@@ -193,7 +197,7 @@ class Store:
 
     def _consume(self, connection: Connection) -> bool:
         """Act on what has arrived; False if the connection is to end."""
-        while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox)):
+        while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox, connection.seals)):
             kind, request_id, body = frame
             if kind not in self._routes:
                 return False
@@ -259,6 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument("--until", choices=["owner", "members"], default="owner", help="whose end ends the store")
+    parser.add_argument("--term", type=int, default=0, help="how many stores the job has had before")
     args = parser.parse_args(argv)
     # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -266,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * POLICY.max_clients, hard)), hard))
     try:
         listener = THIS_MACHINE.listen(args.bind, args.port)
-        store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, owner=sys.stdin.fileno())
+        store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, sys.stdin.fileno(), term=args.term)
     except (OSError, InputError) as error:
         print(f"error {getattr(error, 'strerror', None) or error}", flush=True)
         return 1

@@ -3,6 +3,9 @@
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
 
+# A number that is added to begins here in the store's second term, and so on: what the first has given is not again.
+OF_A_TERM = 1 << 12
+
 
 class KeyValues:
     """set, get (which waits for the key), add and delete."""
@@ -36,7 +39,7 @@ class KeyValues:
 
     def _add(self, connection: Connection, request_id: int, key: bytes, delta: int) -> Answer:
         try:
-            total = int(self._values.get(key, b"0")) + delta
+            total = int(self._values.get(key, self._store.term * OF_A_TERM)) + delta
         except ValueError:
             raise Refusal(f"add to key {key.decode(errors='replace')!r}: its value is no number") from None
         if not -(2**63) <= total < 2**63:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from lanterne.transport.steering import steers, value
-from lanterne.transport.tcp.seal import RECORD_NBYTES, SEAL_NBYTES, Seal
-from lanterne.transport.wire import send_parts
+from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal
+from lanterne.transport.wire import SEAL_NBYTES, send_parts
 
 HEADER = struct.Struct("<qqqq")
 # DATA: a message. GRANT: the receive of a large message is posted, send it. OFFER: there is such a message of nbytes,

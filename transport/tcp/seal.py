@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lanterne.transport.base import address_of
+from lanterne.transport.wire import SEAL_NBYTES, FrameSeal
 
-SEAL_NBYTES = 16
 # Bytes of a large message that one tag is for: they are still in a core's own cache when they are digested.
 RECORD_NBYTES = 256 << 10
 NONCE_NBYTES = 12
@@ -41,8 +41,8 @@ _FUNCTIONS = (
 Digest: TypeAlias = Callable[[int, memoryview], bytes]
 
 
-class Seal:
-    """Of one direction of a connection; both ends have one, and go through it in the same order.
+class Seal(FrameSeal):
+    """A FrameSeal that has digests of records, too.
 
     Args:
         secret: 32 bytes that both ends know, for this direction of this connection only.
@@ -50,26 +50,14 @@ class Seal:
     """
 
     def __init__(self, secret: bytes, *, fast: bool) -> None:
-        self._frame = hashlib.blake2b(key=_derive(secret, b"frames"), digest_size=SEAL_NBYTES)
-        self._frames = self._records = 0
-        self._digest: Digest = (Poly1305 if fast else _slow)(_derive(secret, b"records"))
-
-    def of_frame(self, frame: bytes | memoryview) -> bytes:
-        """SEAL_NBYTES of the next frame."""
-        digest = self._frame.copy()
-        digest.update(_COUNT.pack(self._frames))
-        digest.update(frame)
-        self._frames += 1
-        return digest.digest()
+        super().__init__(secret)
+        self._records = 0
+        self._digest: Digest = (Poly1305 if fast else _slow)(hmac.digest(secret, b"records", "sha256"))
 
     def of_record(self, record: memoryview) -> bytes:
         """SEAL_NBYTES of the next record, of at least one byte."""
         self._records += 1
         return self._digest(self._records, record)
-
-
-def _derive(secret: bytes, purpose: bytes) -> bytes:
-    return hmac.digest(secret, purpose, "sha256")
 
 
 def _slow(key: bytes) -> Digest:

@@ -1,5 +1,7 @@
 """Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones and spares come.
 
+The store dies, too, in some, and another one comes at its address, which knows nothing.
+
 The program is the one of docs/going-on.md: after each of its steps the ranks look who waits to be taken in, after an
 error those that live go on, and whoever is new gets the state of another. A seed decides all, as in scenario.py.
 """
@@ -20,13 +22,13 @@ from lanterne.collectives.growth import enter
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.rank_group import Group
-from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.client import StoreClient, StoreLost
 from lanterne.transport.store.server import Store
 from lanterne.transport.store.terms import ANY, SPARE, Terms
 from lanterne.transport.tcp.over_tcp import TcpTransport
 
 TOKEN = "a simulated job's token"
-ADDRESS = "10.0.0.1", 4444
+ADDRESS = "127.0.0.1", 4444
 TERMS = Terms(__version__, "tcp", "simulated")
 # Of every wait; until when all is to be over; and how long a rank may wait for a job that goes on, and nobody falls in.
 TIMEOUT_S, LIMIT_S, PROMPT_S = 5.0, 400.0, 8.0
@@ -39,6 +41,9 @@ FROZEN_S, CUT_S = (8.0, 30.0), (0.001, 2.5)
 # The step of a process, as the baton counts them, at which it falls: between these, EARLY of them while ranks meet.
 FALLS_AT = 20, 400, 9000
 EARLY = 0.35
+# How often the store dies, at which of its steps, and how soon another is started at its address, as our launcher does.
+STORE_DEATHS = 0, 0, 0, 1, 2
+STORE_FALLS_AT, STORE_AGAIN_S = (20, 2500), (0.01, 0.6)
 MOST_PROCESSES = 14
 
 
@@ -88,12 +93,16 @@ class GrowingWorld:
         self.problems: list[str] = []
         self.fell_s: list[float] = []
         self.over_s: float | None = None
+        # Of its own, so that all else of a seed is as if the store lived.
+        self.store_rng = random.Random(f"the store of {seed}")
+        self.store_deaths = self.store_rng.choice(STORE_DEATHS)
+        self.stores = 0
 
     def run(self) -> GrowthOutcome:
         """All of it."""
         rng, baton = self.rng, self.baton
         with guard():
-            baton.start("store", self._store)
+            self._start_store()
             for rank in range(self.ranks):
                 self._begin(f"rank {rank}", rank, joins=False)
             for _ in range(rng.choice((0, 0, 1, 1, 2))):
@@ -110,8 +119,27 @@ class GrowingWorld:
 
     # -- the processes
 
-    def _store(self) -> None:
-        Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine).run()
+    def _start_store(self) -> None:
+        if self.baton.is_over:
+            return
+        store = self.baton.start("store", partial(self._store, self.stores))
+        if self.stores < self.store_deaths:
+            store.at_step[self.store_rng.randint(*STORE_FALLS_AT)] = [partial(self._end_store, store)]
+        self.stores += 1
+
+    def _store(self, term: int) -> None:
+        Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine, term=term).run()
+
+    def _end_store(self, store: Actor) -> None:
+        self.baton.note("event: the store is killed")
+        self.fell_s.append(self.baton.now_s)
+        self.baton.kill(store)
+        self.machine.network.close_all(store)
+        self.baton.after(self.store_rng.uniform(*STORE_AGAIN_S), self._start_store)
+
+    def _client(self, *, early: bool) -> StoreClient:
+        returns = self.store_deaths > 0
+        return StoreClient(ADDRESS, TOKEN, TIMEOUT_S, early=early, returns=returns, machine=self.machine)
 
     def _begin(self, name: str, place: int, *, joins: bool = True) -> None:
         if len(self.processes) == MOST_PROCESSES or self.baton.is_over:
@@ -156,7 +184,7 @@ class GrowingWorld:
             process.error = error
 
     def _open(self, rank: int) -> Communicator:
-        client = StoreClient(ADDRESS, TOKEN, TIMEOUT_S, early=True, machine=self.machine)
+        client = self._client(early=True)
         group = Group(rank, self.ranks, client, timeout_s=TIMEOUT_S)
         try:
             opened = TcpTransport(group, TIMEOUT_S)
@@ -170,11 +198,13 @@ class GrowingWorld:
     def _join(self, process: GrowingProcess) -> Communicator:
         process.asked_s = self.baton.now_s
         while True:
-            client = StoreClient(ADDRESS, TOKEN, TIMEOUT_S, machine=self.machine)
+            client = self._client(early=False)
             try:
                 group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, TIMEOUT_S, process.place)
-            except BaseException:
+            except BaseException as error:
                 client.close()
+                if isinstance(error, StoreLost) and client.returns:
+                    continue
                 raise
             found = enter(group, agreed.transport, Communicator._of_epoch, TIMEOUT_S)
             if found is not None:

@@ -307,7 +307,7 @@ class WatchLog:
 def guard(job: SimulatedJob, rank: int, state: Callable[[], tuple[int, str] | None], problems: list[str]) -> None:
     """The process that has started `rank`, and tells how it ended: (exit code, why), once `state` says so."""
     client = job.connect()
-    client.call(Kind.GUARD, [rank, job.ranks], job.timeout_s)
+    client.call(Kind.GUARD, [rank, job.ranks, 0], job.timeout_s)
     with_fault = rank % 4 == 1
     if with_fault:
         client.call(Kind.FAULT, [3, f"fault of rank {rank}".encode()], job.timeout_s)

@@ -27,7 +27,7 @@ from lanterne.transport.store.server import Store
 from lanterne.transport.tcp.over_tcp import TcpTransport
 
 TOKEN = "a simulated job's token"
-ADDRESS = "10.0.0.1", 4444
+ADDRESS = "127.0.0.1", 4444
 # Of every wait; and until when all is to be over, whatever happens.
 TIMEOUT_S, LIMIT_S = 5.0, 300.0
 # Spare rails of each rank.

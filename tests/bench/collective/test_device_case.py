@@ -135,7 +135,7 @@ def test_without_a_gpu(transport):
 @pytest.mark.parametrize("join", ["launch", "device"])
 def test_figures_of_collectives_on_stand_ins(monkeypatch, join):
     """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
-    monkeypatch.setenv("LANTERNE_JOIN", join)
+    monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", join)
     from lanterne.bench.scores.gpu.figures import Figure
     from lanterne.bench.scores.gpu.ranks import ALGORITHMS, figures
 

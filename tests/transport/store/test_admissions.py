@@ -3,81 +3,11 @@
 from itertools import permutations
 
 import pytest
+from store_world import TERMS, Guarded, World
 
-from lanterne.transport.store.epoch import BEGIN_KEY
-from lanterne.transport.store.handler import Connection, Refusal
-from lanterne.transport.store.members import Members
+from lanterne.transport.store.meetings import BEGIN_KEY
 from lanterne.transport.store.terms import ANY, SPARE, Terms
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_ranks
-
-TERMS = Terms("1.0", "tcp", "a model")
-
-
-class World:
-    """The store of a job of three ranks, of which rank 1 has died."""
-
-    def __init__(self, died=(1,)):
-        self.routes, self.timers = {}, []
-        self.answers, self.refusals, self.notices = {}, {}, []
-        self.members = Members(self)
-        self.members.route = None
-        self.ranks = {rank: self.client(f"rank {rank}") for rank in range(3)}
-        for rank, client in self.ranks.items():
-            self.ask(client, Kind.JOIN, rank, 3)
-        for rank in died:
-            self.close(self.ranks[rank])
-        self.answers.clear()
-
-    # -- what Members need of the store
-
-    def route(self, kind, types, function):
-        self.routes[kind] = function
-
-    def after(self, delay_s, function):
-        if delay_s:
-            self.timers.append(function)
-        else:
-            function()
-
-    def reply(self, connection, request_id, fields=()):
-        assert connection.name not in self.answers, f"{connection.name} is answered twice"
-        self.answers[connection.name] = list(fields)
-
-    def send(self, connection, kind, request_id, fields=()):
-        if kind == Kind.ERROR:
-            self.refusals[connection.name] = fields[0].decode()
-        else:
-            self.notices.append((connection.name, kind, list(fields)))
-
-    # -- what happens
-
-    def client(self, name):
-        class Named(Connection):
-            pass
-
-        client = Named(None)
-        client.name = name
-        return client
-
-    def ask(self, client, kind, *fields):
-        try:
-            answer = self.routes[kind](client, 1, *fields)
-        except Refusal as error:
-            self.refusals[client.name] = str(error)
-            return
-        if answer is not None:
-            self.reply(client, 1, answer)
-
-    def close(self, client):
-        self.members.connection_closed(client)
-
-    def apply(self, name, place, terms=TERMS, number=-1):
-        client = self.client(name)
-        self.ask(client, Kind.APPLY, place, number, terms.pack(), 60_000)
-        return client
-
-    def grow(self, rank, ranks=(0, 2), terms=TERMS, key=b"grow"):
-        self.ask(self.ranks[rank], Kind.GROW, key, pack_ranks(ranks), terms.pack(), 1000)
 
 
 def roll_of(answer):
@@ -164,7 +94,8 @@ def test_an_epoch_begins_once_all_its_ranks_are_ready_or_never(order, missing):
             world.ask(entered[rank], Kind.MEET, BEGIN_KEY, pack_ranks(range(3)), b"", b"", 1000)
     answers = list(world.answers.values())
     assert len(answers) == (3 if missing is None else 2)
-    assert all(len(answer) == len(answers) for answer in answers)
+    # Where one is missing nobody waits for the others.
+    assert all(len(answer) == (3 if missing is None else 1) for answer in answers)
     assert world.members.epoch.number == (1 if missing is None else 0)
     if missing == 1:
         # Nothing has changed, and the place is free: the next one may come.
@@ -282,11 +213,90 @@ def test_spares_learn_that_the_job_is_over():
     assert world.refusals["a"] == "a rank is not taken in: the job is over"
 
 
+EVENTS = ("0 gives up", "1 gives up", "2 gives up", "0 again", "1 again", "2 again")
+
+
+@pytest.mark.parametrize("ended", [None, 1])
+def test_when_nobody_lives_all_that_can_begin_anew_together_and_not_before(ended):
+    """In each order in which a death before the job is together may reach them."""
+    for order in permutations(EVENTS):
+        if any(order.index(f"{rank} gives up") > order.index(f"{rank} again") for rank in range(3)):
+            continue
+        world = Guarded()
+        for count, event in enumerate(order, 1):
+            rank, what = event.split(" ", 1)
+            if what == "gives up":
+                world.give_up(int(rank))
+            elif int(rank) != ended:
+                world.begin_again(int(rank))
+            else:
+                world.end(int(rank))
+            if count < len(order):
+                assert not world.entered and not world.refusals, (order, event)
+        ranks = [rank for rank in range(3) if rank != ended]
+        assert {rank: own[:3] for rank, own in world.entered.items()} == {
+            rank: (1, len(ranks), at) for at, rank in enumerate(ranks)
+        }, order
+        assert all(sorted(own[3]) == list(range(len(ranks))) for own in world.entered.values())
+
+
+def test_a_spare_comes_in_with_them_but_spares_alone_are_no_job():
+    world = Guarded(spares=1)
+    world.begin_again(3, SPARE)
+    for rank in range(3):
+        world.give_up(rank)
+    world.begin_again(0)
+    world.end(1)
+    world.begin_again(2)
+    assert sorted(world.entered) == [0, 2, 3] and world.entered[3][:3] == (1, 3, 1)
+    world = Guarded(spares=1)
+    world.begin_again(3, SPARE)
+    for rank in range(3):
+        world.end(rank)
+    assert world.refusals == {"again 3": "a rank is not taken in: the job is over"}
+
+
+def test_a_job_of_which_a_rank_has_left_does_not_begin_anew():
+    world = Guarded()
+    world.ask(world.ranks[0], Kind.LEAVE)
+    world.give_up(1)
+    world.begin_again(1)
+    world.give_up(2)
+    assert world.refusals == {"again 1": "rank 1 is not taken in: the job is over"}
+
+
+def test_if_one_dies_on_its_way_in_they_begin_once_more():
+    world = Guarded()
+    for rank in range(3):
+        world.give_up(rank)
+    first = {rank: world.begin_again(rank) for rank in range(3)}
+    assert len(world.entered) == 3
+    world.answers.clear()
+    for rank, client in first.items():
+        world.ask(client, Kind.ENTER, 1, rank)
+    world.answers.clear()
+    world.close(first[1])
+    world.begin_again(1)
+    world.close(first[0])
+    world.begin_again(0)
+    assert not world.entered
+    world.close(first[2])
+    world.begin_again(2)
+    assert [own[:3] for _, own in sorted(world.entered.items())] == [(2, 3, 0), (2, 3, 1), (2, 3, 2)]
+
+
+def test_the_guard_of_one_that_waits_is_told():
+    world = Guarded()
+    world.give_up(0)
+    world.begin_again(0)
+    assert ("guard 0", Kind.WAITING_NOTICE, [1]) in world.notices
+
+
 def test_the_end_of_a_spare_is_that_of_the_rank_for_which_it_stands():
     world = World()
     guards = {number: world.client(f"guard {number}") for number in (0, 1, 2, 3)}
     for number, guard in guards.items():
-        world.ask(guard, Kind.GUARD, number, 3)
+        world.ask(guard, Kind.GUARD, number, 3, 0)
     entered = {rank: world.client(f"next {rank}") for rank in (0, 2)}
     entered[1] = world.apply("a", SPARE, number=3)
     world.grow(0)

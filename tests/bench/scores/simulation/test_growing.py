@@ -53,7 +53,7 @@ def test_that_ranks_wait_for_each_other_at_two_meetings_is_found(monkeypatch):
 
 def test_that_an_epoch_begins_without_somebody_is_found(monkeypatch):
     monkeypatch.setattr(Group, "begin", lambda group, limit_s: True)
-    assert some_fail([12, *range(60)])
+    assert some_fail([24, *range(60)])
 
 
 def test_that_a_newcomer_knows_other_links_is_found(monkeypatch):

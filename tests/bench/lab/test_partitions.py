@@ -1,0 +1,42 @@
+"""Hosts are cut off in the lab: those that reach the witness go on, all the same, and those that do not end."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanterne.bench.lab.command import Cut, parse_cut
+from lanterne.errors import InputError
+
+PROGRAM = str(Path(__file__).with_name("partitioned.py"))
+# Of what a survivor waits: for TCP to find that nobody answers, 4 s.
+GO_ON_S = 15.0
+
+
+def test_cuts():
+    assert parse_cut("0@10", 4) == Cut((0,), 10.0)
+    assert parse_cut("0,3@1.5", 4) == Cut((0, 3), 1.5)
+
+
+@pytest.mark.parametrize("text", ["", "0", "@3", "4@1", "0,@1", "0@", "0@x", "-1@2", "0@1e3", "0@-1"])
+def test_bad_cuts(text):
+    with pytest.raises(InputError, match=r"--cut: got .*, expected HOST\[,...\]@S, hosts from 0 to 3 and seconds"):
+        parse_cut(text, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+@pytest.mark.parametrize(("hosts", "cut"), [(3, (0,)), (3, (2,)), (4, (0, 1)), (5, (0, 2, 4))], ids=str)
+def test_the_hosts_that_reach_the_witness_go_on_and_the_others_end(needs_lab, hosts, cut):
+    words = ["--hosts", str(hosts), "--rate", "200mbit", "--witness", "--cut", f"{','.join(map(str, cut))}@12"]
+    command = [sys.executable, "-P", "-m", "lanterne", "lab", *words, "--", "python", "-P", PROGRAM]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    left = tuple(host for host in range(hosts) if host not in cut)
+    went_on = dict(re.findall(r"host (\d) goes on in (\(.*?\))", result.stdout))
+    assert went_on == {str(host): str(left) for host in left}, result.stdout
+    ended = re.findall(r"host (\d) ends .*: rank (\d) is cut off from its job", result.stdout)
+    assert sorted(ended) == [(str(host), str(host)) for host in cut], result.stdout
+    assert all(float(time_s) < GO_ON_S for time_s in re.findall(r"after (\d+\.\d+) s", result.stdout))

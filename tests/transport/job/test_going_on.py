@@ -1,0 +1,156 @@
+"""A job outlives a death before it is together, and the death of its store, below our launcher and with a witness."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import MARK, PATIENCE_S, assert_none_left, free_port, marked, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+STORE = "lanterne.transport.store.server"
+PYTHON = [sys.executable, "-P"]
+
+DIES_IN_INIT = """
+import os, signal, sys
+import numpy as np
+import lanterne
+from lanterne.collectives import jobs
+from lanterne.transport.job.guard import descendants
+def die(*given, **more):
+    pid = os.getpid()
+    if "store" in sys.argv:
+        launcher = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
+        pid = next(p for p in descendants(launcher) if b"store.server" in open(f"/proc/{p}/cmdline", "rb").read())
+    os.kill(pid, signal.SIGKILL)
+    return original(*given, **more)
+if os.environ["RANK"] == "1" and "LANTERNE_JOIN" not in os.environ:
+    name = {"before": "init", "together": "open_transport", "connected": "open_communicator"}[sys.argv[1]]
+    original = getattr(jobs, name)
+    die() if name == "init" else setattr(jobs, name, die)
+comm = lanterne.init(timeout_s=30)
+x = np.empty(1000)
+comm.all_reduce(np.full(1000, comm.rank + 1.0), x)
+assert (x == 6).all()
+os.write(1, f"{comm.rank} of {comm.world_size} {sorted(comm.newcomers)}\\n".encode())
+comm.close()
+"""
+
+
+def start(mark, *words, **variables):
+    variables = {name: text for name, text in os.environ.items() if name != "LANTERNE_TRANSPORT"} | variables
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*PYTHON, *words], env=variables | {MARK: mark}, cwd=ROOT, **pipes)
+
+
+def launch(mark, *words):
+    return start(mark, "-m", "lanterne", "launch", "-n", "3", "--transport", "tcp", *words)
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=2 * PATIENCE_S)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize("when", ["before", "together", pytest.param("connected", marks=pytest.mark.slow)])
+def test_who_dies_in_init_is_started_again_and_all_begin_together(mark, when):
+    code, output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", DIES_IN_INIT, when))
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == [f"{rank} of 3 [0, 1, 2]" for rank in range(3)], errors
+    assert "rank 1 killed by signal 9 (SIGKILL), and is started again" in errors
+    assert_none_left(mark)
+
+
+def test_the_store_dies_in_init_and_all_begin_together_at_another(mark):
+    words = ["--restarts", "1", "--", *PYTHON, "-c", DIES_IN_INIT, "together", "store"]
+    code, output, errors = finish(launch(mark, *words))
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == [f"{rank} of 3 [0, 1, 2]" for rank in range(3)], errors
+    assert "the store was killed, and is started again" in errors
+    assert_none_left(mark)
+
+
+def test_without_restarts_it_ends_the_job_as_ever(mark):
+    code, output, errors = finish(launch(mark, "--", *PYTHON, "-c", DIES_IN_INIT, "before"))
+    assert code == 137 and not output and "rank 1 killed by signal 9" in errors
+    assert_none_left(mark)
+
+
+def test_a_job_whose_program_always_fails_ends_once_its_restarts_are_over(mark):
+    fails = "import os, lanterne; lanterne.init(timeout_s=30); os._exit(3)"
+    code, output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", fails))
+    assert code == 3 and errors.count("is started again") == 3, errors
+    assert_none_left(mark)
+
+
+GOES_ON = """
+import os, time
+import numpy as np
+import lanterne
+comm = lanterne.init("tcp", timeout_s=30)
+x, step, shrunk = np.empty(1000), 0, 0
+comm.barrier()
+os.write(1, b"ready\\n")
+while step < 40:
+    try:
+        comm.all_reduce(np.full(1000, comm.rank + 1.0), x)
+        told = np.empty(1, np.int64)
+        comm.all_reduce(np.array([step + 1]), told, "max")
+        step = int(told[0]) if shrunk else 0
+        comm = comm.grow()
+    except lanterne.TransportError as error:
+        if os.environ["RANK"] == "0":
+            os.write(2, f"{error}\\n".encode())
+        comm = comm.shrink()
+        shrunk += 1
+    time.sleep(0.01)
+assert (x == comm.world_size * (comm.world_size + 1) / 2).all()
+os.write(1, f"{comm.rank} of {comm.world_size} {shrunk}\\n".encode())
+comm.close()
+"""
+
+
+def end_store(mark, process):
+    assert [process.stdout.readline() for _ in range(3)] == ["ready\n"] * 3, process.communicate()
+    (pid,) = marked(mark, STORE)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_the_store_dies_and_all_go_on_with_another(mark):
+    process = launch(mark, "--", *PYTHON, "-c", GOES_ON)
+    end_store(mark, process)
+    code, output, errors = finish(process)
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == [f"{rank} of 3 1" for rank in range(3)], errors
+    assert "lanterne: the store was killed, and is started again" in errors and "connection lost" in errors
+    assert_none_left(mark)
+
+
+@pytest.mark.parametrize("dies", ["store", "rank 0"])
+def test_a_witness_holds_the_store(mark, dies):
+    job = {"LANTERNE_TOKEN": "0123456789abcdef"}
+    witness = start(mark, "-m", "lanterne", "witness", "--bind", "127.0.0.1", "--port", "0", **job)
+    at = witness.stdout.readline()
+    assert at.startswith("LANTERNE_WITNESS=127.0.0.1:"), witness.communicate()
+    job |= {"LANTERNE_WITNESS": at.strip().partition("=")[2], "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [start(mark, "-c", GOES_ON, RANK=str(rank), **job) for rank in range(3)]
+    assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 3, [rank.communicate() for rank in ranks]
+    if dies == "store":
+        os.kill(*marked(mark, STORE), signal.SIGKILL)
+    else:
+        ranks[0].kill()
+    said = [finish(rank) for rank in ranks]
+    left = range(dies != "store", 3)
+    for place, rank in enumerate(left):
+        assert said[rank][:2] == (0, f"{place} of {len(left)} 1\n"), said
+    witness.send_signal(signal.SIGTERM)
+    assert wait_until(lambda: witness.poll() is not None)
+    assert_none_left(mark)
+
+
+def test_a_witness_wants_a_secret(mark):
+    code, _, errors = finish(start(mark, "-m", "lanterne", "witness", "--bind", "127.0.0.1", "--port", "0"))
+    assert code == 2 and "LANTERNE_TOKEN: not set, expected a secret" in errors
