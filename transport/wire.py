@@ -103,12 +103,17 @@ class FrameSeal:
         self._frame = hashlib.blake2b(key=key, digest_size=SEAL_NBYTES)
         self._frames = 0
 
-    def of_frame(self, frame: bytes | bytearray | memoryview) -> bytes:
-        """SEAL_NBYTES of the next frame."""
+    def begin(self) -> "hashlib.blake2b":
+        """Of the next frame, or the bytes of a message: to be updated with it; its digest has SEAL_NBYTES."""
         digest = self._frame.copy()
         digest.update(_COUNT.pack(self._frames))
-        digest.update(frame)
         self._frames += 1
+        return digest
+
+    def of_frame(self, frame: bytes | bytearray | memoryview) -> bytes:
+        """SEAL_NBYTES of the next frame."""
+        digest = self.begin()
+        digest.update(frame)
         return digest.digest()
 
 

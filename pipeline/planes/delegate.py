@@ -80,8 +80,16 @@ class DelegatePlane(DataPlane):
         self._links = self._ends.links
         if memory_nbytes is None:
             memory_nbytes = int(MEMORY_SHARE * free_nbytes() / comm.world_size)
+        store = core_of(comm).transport.store
         self.delegates: Delegates = Delegates(
-            comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
+            comm.rank,
+            self._peers,
+            lambda told: _exchange(comm, told),
+            queues,
+            rails,
+            memory_nbytes,
+            self._sent,
+            token=None if store is None else store.secret(b"lanterne/delegates").hex(),
         )
         self._memory = self.delegates.arena.view
         self._near = self.delegates.arenas

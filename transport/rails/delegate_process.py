@@ -410,11 +410,11 @@ def set_up(
     addresses: dict[int, list[Address | None]] = {int(peer): theirs for peer, theirs in hear(control).items()}
     meeting = [each[0] for each in listening if each], hosts, addresses, rank, token
     found = rails.join(*meeting, POLICY.setup_s, machine)
-    for sock in found.values():
+    for sock, _ in found.values():
         configure(sock)
     # The same order at both ends. Each queue begins with another rail, so that all network cards are used.
     count, queue = len(hosts), config["queue"]
-    made = [Rail(sock, peer, index) for (peer, index), sock in sorted(found.items())]
+    made = [Rail(sock, peer, index, seals=seals) for (peer, index), (sock, seals) in sorted(found.items())]
     return made, lambda rail: (rail.index - queue) % count, RailReturn(*meeting, machine)
 
 

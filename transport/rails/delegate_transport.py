@@ -82,6 +82,7 @@ class Delegates:
         memory_nbytes: of the arena, at most.
         on_sent: called with the offset of a message once its memory may change.
         machine: what it runs on; `start`, how it starts a delegate there.
+        token: that both ends of a rail prove to know; None: one that is told by `exchange`.
 
     Attributes:
         senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
@@ -109,6 +110,7 @@ class Delegates:
         on_sent: Callable[[int], object] = id,
         machine: Machine = THIS_MACHINE,
         start: StartDelegate = start_process,
+        token: str | None = None,
     ) -> None:
         check_machine()
         if not 1 <= queues <= MAX_QUEUES:
@@ -134,12 +136,12 @@ class Delegates:
         self._receives: dict[int, Iterator[tuple[deque[Done], Handle]]] = {}
         self.senders: dict[int, Callable[[int, int, int], object]] = {}
         try:
-            self._start(exchange, queues, tuple(rails))
+            self._start(exchange, queues, tuple(rails), token)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, exchange: Exchange, queues: int, rails: tuple[str, ...]) -> None:
+    def _start(self, exchange: Exchange, queues: int, rails: tuple[str, ...], secret: str | None) -> None:
         machine = self._machine
         own = {"host": network_host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
         own["token"] = os.urandom(16).hex()
@@ -147,7 +149,7 @@ class Delegates:
         listener: socket.socket | None = None
         told: dict[str, Any] = {"listen": [], "inbox": None, "error": ""}
         every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
-        token: str = every[0]["token"]
+        token: str = secret or every[0]["token"]
         near: list[int] = []
         far: list[int] = []
         try:

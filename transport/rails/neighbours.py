@@ -184,7 +184,7 @@ def meet(
         TransportError: one cannot be reached, or does not come within `limit_s` seconds.
     """
     found = join([listener], [MEMORY], {peer: [address] for peer, address in addresses.items()}, rank, token, limit_s)
-    for (peer, _), sock in sorted(found.items()):
+    for (peer, _), (sock, _seals) in sorted(found.items()):
         ring_fd = make_memory(RING_NBYTES)
         words = map_memory(ring_fd, RING_NBYTES, populate=True).cast("q")
         neighbours.add(Neighbour(peer, sock, words, on_sent))

@@ -1,10 +1,12 @@
 """A rail: one connection between two delegates, with framed messages, and how it is made.
 
 A rail is a TCP connection; the same listeners and proofs join ranks of one host over Unix sockets (neighbours.py).
-Whoever connects proves that it knows the job's token, as with the store (wire.py).
+Whoever connects proves that it knows the job's token, as with the store (wire.py). Between hosts a digest follows each
+frame, and the bytes of each message, unless LANTERNE_TRUSTED_NETWORK says that nobody else reaches the network.
 """
 
 import contextlib
+import hashlib
 import hmac
 import socket
 import struct
@@ -17,6 +19,7 @@ from lanterne.errors import TransportError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.networks import is_loopback, is_trusted
 from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import never, wait
 
@@ -83,6 +86,13 @@ CheckDead: TypeAlias = Callable[[Iterable[int]], object]
 Frame: TypeAlias = tuple[int, ...]
 
 
+class Proven(NamedTuple):
+    """A connection whose ends have proven that they know the token, with its seals; None: nothing is sealed."""
+
+    sock: socket.socket
+    seals: wire.FrameSeals | None = None
+
+
 class OnFrame(Protocol):
     """What takes a rail's frames, each twice if it is a DATA: `is_whole` is False when it begins.
 
@@ -100,6 +110,7 @@ class Rail:
         peer: the rank at the other end.
         index: of the rail among those of the two ranks.
         life: how often it was made anew before.
+        seals: of all that is said; None: nothing is sealed.
 
     Attributes:
         alive_s: when the other end last gave a sign of life (now_s of the machine); the owner sets it.
@@ -107,8 +118,11 @@ class Rail:
         taking: the number of the message that is coming in; None between messages.
     """
 
-    def __init__(self, sock: socket.socket, peer: int, index: int, life: int = 0) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: int, index: int, life: int = 0, seals: wire.FrameSeals | None = None
+    ) -> None:
         self.sock = sock
+        self._seals = seals
         self.peer = peer
         self.index = index
         self.life = life
@@ -116,13 +130,18 @@ class Rail:
         self.pinged_s: float | None = None
         self.taking: int | None = None
         self._out: deque[memoryview] = deque()
-        # A payload that is not all there yet, a function that tells how much is, and how much was put; frames after it.
+        # A payload that is not all there yet, a function that tells how much is, and how much was put; its digest;
+        # frames after it.
         self._landing: tuple[memoryview, Callable[[], int], int] | None = None
+        self._landing_digest: hashlib.blake2b | None = None
         self._after: deque[memoryview] = deque()
-        self._header = memoryview(bytearray(HEADER.size))
+        self._seal_nbytes = wire.SEAL_NBYTES if self._seals else 0
+        self._header = memoryview(bytearray(HEADER.size + self._seal_nbytes))
         self._target = self._header
-        self._left = HEADER.size
+        self._left = self._header.nbytes
         self._frame: Frame | None = None
+        self._digest: hashlib.blake2b | None = None  # of the message that comes in, if it is sealed
+        self._is_seal = False  # what comes now is that of the message before it
         self._scrap = memoryview(bytearray(1 << 16))
 
     def fileno(self) -> int:
@@ -142,20 +161,29 @@ class Rail:
             landed: a function that tells how many bytes of the payload are there; None: all are. Only while idle.
         """
         out = self._out if self._landing is None else self._after
-        out.append(memoryview(HEADER.pack(kind, *words, *(0,) * (4 - len(words)))))
+        header = HEADER.pack(kind, *words, *(0,) * (4 - len(words)))
+        out.append(memoryview(header + self._seals.out.of_frame(header) if self._seals else header))
         if payload is not None and payload.nbytes:
+            digest = self._seals and self._seals.out.begin()
             if landed is None:
                 out.append(payload)
+                if digest is not None:
+                    digest.update(payload)
+                    out.append(memoryview(digest.digest()))
             else:
-                self._landing = payload, landed, 0
+                self._landing, self._landing_digest = (payload, landed, 0), digest
 
     def _take_landed(self, payload: memoryview, landed: Callable[[], int], before: int) -> None:
         """Put what has landed by now."""
         here = landed()
         if here > before:
             self._out.append(payload[before:here])
+            if self._landing_digest is not None:
+                self._landing_digest.update(payload[before:here])
         self._landing = payload, landed, here
         if here == payload.nbytes:
+            if self._landing_digest is not None:
+                self._out.append(memoryview(self._landing_digest.digest()))
             self._out.extend(self._after)
             self._landing = None
             self._after.clear()
@@ -190,6 +218,8 @@ class Rail:
                 raise EOFError("it was closed")
             moved += got
             self._left -= got
+            if self._digest is not None and not self._is_seal:
+                self._digest.update(self._target[:got])
             if self._target is not self._scrap:
                 self._target = self._target[got:]
             if not self._left:
@@ -198,24 +228,40 @@ class Rail:
 
     def divert(self, is_over: Callable[[int], bool]) -> None:
         """What is left of the message that comes now goes nowhere if its tag is over."""
-        if self._frame is not None and is_over(self._frame[3]):
+        if self._frame is not None and not self._is_seal and is_over(self._frame[3]):
             self._target = self._scrap
 
     def _end_part(self, on_frame: OnFrame) -> None:
-        """A header has come whole, or the bytes of a message."""
-        frame, self._frame = self._frame, None
+        """A header has come whole, the bytes of a message, or the seal of those. Raises EOFError if that is wrong."""
+        frame = self._frame
+        if frame is not None and self._digest is not None and not self._is_seal:
+            self._is_seal = True
+            self._target, self._left = self._header[: self._seal_nbytes], self._seal_nbytes
+            return
+        if self._is_seal:
+            assert self._digest is not None
+            self._check(self._digest.digest(), 0)
+        self._frame, self._digest, self._is_seal = None, None, False
         if frame is None:
-            frame = HEADER.unpack(self._header)
+            if self._seals:
+                self._check(self._seals.into.of_frame(self._header[: HEADER.size]), HEADER.size)
+            frame = HEADER.unpack(self._header[: HEADER.size])
             if frame[0] == DATA and frame[2]:
                 self._frame, self._left = frame, frame[2]
+                self._digest = self._seals and self._seals.into.begin()
                 place = on_frame(self, frame, False)
                 self.taking = frame[1]
                 self._target = self._scrap if place is None else place
                 return
         self._target = self._header
-        self._left = HEADER.size
+        self._left = self._header.nbytes
         self.taking = None
         on_frame(self, frame, True)
+
+    def _check(self, seal: bytes, at: int) -> None:
+        """Raise EOFError if `seal` has not come at `at` of the header's memory."""
+        if not hmac.compare_digest(seal, self._header[at : at + self._seal_nbytes]):
+            raise EOFError("what came was changed, added, repeated or moved on its way")
 
     @property
     def is_mute(self) -> bool:
@@ -243,11 +289,14 @@ def connect(
     greeting: Greeting,
     limit_s: float,
     machine: Machine = THIS_MACHINE,
-) -> socket.socket:
-    """A connected socket to a listener's `address`, proven; says `greeting`.
+    *,
+    seals: bool = True,
+) -> Proven:
+    """A connection to a listener's `address`, proven; says `greeting`.
 
     Args:
         source: this end's host on a TCP rail, which picks the network card.
+        seals: whether frames are sealed between hosts; not of a connection that has seals of its own.
 
     Raises:
         TransportError: nobody is there, or whoever is does not know the token.
@@ -259,20 +308,25 @@ def connect(
             else:
                 sock = machine.connect((address[0], address[1]), limit_s, source or "")
             opened.enter_context(sock)
-            _introduce(sock, address, token, greeting)
+            sealed = seals and len(address) > 1 and not (is_loopback(address[0]) or is_trusted())
+            proven = Proven(sock, _introduce(sock, address, token, greeting, sealed=sealed))
         except OSError as error:
             raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
         opened.pop_all()
-    return sock
+    return proven
 
 
-def _introduce(sock: socket.socket, address: Address, token: str, greeting: Greeting) -> None:
+def _introduce(
+    sock: socket.socket, address: Address, token: str, greeting: Greeting, *, sealed: bool
+) -> wire.FrameSeals | None:
     """Prove to the listener, and let it prove, that both know the token; then greet it."""
-    answer, verdict, _seals = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
+    challenge = _read(sock, wire.CHALLENGE_NBYTES)
+    answer, verdict, seals = wire.answer_challenge(wire.check_token(token), challenge, sealed=sealed)
     sock.sendall(answer)
     if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
         raise TransportError(f"delegate: {_name(address)} does not know the job's token")
     sock.sendall(GREETING.pack(*greeting))
+    return seals
 
 
 def join(
@@ -284,12 +338,15 @@ def join(
     limit_s: float,
     machine: Machine = THIS_MACHINE,
     check_dead: CheckDead | None = None,
-) -> dict[tuple[int, int], socket.socket]:
-    """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> socket, proven.
+    *,
+    seals: bool = True,
+) -> dict[tuple[int, int], Proven]:
+    """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> connection.
 
     Args:
         listeners, hosts: of this end's rails: sockets, and what `listen` was given.
         check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
+        seals: as `connect` has it.
 
     Raises:
         TransportError: a peer cannot be reached, or does not come within `limit_s` seconds; names it. None stays open.
@@ -302,19 +359,21 @@ def join(
             check_dead(addresses)
 
     deadline_s = machine.now_s() + limit_s
-    found: dict[tuple[int, int], socket.socket] = {}
+    found: dict[tuple[int, int], Proven] = {}
     indexed = ((peer, index, at) for peer, theirs in addresses.items() for index, at in enumerate(theirs))
     expected = {(peer, index): at for peer, index, at in indexed if at is not None}
     with contextlib.ExitStack() as opened:
         for (peer, index), at in sorted(expected.items()):
             if peer > rank:
                 try:
-                    sock = _connect_by(machine, deadline_s, at, hosts[index], token, Greeting(rank, index))
+                    greeting = Greeting(rank, index)
+                    proven = _connect_by(machine, deadline_s, at, hosts[index], token, greeting, seals=seals)
                 except TransportError as error:
                     # Often the first sign of a death whose notice is on its way.
                     wait(never, POLICY.notice_s, machine.pauses(), look_for_deaths)
                     raise TransportError(f"rail to rank {peer}: {error}") from error
-                found[peer, index] = opened.enter_context(sock)
+                opened.enter_context(proven.sock)
+                found[peer, index] = proven
         door = Door(listeners, token, machine, GREETING)
         opened.callback(door.close)
         while missing := expected.keys() - found.keys():
@@ -322,10 +381,10 @@ def join(
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
-            for sock, (peer, index, _life), _seals in door.look(min(left_s, POLICY.look_s)):
+            for sock, (peer, index, _life), its_seals in door.look(min(left_s, POLICY.look_s)):
                 if (key := (peer, index)) in missing:
                     sock.setblocking(True)
-                    found[key] = opened.enter_context(sock)
+                    found[key] = Proven(opened.enter_context(sock), its_seals)
                 else:
                     sock.close()
             look_for_deaths()
@@ -335,13 +394,20 @@ def join(
 
 
 def _connect_by(
-    machine: Machine, deadline_s: float, address: Address, source: str | None, token: str, greeting: Greeting
-) -> socket.socket:
+    machine: Machine,
+    deadline_s: float,
+    address: Address,
+    source: str | None,
+    token: str,
+    greeting: Greeting,
+    *,
+    seals: bool,
+) -> Proven:
     """As `connect`, again where the connection was lost: among a flood of strangers it may have had to make room."""
     while True:
         left_s = deadline_s - machine.now_s()
         try:
-            return connect(address, source, token, greeting, max(0.1, left_s), machine)
+            return connect(address, source, token, greeting, max(0.1, left_s), machine, seals=seals)
         except TransportError as error:
             if left_s <= POLICY.retry_s or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
                 raise

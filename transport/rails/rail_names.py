@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.job.bootstrap import address_of, listen_address
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, join, listen
+from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, Proven, join, listen
 from lanterne.transport.rank_group import host_identity
 
 # Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address of this host.
@@ -81,12 +81,14 @@ def connect_rails(
     token: str | None = None,
     *,
     repeated: bool = False,
-) -> dict[tuple[int, int], socket.socket]:
-    """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks.
+    seals: bool = True,
+) -> dict[tuple[int, int], Proven]:
+    """The connections of spare rails (spare.py), by peer and index: of all rails, to all ranks.
 
     Args:
         token: what both ends of a rail prove to know; None: one that rank 0 makes, and tells by `exchange`.
         repeated: several rails may have the same name: they are to carry different things, not to replace each other.
+        seals: as rail.join has it.
     """
     own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
     every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
@@ -116,7 +118,8 @@ def connect_rails(
                 why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
                 raise InputError(f"spare rails: rank {other}: {why}")
         peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        return join(listeners, hosts, peers, rank, token or every[0]["token"], SETUP_S, machine, check_dead)
+        token = token or every[0]["token"]
+        return join(listeners, hosts, peers, rank, token, SETUP_S, machine, check_dead, seals=seals)
     finally:
         for sock in listeners:
             sock.close()

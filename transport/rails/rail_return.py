@@ -16,7 +16,7 @@ from typing import TypeAlias
 from lanterne.errors import TransportError
 from lanterne.transport.door import Door
 from lanterne.transport.machine import Machine, Wakeup
-from lanterne.transport.rails.rail import GREETING, Addresses, Greeting, Rail, connect
+from lanterne.transport.rails.rail import GREETING, Addresses, Greeting, Proven, Rail, connect
 from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
 
@@ -111,8 +111,8 @@ class RailReturn:
                 for _ in range(len(self._lost)):
                     peer, index, life = self._lost.popleft()
                     self._schedule(due, tries, (peer, index), life)
-            for sock, (peer, index, life), _seals in door.look(0.0):
-                self._give(sock, peer, index, life)
+            for sock, (peer, index, life), seals in door.look(0.0):
+                self._give(Proven(sock, seals), peer, index, life)
             while due and due[0][0] <= self.machine.now_s():
                 _, key, life = heapq.heappop(due)
                 if not self._connect(*key, life):
@@ -129,14 +129,13 @@ class RailReturn:
         address = self._addresses[peer][index]
         assert address is not None  # There was such a rail.
         try:
-            sock = connect(address, self._hosts[index], self._token, greeting, POLICY.limit_s, self.machine)
+            proven = connect(address, self._hosts[index], self._token, greeting, POLICY.limit_s, self.machine)
         except TransportError:
             return False
-        self._give(sock, peer, index, life)
+        self._give(proven, peer, index, life)
         return True
 
-    def _give(self, sock: socket.socket, peer: int, index: int, life: int) -> None:
-        configure(sock)
-        sock.setblocking(False)
-        self._found.append(Rail(sock, peer, index, life))
+    def _give(self, proven: Proven, peer: int, index: int, life: int) -> None:
+        configure(proven.sock)
+        self._found.append(Rail(proven.sock, peer, index, life, proven.seals))
         self._wakeup.set()

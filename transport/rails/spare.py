@@ -127,13 +127,15 @@ class SpareTransport(Wrapper):
         self._looked_s = 0.0
         self._by_fd: dict[int, Rail] = {}
         self._over = OverTags()
-        found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead)
+        # Not told by `exchange`, which others may read.
+        token = None if inner.store is None else inner.store.secret(b"lanterne/spare").hex()
+        found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token)
         self.peers: dict[int, SparePeer] = {
             rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
         }
-        for (rank, index), sock in sorted(found.items()):
+        for (rank, index), (sock, seals) in sorted(found.items()):
             configure(sock)
-            rail = Rail(sock, rank, index + 1)
+            rail = Rail(sock, rank, index + 1, seals=seals)
             self.peers[rank].rails.append(rail)
             self._by_fd[rail.fileno()] = rail
             self._poll.register(rail, select.POLLIN)

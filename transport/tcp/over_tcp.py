@@ -507,8 +507,9 @@ def _connect(group: Group) -> tuple[dict[tuple[int, int], socket.socket], SealsO
         group.check_peers,
         group.secret(b"lanterne/tcp").hex(),
         repeated=True,
+        seals=False,
     )
-    return found, seals
+    return {key: proven.sock for key, proven in found.items()}, seals
 
 
 def _agree(group: Group) -> SealsOf:

@@ -31,7 +31,7 @@ ADDRESS = "127.0.0.1", 4444
 # Of every wait; and until when all is to be over, whatever happens.
 TIMEOUT_S, LIMIT_S = 5.0, 300.0
 # Spare rails of each rank.
-RAILS = "10.0.1.1", "10.0.2.1"
+RAILS = "127.0.1.1", "127.0.2.1"
 # How long a vote on the end lasts at most.
 VOTE_S = 10.0
 

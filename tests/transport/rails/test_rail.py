@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError, TransportError
+from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_transport import MAX_QUEUES, queues_needed
@@ -18,23 +19,27 @@ from lanterne.transport.rails.rail import DATA, GRANT, GREETING, MEMORY, PING, R
 TOKEN = "a token of sixteen"
 
 
-def pair():
+def pair(sealed=False):
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    return Rail(ends[0], 1, 0), Rail(ends[1], 0, 0)
+    challenge, nonce = wire.make_challenge()
+    answer, _, mine = wire.answer_challenge(TOKEN.encode(), challenge, sealed=sealed)
+    theirs = wire.judge_answer(TOKEN.encode(), nonce, answer)[1]
+    return Rail(ends[0], 1, 0, seals=mine), Rail(ends[1], 0, 0, seals=theirs)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from([DATA, GRANT, RECEIPT, PING]), st.integers(0, 20_000), st.booleans()), max_size=12
-    )
+    ),
+    st.booleans(),
 )
-def test_frames_come_whole_and_in_order(frames):
+def test_frames_come_whole_and_in_order(frames, sealed):
     """DATA of any size between other frames; some of it dropped, as what comes twice is."""
-    giver, taker = pair()
+    giver, taker = pair(sealed)
     got, places = [], {}
 
     def on_frame(rail, frame, is_whole):
@@ -62,10 +67,40 @@ def test_frames_come_whole_and_in_order(frames):
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.integers(0, 9000), max_size=6), st.integers(1, 3))
-def test_a_payload_leaves_as_it_lands(steps, num_after):
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=3), st.data())
+def test_what_is_changed_on_the_way_is_found(payloads, data):
+    """Any bit of any frame, message or seal: nothing that comes after it is whole."""
+    giver, taker = pair(sealed=True)
+    for number, payload in enumerate(payloads):
+        giver.put(DATA, number, len(payload), payload=memoryview(payload))
+    said = bytearray(b"".join(giver._out))
+    at = data.draw(st.integers(0, len(said) - 1))
+    said[at] ^= 1 << data.draw(st.integers(0, 7))
+    places, whole = {}, []
+
+    def on_frame(rail, frame, is_whole):
+        if is_whole:
+            whole.append(frame[1])
+            return None
+        return memoryview(places.setdefault(frame[1], bytearray(frame[2])))
+
+    giver.sock.setblocking(True)
+    giver.sock.sendall(said)
+    giver.sock.shutdown(socket.SHUT_WR)
+    with pytest.raises(EOFError, match="what came was changed, added, repeated or moved on its way"):
+        while True:
+            taker.read(on_frame)
+    assert len(whole) < len(payloads)
+    assert all(bytes(places.get(number, b"")) == payloads[number] for number in whole)
+    giver.close()
+    taker.close()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 9000), max_size=6), st.integers(1, 3), st.booleans())
+def test_a_payload_leaves_as_it_lands(steps, num_after, sealed):
     """What has not landed is never sent, what has is, and frames put meanwhile come after it."""
-    giver, taker = pair()
+    giver, taker = pair(sealed)
     total = sum(steps) + 1
     payload, place, here, got = bytearray(total), bytearray(total), [0], []
 
@@ -116,13 +151,39 @@ def test_who_connects_is_proven(address):
         mute.connect(where[0].encode("latin-1") if address == MEMORY else tuple(where))
         mute.sendall(said)
         mute.close()
-    sock = rails.connect(where, address, TOKEN, Greeting(3, 1), 5)
+    sock, seals = rails.connect(where, address, TOKEN, Greeting(3, 1), 5)
     thread.join(20)
-    assert [greeting for _, greeting in guests] == [(3, 1, 0)]
+    assert seals is None  # on one host
+    assert [greeting for _, greeting, _ in guests] == [(3, 1, 0)]
     door.close()
     assert door.refused == {"wrong secret": 2, "hung up": 2}
     for end in (sock, guests[0][0], listener):
         end.close()
+
+
+def test_between_hosts_rails_are_sealed_unless_the_network_is_trusted(monkeypatch):
+    monkeypatch.setattr(rails, "is_loopback", lambda host: False)
+    for trusted, seals in (("0", True), ("1", True), ("0", False)):
+        monkeypatch.setenv("LANTERNE_TRUSTED_NETWORK", trusted)
+        listeners, wheres = zip(*(rails.listen("127.0.0.1") for _ in range(2)), strict=True)
+        found = {}
+
+        def meet(rank, listeners=listeners, wheres=wheres, found=found, seals=seals):
+            addresses = {1 - rank: [wheres[1 - rank]]}
+            join = rails.join([listeners[rank]], ["127.0.0.1"], addresses, rank, TOKEN, 30, seals=seals)
+            found[rank] = join[1 - rank, 0]
+
+        ranks = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(40)
+        (one, mine), (other, theirs) = found[0], found[1]
+        assert (mine is not None) == (theirs is not None) == (seals and trusted == "0")
+        if mine:
+            assert mine.out.of_frame(b"x") == theirs.into.of_frame(b"x") != mine.into.of_frame(b"x")
+        for sock in (*listeners, one, other):
+            sock.close()
 
 
 def strangers(where, how, num):
@@ -173,9 +234,9 @@ def test_strangers_keep_nobody_from_joining(how):
         rank: [(peer, 0) for peer in range(3) if peer != rank] for rank in range(3)
     }
     for rank, peer in ((0, 1), (1, 2), (2, 0)):
-        found[rank][peer, 0].sendall(b"%d" % rank)
-        assert found[peer][rank, 0].recv(1) == b"%d" % rank
-    for sock in (*opened, *listeners, *(sock for met in found.values() for sock in met.values())):
+        found[rank][peer, 0].sock.sendall(b"%d" % rank)
+        assert found[peer][rank, 0].sock.recv(1) == b"%d" % rank
+    for sock in (*opened, *listeners, *(proven.sock for met in found.values() for proven in met.values())):
         sock.close()
 
 
