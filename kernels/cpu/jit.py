@@ -7,6 +7,7 @@ function called through ctypes releases the GIL and costs about a microsecond.
 
 import ctypes
 import functools
+import itertools
 import platform
 import threading
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from lanterne.kernels.cpu.long_double import long_fold, long_with_number
 from lanterne.kernels.dtypes import LONG, Dtype
 
 _lock = threading.Lock()
+_numbers = itertools.count()
 
 
 @functools.cache
@@ -77,22 +79,31 @@ def _target_machine(cpu: str | None) -> Any:
 
 
 def compile_ir(ir: str, argument_types: list[Any], result: Any = None, cpu: str | None = None) -> Callable[..., Any]:
-    """The C function `kernel` of `ir`, of a size and what `argument_types` say, which returns `result`.
+    """The C function `kernel` of `ir`, of a size and what `argument_types` say, which returns `result`; its code stays.
 
     Args:
         cpu: another instruction set than this machine's best, for tests.
     """
     with _lock:
-        llvm = load_compiler()
-        module = llvm.parse_assembly(ir)
+        module, engine = load_compiler().parse_assembly(ir), _engine(cpu)
         module.verify()
-        engine = llvm.create_mcjit_compiler(module, _target_machine(cpu))
+        name = f"kernel{next(_numbers)}"
+        for function in module.functions:
+            if function.name == "kernel":
+                function.name = name
+            elif not function.is_declaration:
+                function.linkage = "internal"
+        engine.add_module(module)
         engine.finalize_object()
         prototype = ctypes.CFUNCTYPE(result, ctypes.c_size_t, *argument_types)
-        function: Any = prototype(engine.get_function_address("kernel"))
-    # The engine owns the machine code, so it has to live as long as the function.
-    function.engine = engine
-    return function
+        return prototype(engine.get_function_address(name))
+
+
+@functools.cache
+def _engine(cpu: str | None) -> Any:
+    """What compiles for `cpu` and owns the code: one for all kernels, since each takes 0.8 MB."""
+    llvm = load_compiler()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(cpu))
 
 
 def _check_cpu(dtype: Dtype) -> None:
