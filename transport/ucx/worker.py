@@ -32,8 +32,8 @@ INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU nee
 QUIET = {"UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 # Variables that ucxx sets when it is loaded.
 UCXX_SETS = {"UCX_MEMTYPE_CACHE", "UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS"}
-# UCX passes over what is not there.
-ONE_HOST_TLS = "sm,self,cuda_copy,cuda_ipc"
+# UCX passes over what is not there. "sm" would be sysv, too, which moves as posix does: 2 MB a rank for nothing.
+ONE_HOST_TLS = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
 OWN_TLS = ("^tcp", "^posix", "^tcp,posix")
 SETTINGS = {
     "POSIX_ERROR_HANDLING": "y",
@@ -106,7 +106,7 @@ def settings(
     if len(set(hosts)) == 1:
         chosen |= {"TLS": ONE_HOST_TLS, "KEEPALIVE_INTERVAL": "500ms"}
         if (set_so_far := environment.get("UCX_TLS")) in OWN_TLS:
-            without = ONE_HOST_TLS.replace("sm,", "sysv,cma,") if "posix" in set_so_far else ONE_HOST_TLS
+            without = ONE_HOST_TLS.replace("posix", "sysv") if "posix" in set_so_far else ONE_HOST_TLS
             return _unless_set(chosen, environment) | {"TLS": without}
     elif left_out := ["tcp"] * rdma + ["sm"] * (hosts.count(hosts[rank]) == 1):
         chosen["TLS"] = "^" + ",".join(left_out)

@@ -17,6 +17,7 @@ from lanterne.transport.base import make_tag
 from lanterne.transport.ucx.over_ucx import INTERNAL, ucx_tag
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
+ONE_HOST = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
 RANK_PROGRAM = Path(__file__).resolve().parents[1].joinpath("ucx_rank.py")
 tags = st.builds(make_tag, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)) | st.integers(INTERNAL, INTERNAL + 9)
 parts = st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 2**15), st.integers(0, 2**15), tags)
@@ -36,7 +37,7 @@ def test_direction_and_secret_are_in_a_tag():
 @pytest.mark.parametrize(
     ("hosts", "rank", "expected"),
     [
-        (("a", "a"), 0, {"TLS": "sm,self,cuda_copy,cuda_ipc", "KEEPALIVE_INTERVAL": "500ms"}),
+        (("a", "a"), 0, {"TLS": ONE_HOST, "KEEPALIVE_INTERVAL": "500ms"}),
         (("a", "b"), 1, {"TLS": "^sm", "KEEPALIVE_INTERVAL": "inf"}),
         (("a", "a", "b"), 0, {"KEEPALIVE_INTERVAL": "inf"}),
         (("a", "a", "b"), 2, {"TLS": "^sm", "KEEPALIVE_INTERVAL": "inf"}),
@@ -56,8 +57,8 @@ def test_no_tcp_beside_rdma():
 
 def test_little_shared_memory():
     for own in ("^posix", "^tcp,posix"):
-        assert settings(("a", "a"), 0, {"UCX_TLS": own})["TLS"] == "sysv,cma,self,cuda_copy,cuda_ipc"
-    assert settings(("a", "a"), 0, {"UCX_TLS": "^tcp"})["TLS"] == "sm,self,cuda_copy,cuda_ipc"
+        assert settings(("a", "a"), 0, {"UCX_TLS": own})["TLS"] == ONE_HOST.replace("posix", "sysv")
+    assert settings(("a", "a"), 0, {"UCX_TLS": "^tcp"})["TLS"] == ONE_HOST
     assert "TLS" not in settings(("a", "a"), 0, {"UCX_TLS": "posix,self"})
     assert "TLS" not in settings(("a", "b"), 0, {"UCX_TLS": "^posix"})
 
