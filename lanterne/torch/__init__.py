@@ -1,8 +1,9 @@
 """lanterne as a backend of torch.distributed: `import lanterne.torch`, then `init_process_group("lanterne")`.
 
 Needs PyTorch (extra `torch`); nothing else of lanterne imports this. `torch_internals` has all that depends on how
-torch is made inside, `tensor_views` tensors as arrays, `works` what calls return, `process_group` the verbs, `joining`
-how groups come to be, `ddp_hook` lanterne in a job of another backend, `late_report` who was late.
+torch is made inside, `tensor_views` tensors as arrays, `drafts` calls in the making, `works` what they return,
+`process_group` the verbs over `group_base`, `joining` how groups come to be, `ddp_hook` lanterne in a job of another
+backend, `late_report` who was late.
 """
 
 from lanterne.torch.ddp_hook import comm_hook

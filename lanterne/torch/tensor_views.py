@@ -40,10 +40,15 @@ def view_of(tensor: torch.Tensor) -> View:
         raise InputError(f"tensor: got one of {tensor.dtype}, which lanterne cannot move: {error}") from error
 
 
-def check_tensor(tensor: torch.Tensor) -> None:
-    """Raise InputError unless `tensor` is dense and of the CPU."""
+def check_device(tensor: torch.Tensor) -> None:
+    """Raise InputError unless `tensor` is of the CPU."""
     if tensor.device.type != "cpu":
         raise InputError(f"tensor: got one on {tensor.device}, expected the CPU, which lanterne serves")
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
+    """Raise InputError unless `tensor` is dense and of the CPU."""
+    check_device(tensor)
     if tensor.layout is not torch.strided:
         raise InputError(f"tensor: got one of {tensor.layout}, expected a dense one")
 

@@ -34,7 +34,7 @@ def tensor_of(dtype, shape=(3, 4), seed=0):
 def same(ours, theirs):
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
-        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.dtype == other.dtype and one.shape == other.shape, (one, other)
         seen = [x.view(torch.uint8) if x.dtype.itemsize == 1 else x for x in (one, other)]
         assert torch.equal(*seen), (one, other)
 
@@ -66,6 +66,35 @@ def check_all_reduce():
     assert x.tolist() == [True]
     dist.all_reduce(x := torch.full((2,), 1j * RANK))
     assert x.tolist() == [3j, 3j]
+
+
+def check_sparse():
+    """Of other elements on each rank, of none on one, of rows; and the gradients of an embedding."""
+    whole = torch.zeros(5, 4)
+    whole[RANK] = whole[3] = RANK
+    for dims in (1, 2):
+
+        def call(group, dims=dims):
+            x = whole.to_sparse(dims)
+            dist.all_reduce(x, group=group)
+            return [x.coalesce().indices(), x.coalesce().values()]
+
+        both(call)
+    dist.all_reduce(x := whole.to_sparse(), dist.ReduceOp.AVG)
+    work = dist.all_reduce(y := whole.to_sparse(), async_op=True)
+    work.wait()
+    assert torch.allclose(SIZE * x.to_dense(), y.to_dense()) and float(y.to_dense()[3, 0]) == sum(range(SIZE))
+    learnt = []
+    for group in (None, GLOO):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(10, 4, sparse=True), torch.nn.Linear(4, 2))
+        ddp = DistributedDataParallel(model, process_group=group)
+        ddp(torch.tensor([RANK, 7])).sum().backward()
+        learnt.append([each.grad.to_dense() for each in model.parameters()])
+    assert all(torch.allclose(one, other) for one, other in zip(*learnt, strict=True)), learnt
+    group = dist.new_group(list(range(SIZE)))
+    odd = torch.zeros(2 + (RANK == 1)).to_sparse()
+    refuses(ValueError, "expected the same on every rank", lambda: dist.all_reduce(odd, group=group))
 
 
 def check_moves():
@@ -355,7 +384,8 @@ def check_bad_input():
             "did you mean 'tcp'",
             lambda: dist.new_group(ranks, backend="lanterne", pg_options=lanterne.torch.Options(transport="tpc")),
         ),
-        ("expected a dense one", lambda: dist.all_reduce(one.to_sparse())),
+        ("expected a dense one", lambda: world.broadcast([one.to_sparse()], 0)),
+        ("expected sum or avg", lambda: dist.all_reduce(one.to_sparse(), dist.ReduceOp.MAX)),
         ("which lanterne cannot move", lambda: world.broadcast([torch.zeros(2, dtype=torch.complex32)], 0)),
         ("got a list of 1", lambda: world.allgather([[one]], [one])),
         ("expected 3 as the other", lambda: world.allgather([parts], [one])),

@@ -1,0 +1,165 @@
+"""What is behind every verb of a process group: how calls begin and end, names, numbers, the group's end."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.errors import InputError, LanterneError
+from lanterne.torch.drafts import Draft, Tensors, check_dtypes
+from lanterne.torch.step_log import StepLog
+from lanterne.torch.torch_internals import ProcessGroup, seconds, torch_errors
+from lanterne.torch.works import RequestWork
+
+
+class GroupBase(ProcessGroup):
+    """The ranks of a torch process group, over `communicator`, without verbs; see LanterneGroup.
+
+    Args:
+        timeout_s: of calls that are given none.
+        on_shutdown: called once this group has ended.
+    """
+
+    def __init__(
+        self, communicator: Communicator, timeout_s: float, on_shutdown: Callable[[Any], object]
+    ) -> None:
+        super().__init__(communicator.rank, communicator.world_size)
+        self.communicator: Communicator = communicator
+        communicator.timeout_s = timeout_s
+        self._on_shutdown = on_shutdown
+        self._name = self._desc = ""
+        self._sequence = 0
+        self._together: list[Draft] | None = None
+        self.steps: StepLog = StepLog(communicator)
+
+    # -- calls
+
+    def _begin(self, draft: Draft, opts: Any, verb: str, *args: Any, **options: Any) -> None:
+        """Start `verb` of the communicator, or run it where the caller waits anyway."""
+        comm = self.communicator
+        self._sequence += 1
+        if opts.asyncOp or self._together is not None:
+            draft.requests.append(getattr(comm, f"start_{verb}")(*args, **options))
+        else:
+            getattr(comm, verb)(*args, timeout_s=self._limit_s(opts), **options)
+
+    def _work(
+        self, draft: Draft, opts: Any, result: Tensors, source: Callable[[], int] | None = None
+    ) -> RequestWork:
+        if self._together is not None:
+            self._together.append(draft)
+        return RequestWork(draft.requests, self._limit_s(opts), result, draft.finish, source)
+
+    def _limit_s(self, opts: Any) -> float:
+        limit_s = None if opts is None else seconds(opts.timeout)
+        return self.communicator.timeout_s if limit_s is None else limit_s
+
+    def _check_parts(self, verb: str, parts: Tensors, tensor: torch.Tensor, *, even: bool = True) -> None:
+        if len(parts) != self.size():
+            raise InputError(f"{verb}: got a list of {len(parts)} tensors, expected {self.size()}")
+        for part in parts:
+            check_dtypes(verb, part, tensor)
+            if even and part.numel() != tensor.numel():
+                raise InputError(f"{verb}: got {part.numel()} elements, expected {tensor.numel()} as the other tensor")
+
+    # -- several calls as one
+
+    def _start_coalescing(self, _device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, _device: torch.device) -> RequestWork:
+        together, self._together = self._together or [], None
+
+        def finish() -> None:
+            for draft in together:
+                draft.finish()
+
+        return RequestWork([each for draft in together for each in draft.requests], self._limit_s(None), (), finish)
+
+    # -- names, numbers, the end
+
+    def name(self) -> str:
+        return "lanterne"
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @group_name.setter
+    def group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    @group_desc.setter
+    def group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Self:
+        """What serves `device`: torch asks it what it can, and this says of what lanterne does not have that it cannot.
+
+        RuntimeError is what torch expects where there is none.
+        """
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"lanterne: got device {device}, expected the CPU, which lanterne serves")
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        """Whether it has memory of its own for tensors."""
+        return False
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Calls that are given no timeout have this one from now on."""
+        limit_s = seconds(timeout)
+        if limit_s is None:
+            raise InputError(f"set_timeout: got {timeout}, expected more than 0")
+        self.communicator.timeout_s = limit_s
+
+    def errored(self) -> LanterneError | None:
+        """What has ended this group; None: it works."""
+        return self.communicator.failure
+
+    def abort(self) -> None:
+        """End this group now: calls under way, and later ones, raise, here and on the other ranks."""
+        self.communicator.abort("aborted by its user")
+
+    def shutdown(self) -> None:
+        """End this group; a second call does nothing."""
+        on_shutdown, self._on_shutdown = self._on_shutdown, lambda _group: None
+        on_shutdown(self)
+        with torch_errors():
+            self.communicator.close()
