@@ -83,7 +83,21 @@ def test_every_world_size(world_sizes):
 def test_where_the_search_fails_a_chain_takes_its_place(monkeypatch):
     monkeypatch.setattr(late_join, "_TRIES", 0)
     late_join.join_template.cache_clear()
-    schedule = check(late_join.late_join_all_reduce(9, 2, 5)).schedule
+    schedule = check(late_join.late_join_all_reduce(17, 2, 5)).schedule
     late_join.join_template.cache_clear()
-    assert schedule.note == "no late_join template found for 9 ranks: a chain takes its place"
-    assert rounds_of_join(schedule) == 5 + 9 - 1
+    assert schedule.note == "no late_join template found for 17 ranks: a chain takes its place"
+    assert rounds_of_join(schedule) == 5 + 17 - 1
+
+
+@pytest.mark.parametrize("world_size", sorted(late_join.FOUND))
+def test_what_is_kept_of_few_ranks_is_what_the_search_finds(world_size):
+    (kept, rounds), (found, searched) = late_join.join_template(world_size), late_join.search_template(world_size)
+    for part in ("age", "age_of_role", "source"):
+        assert np.array_equal(getattr(kept, part), getattr(found, part))
+    assert np.array_equal(np.array(rounds), np.array(searched))
+
+
+def test_few_ranks_need_no_search(monkeypatch):
+    late_join.join_template.cache_clear()
+    monkeypatch.setattr(late_join, "search_template", lambda _: pytest.fail("it searched"))
+    assert not any(late_join.late_join_all_reduce(size, 1).note for size in late_join.FOUND)
