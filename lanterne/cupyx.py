@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import init
-from lanterne.errors import InputError
+from lanterne.errors import InputError, LanterneError
 from lanterne.kernels.arrays import Stream
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 13333
@@ -122,6 +122,11 @@ class NCCLBackend:
     def stop(self) -> None:
         """Leave the job; a second call does nothing."""
         self.communicator.close()
+
+    def __del__(self) -> None:
+        # CuPy's programs drop it and end: what they have queued is to leave this process before.
+        with suppress(AttributeError, LanterneError):
+            self.stop()
 
 
 def init_process_group(

@@ -30,7 +30,8 @@ def sources():
     """The files that what is built depends on."""
     lock = HERE.parent.parent / "locks/host-cuda.txt"
     ours = (path for path in HERE.rglob("*") if path.is_file() and path.suffix not in {".md", ".pyc"})
-    return [lock, *sorted(path for path in ours if path.name not in {"run", "checks.py", "left_out.py"})]
+    users = {"run", "checks.py", "cupy_comm.py", "left_out.py"}
+    return [lock, *sorted(path for path in ours if path.name not in users)]
 
 
 def checksum():
