@@ -251,7 +251,8 @@ class Transport(ABC):
 
     Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds);
     `machine`, on which it runs; `pauses`, what waits do between polls; `background_s`, how often another thread than
-    the user's has to look for what has come, beside what `watch` tells, seconds; None: no other thread may use it.
+    the user's has to look for what has come, beside what `watch` tells, seconds; None: no other thread may use it;
+    `wakes`, whether all that comes makes a descriptor of `watch` readable, and takes so long that waits sleep on these.
     """
 
     name: str = "?"
@@ -262,6 +263,7 @@ class Transport(ABC):
     timeout_s: float = DEFAULT_TIMEOUT_S
     pauses: Pauses = THIS_MACHINE.pauses()
     background_s: float | None = None
+    wakes: bool = False
     # Of this rank's device, where the transport has chosen one.
     runtime: "CudaRuntime | None" = None
     # Whether ranks take turns on a device.

@@ -393,7 +393,7 @@ def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> 
         # Of a collective call nobody knows when it will be done, and asking costs as much as a look.
         due_s = (lambda: request._due_s) if isinstance(request, MessageRequest) else None
         # The patience ends it, but for a call that goes on a little, for all ranks alike.
-        wait(look, inf, communicator.pauses, meanwhile, due_s)
+        wait(look, inf, engine.pauses(communicator.pauses), meanwhile, due_s)
     finally:
         engine.hand_back()
         engine.tell()

@@ -117,6 +117,7 @@ class TcpTransport(Transport):
         self._by_fd: dict[int, tuple[TcpPeer, Duplex]] = {}
         self._full: set[Duplex] = set()  # with more to be written than the connection has taken
         self._over = OverTags()
+        self.wakes: bool = len(set(group.hosts)) > 1
         found, seals = _connect(group)
         for (rank, index), sock in sorted(found.items()):
             configure(sock)

@@ -165,6 +165,8 @@ class UcxTransport(Transport):
         )
         # For waits of one request; those of several, and of collectives, poll.
         self.woken: Woken = Woken(self.machine, self._sleep, POLICY.spin_s)
+        # Between the ranks of one host messages take microseconds.
+        self.wakes: bool = len(set(group.hosts)) > 1
         self._pid = os.getpid()
         atexit.register(self.close)
 
