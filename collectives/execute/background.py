@@ -20,7 +20,7 @@ from typing import Protocol
 
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.base import Transport
-from lanterne.transport.machine import Lock, Machine, Running, Wakeup, Watched
+from lanterne.transport.machine import Descriptor, Lock, Machine, Running, Wakeup
 from lanterne.transport.pauses import POLICY as PAUSES
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.steering import steers, value
@@ -118,9 +118,9 @@ class Descriptors:
 
     def __init__(self, machine: Machine) -> None:
         self._poll = machine.poller()
-        self._watched: Sequence[Watched] = ()
+        self._watched: Sequence[Descriptor] = ()
 
-    def readable(self, watched: Sequence[Watched], limit_s: float | None) -> bool:
+    def readable(self, watched: Sequence[Descriptor], limit_s: float | None) -> bool:
         """Whether one of `watched` is within `limit_s` seconds; None: however long it takes."""
         if watched != self._watched:
             for gone in set(self._watched) - set(watched):
@@ -268,7 +268,7 @@ class Engine:
         while not self._stopping:
             serving = not self._waiters and any(communicator.in_background for communicator in self.busy)
             usual_s = _switch_soon(serving, usual_s)
-            ready: tuple[int, ...] | None = ()
+            watched: tuple[int, ...] = ()
             limit_s = None
             self.tell()
             if serving:
@@ -283,8 +283,8 @@ class Engine:
                     else:
                         transport.machine.sleep(POLICY.full_s)
                     continue
-                limit_s = min(transport.background_s or POLICY.deaths_s, POLICY.deaths_s)
-            if descriptors.readable((wakes, *ready), limit_s):
+                watched, limit_s = ready, min(transport.background_s or POLICY.deaths_s, POLICY.deaths_s)
+            if descriptors.readable((wakes, *watched), limit_s):
                 wakes.clear()
                 if serving:
                     transport.machine.sleep(POLICY.gather_s)
