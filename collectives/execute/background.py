@@ -72,8 +72,8 @@ class EnginePolicy:
         half="small exchanges take longer",
         double="cores are taken from those that have work",
     )
-    # A wait that sleeps on descriptors looks at the latest after this: another thread of the process may have taken what
-    # would have woken it.
+    # A wait that sleeps on descriptors looks at the latest after this: another thread of the process may have taken
+    # what would have woken it.
     listen_s: float = value(
         5e-3,
         "chosen: 200 looks a second are 1 % of a core",
