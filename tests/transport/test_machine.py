@@ -31,6 +31,8 @@ EXCEPTIONS = {
     "collectives/jobs.py": "the ranks of spawn are threads",
     "collectives/auto/learn.py": "says on which day this machine was measured",
     "collectives/auto/trials.py": "measures how fast this machine is",
+    "collectives/auto/load_meter.py": "measures how busy this machine is",
+    "collectives/auto/slow_nics.py": "measures how fast a NIC is",
 }
 # Loops that pause and are no waits for one thing.
 LOOPS = {
