@@ -24,7 +24,6 @@ from lanterne.collectives.auto.predict import Factor, Links, priced_schedule
 from lanterne.collectives.auto.slow_nics import faster, measure_slowdowns, of_links
 from lanterne.collectives.auto.trials import (
     ENOUGH_S,
-    FIRST_S,
     MEASURE_S,
     PAUSE_S,
     Call,
@@ -44,8 +43,8 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
-# On one host: how long a measurement takes at most, and the pause before each of its calls.
-HOST_S, HOST_PAUSE_S = 0.06, 1e-3
+# On one host: so many, how long a measurement takes at most, and the pause before each of its calls.
+HOST_REPEATS, HOST_S, HOST_PAUSE_S = 3, 0.06, 1e-3
 # Of the messages by which it shows whether ranks share a NIC, and calls in a row: a token bucket lets the first pass.
 SHARING_NBYTES, SHARING_CALLS = 256 << 10, 3
 # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
@@ -105,14 +104,14 @@ class Learned(NamedTuple):
     topology: Topology | None
 
 
-def learn(communicator: TrialGroup, shared_nbytes: float = -1) -> Learned:
+def learn(communicator: TrialGroup, *, shares_memory: bool = False) -> Learned:
     """What is measured of `communicator`, or known from the cache. A collective call.
 
     Args:
-        shared_nbytes: of ranks that share memory: all_reduces up to this size go through that.
+        shares_memory: the ranks do: short calls go through that, and the first job leaves trials to the next.
 
-    Cost: some 0.4 s on one host, a quarter of it trials; seconds on a slow network. Where the cache knows it a
-        broadcast and a few calls, some 30 ms, and 0.3 s if nobody has tried for AGAIN_AFTER_S.
+    Cost: some 0.3 s on one host; seconds on a slow network. Where the cache knows it a broadcast and a few calls, some
+        30 ms, and 0.3 s if nobody has tried yet or for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
     # Whether there may be trials, whether what is known is old, and its text.
@@ -125,13 +124,12 @@ def learn(communicator: TrialGroup, shared_nbytes: float = -1) -> Learned:
     known, nodes = _parse(found[2:].tobytes().rstrip(b"\0")), nodes_of(communicator.hosts)
     if known is not None and was_disturbed(communicator, known[1].links(nodes), busy=known[1].busy):
         known = None
-    due = bool(found[0] and (found[1] or known is None))
+    due = bool(found[0] and (found[1] or not known[2] if known else not shares_memory))
     factors: tuple[Factor, ...]
     measured_s, measured, factors = known or (time.time(), _measured(communicator), ())
     topology, links = measured.topology(nodes), measured.links(nodes)
     if due:
-        most_s = FIRST_S if known is None and shared_nbytes >= 0 else 0
-        more = measure_factors(communicator, links, factors, above_nbytes=shared_nbytes, most_s=most_s)
+        more = measure_factors(communicator, links, factors, shares_memory=shares_memory)
         factors = try_again(communicator, links, factors) if more == factors else more
     if communicator.rank == 0 and file is not None and (known is None or due):
         _write(file, measured_s, measured, factors)
@@ -266,8 +264,9 @@ def _ring_round_s(communicator: TrialGroup, nbytes: int, *, adds: bool = False) 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
-    limits = (HOST_S, HOST_PAUSE_S) if len(set(communicator.hosts)) == 1 else (MEASURE_S, PAUSE_S)
-    return float(time_calls(communicator, [partial(_repeat, call, calls)], REPEATS, *limits).min()) / calls
+    on_host = len(set(communicator.hosts)) == 1
+    limits = (HOST_REPEATS, HOST_S, HOST_PAUSE_S) if on_host else (REPEATS, MEASURE_S, PAUSE_S)
+    return float(time_calls(communicator, [partial(_repeat, call, calls)], *limits).min()) / calls
 
 
 def _repeat(call: Call, times: int) -> None:

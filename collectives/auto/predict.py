@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,6 +28,14 @@ MIN_CHUNK_NBYTES = 16 << 10
 
 # What `auto` goes by: equal links, or those of nodes.
 Links: TypeAlias = CostModel | Topology
+
+
+# Calls through shared memory: whoever reduces reads the buffers of all, so that it pays for short ones; and all_reduces
+# for which the others might begin without a late rank are to go by messages: those that take MESSAGES_S that way.
+SHARED_REDUCTIONS = ("all_reduce", "reduce")
+SHARED_MOVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+MOST_SHARED_NBYTES, MOST_SHARED_PAIR_NBYTES = 32 << 10, 4 << 20
+MOST_READ_NBYTES, MESSAGES_S = 1 << 20, 2e-3
 
 
 class Factor(NamedTuple):
@@ -59,6 +68,26 @@ def candidates(
     """The lines that `auto` chooses from; otherwise as `fitting`."""
     lines = fitting(collective, over_nodes, slow)
     return tuple(line for line in lines if not line.late and not line.refuses(world_size))
+
+
+def can_go_through_memory(collective: str) -> bool:
+    """Whether there is a way through shared memory for `collective`."""
+    return collective in SHARED_REDUCTIONS or collective in SHARED_MOVES
+
+
+def goes_through_memory(collective: str, world_size: int, nbytes: int, message_s: float = inf) -> bool:
+    """Whether calls of `nbytes` go through the memory that the ranks share.
+
+    Args:
+        message_s: what they are predicted to take by messages; inf: not known.
+    """
+    if collective in SHARED_MOVES:
+        return True
+    if collective not in SHARED_REDUCTIONS:
+        return False
+    if nbytes <= (MOST_SHARED_PAIR_NBYTES if world_size == 2 else MOST_SHARED_NBYTES):
+        return True
+    return nbytes * world_size <= MOST_READ_NBYTES and message_s < MESSAGES_S
 
 
 def slow_nodes_of(links: Links) -> tuple[int, ...]:

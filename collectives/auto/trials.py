@@ -16,7 +16,15 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lanterne.collectives.auto.predict import Factor, Links, Prediction, corrected, predictions
+from lanterne.collectives.algorithms.catalogue import SHARED
+from lanterne.collectives.auto.predict import (
+    Factor,
+    Links,
+    Prediction,
+    corrected,
+    goes_through_memory,
+    predictions,
+)
 from lanterne.kernels.arrays import Array
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.kernels.cuda.device_view import DeviceView
@@ -45,8 +53,8 @@ LEAST_REPEATS = 2
 # linear.
 ENOUGH_S = 0.25
 # A job tries nothing more once its trials took so long together, nor what is predicted to take longer than is left:
-# the program waits. The first on a host, where that is quick, has measured links just before: it leaves most to others.
-MOST_S, FIRST_S = 0.3, 0.1
+# the program waits.
+MOST_S = 0.3
 # A measurement of links takes so long at most, however quick its calls are.
 MEASURE_S = 0.6
 # Nor what has larger buffers than this on all ranks.
@@ -83,11 +91,12 @@ class TrialGroup(Protocol):
     def all_gather(self, in_array: Array, out_array: Array, *, algorithm: str) -> None: ...
     def broadcast(self, in_out_array: Array, root: int = 0, *, algorithm: str) -> None: ...
     def barrier(self, *, algorithm: str) -> None: ...
+    def algorithms(self, collective: str) -> tuple[str, ...]: ...
     def split(self, color: int, key: int = 0) -> Any: ...
 
 
 def measure_factors(
-    communicator: TrialGroup, model: Links, known: Sequence[Factor] = (), *, above_nbytes: float = -1, most_s: float = 0
+    communicator: TrialGroup, model: Links, known: Sequence[Factor] = (), *, shares_memory: bool = False
 ) -> tuple[Factor, ...]:
     """Try the algorithms that `model` ranks close together, at sizes that are not `known`; all Factors, known first.
 
@@ -95,20 +104,23 @@ def measure_factors(
     everything slower does not favour them.
 
     Args:
-        above_nbytes: only longer calls go by messages.
-        most_s: how long all of it may take; 0: MOST_S.
+        shares_memory: the ranks do: sizes that `auto` sends through that are not tried.
     """
     factors = list(known)
     spent_s = 0.0
     if communicator.world_size > MAX_TRIED_RANKS:
         return tuple(factors)
     for nbytes in TRIED_NBYTES:
-        is_known = nbytes <= above_nbytes or any(row.nbytes == nbytes for row in known)
-        if is_known or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
+        if any(row.nbytes == nbytes for row in known) or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
             continue
+        left_s = MOST_S - spent_s
+        if left_s < (1 + LEAST_REPEATS) * 2 * PAUSE_S:
+            break
         rows = predictions(TRIED, communicator.world_size, nbytes, model)
+        if shares_memory and goes_through_memory(TRIED, communicator.world_size, nbytes, rows[0].time_s):
+            continue
         near = [row for row in rows if row.time_s <= TRIED_WITHIN * rows[0].time_s][:MAX_TRIED]
-        if (1 + LEAST_REPEATS) * sum(row.time_s + PAUSE_S for row in near) > (most_s or MOST_S) - spent_s:
+        if (1 + LEAST_REPEATS) * sum(row.time_s + PAUSE_S for row in near) > left_s:
             continue
         took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
         found = {row.algorithm: time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)}
@@ -208,14 +220,16 @@ def _round(
     Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.
     """
     samples = np.empty(len(calls))
+    # Through memory, where there is some, ranks meet sooner.
+    through = SHARED if SHARED in communicator.algorithms("barrier") else None
     for index in random.Random(number).sample(range(len(calls)), len(calls)):
-        communicator.barrier(algorithm="dissemination")
+        communicator.barrier(algorithm=through or "dissemination")
         started = time.monotonic() + pause_s
         wait_until(started)
         calls[index]()
         finish(communicator)
         samples[index] = time.monotonic() - started
-    communicator.all_reduce(samples, samples, op="max", algorithm="recursive_doubling")
+    communicator.all_reduce(samples, samples, op="max", algorithm=through or "recursive_doubling")
     return samples
 
 

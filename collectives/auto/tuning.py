@@ -9,7 +9,6 @@ or "all_reduce=ring,broadcast=chain". Every new choice is logged, with its reaso
 
 import logging
 import os
-from math import inf
 from typing import Any, NamedTuple
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, SHARED, Algorithm, find_algorithm
@@ -22,10 +21,11 @@ from lanterne.collectives.auto.predict import (
     candidates,
     chunk_count,
     corrected,
+    goes_through_memory,
     ordinary_by_law_s,
     predictions,
 )
-from lanterne.collectives.auto.trials import TRIED, TrialGroup
+from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError
@@ -47,13 +47,6 @@ THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
 # Ranks with a GPU each, over NCCL on fast links: for those that share one in a test, of which nothing can be measured.
 GPUS = CostModel(15e-6, 1 / 150e9, 1 / 1e12)
-
-
-# Calls through shared memory: whoever reduces reads the buffers of all, so that it pays for short ones; and all_reduces
-# for which the others might begin without a late rank are to go by messages.
-SHARED_REDUCTIONS = ("all_reduce", "reduce")
-SHARED_MOVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-MOST_SHARED_NBYTES, MOST_SHARED_PAIR_NBYTES = 32 << 10, 1 << 20
 
 
 class Choice(NamedTuple):
@@ -103,9 +96,8 @@ class Tuning:
         Args:
             shares_memory: the ranks do: short calls are none of messages.
         """
-        world_size = self._communicator.world_size
-        if world_size > 1:
-            learned = learn(self._communicator, most_shared_nbytes(TRIED, world_size) if shares_memory else -1)
+        if self._communicator.world_size > 1:
+            learned = learn(self._communicator, shares_memory=shares_memory)
             self.adopt(learned.model, learned.source, learned.factors, learned.topology)
             log.info("cost model (%s): %s", self.source, self.links)
 
@@ -188,7 +180,7 @@ class Tuning:
         named = override(collective, world_size)
         if named is not None:
             return Choice(named, None, "named by LANTERNE_ALGORITHM")
-        if shared and nbytes <= most_shared_nbytes(collective, world_size):
+        if shared and goes_through_memory(collective, world_size, nbytes):
             return Choice(SHARED, None, "all ranks share memory")
         links = self.links
         slow = () if self.topology is None else self.topology.slow_nodes
@@ -201,6 +193,8 @@ class Tuning:
             return Choice(first.name, count, "not measured" if links is None else "of so many ranks none is priced")
         predicted = predictions(collective, world_size, nbytes, links)
         rows = corrected(predicted, self.factors, collective, nbytes)
+        if shared and goes_through_memory(collective, world_size, nbytes, predicted[0].time_s):
+            return Choice(SHARED, None, "all ranks share memory, and nobody need be asked about")
         near = {row.algorithm: row for row in rows if row.time_s <= TIE * rows[0].time_s}
         if self.factors and nbytes > max(row.nbytes for row in self.factors):
             names = [line.name for line in lines]
@@ -208,13 +202,6 @@ class Tuning:
             names = [row.algorithm for row in predicted]
         algorithm, chunks, time_s = next(near[name] for name in names if name in near)
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
-
-
-def most_shared_nbytes(collective: str, world_size: int) -> float:
-    """Up to this size calls go through shared memory, where the ranks have some."""
-    if collective not in SHARED_REDUCTIONS:
-        return inf if collective in SHARED_MOVES else -1
-    return MOST_SHARED_PAIR_NBYTES if world_size == 2 else MOST_SHARED_NBYTES
 
 
 def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:

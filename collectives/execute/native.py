@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
-from lanterne.collectives.auto.tuning import most_shared_nbytes
+from lanterne.collectives.auto.predict import can_go_through_memory
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import offered_algorithms
@@ -59,7 +59,7 @@ def offers(transport: Transport, collective: str, dtype_name: str | None = None)
 def algorithm_names(communicator: CommunicatorBase, collective: str) -> tuple[str, ...]:
     """What Communicator.algorithms gives."""
     names = offered_algorithms(collective, communicator.world_size)
-    if communicator.shares_memory and most_shared_nbytes(collective, communicator.world_size) >= 0:
+    if communicator.shares_memory and can_go_through_memory(collective):
         names = (*names, SHARED)
     return (*names, NATIVE) if offers(communicator.transport, collective) else names
 

@@ -46,9 +46,7 @@ class SharedPlan:
         folding = Folding(key.op, dtype, world_size, MAX_FOLD_INPUTS) if key.op is not None and folds else None
         self.advance: Callable[[int, int], int] = advance_function(LAYOUT, folding, memory.shared)
         self._shapes = [_shape(piece, world_size if folds else 0) for piece in (program.full, program.last)]
-        # Where not all wait for all, some wait only for those who are to be done.
-        publishes = program.num_pieces > 1 or program.sources < world_size
-        constants = [program.num_pieces, program.step, program.first, program.sources, self.digest, publishes]
+        constants = [program.num_pieces, program.step, program.first, program.sources, self.digest]
         addresses = [*map(ctypes.addressof, self._shapes), memory.words_at]
         self.words = (ctypes.c_int64 * len(CALL))(*[0] * (len(CALL) - len(constants) - 3), *constants, *addresses)
         self.words_at: int = ctypes.addressof(self.words)

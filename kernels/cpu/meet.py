@@ -27,7 +27,7 @@ IDLE, MOVED, DONE = range(3)
 # Words of 64 bits: of a call, and of the memory that it goes through. Addresses have `_at`.
 CALL = (
     *("in_at", "out_at", "start", "written", "read"),
-    *("until_ns", "pieces", "step", "first", "sources", "digest", "publishes", "full_at", "last_at", "memory_at"),
+    *("until_ns", "pieces", "step", "first", "sources", "digest", "full_at", "last_at", "memory_at"),
 )
 MEMORY = (
     *("number", "finished", "free_until"),
@@ -73,8 +73,8 @@ def advance_function(layout: Layout, folding: Folding | None, shared: bool) -> C
         shared: ranks share cores: between two looks it lets others have this one.
 
     `begins` is not 0 the first time; `call` the address of the words CALL, whose `memory_at` is that of MEMORY. The
-    pieces are all of the shape at `full_at` but for the last one, each `step` bytes on in input and output. With
-    `publishes` others learn at once that this rank is done with a piece, else with its next stamp.
+    pieces are all of the shape at `full_at` but for the last one, each `step` bytes on in input and output. Others learn
+    that this rank is done with a piece with its next stamp, or while it waits for room.
     """
     kernels: list[Any] = []
     ir = _advance_ir(layout, shared, "" if folding is None else _folds(folding, kernels), folding)
@@ -340,9 +340,8 @@ define void @write(ptr %call, ptr %memory) {{
 
 ; Reads the next piece, which is there.
 define void @take(ptr %call, ptr %memory) {{
-entry:
-{_load(CALL, "%call", "start", "read", "step", "sources", "publishes")}
-{_load(MEMORY, "%memory", "finished", "free_until", "world_size", "line_at")}
+{_load(CALL, "%call", "start", "read", "step", "sources")}
+{_load(MEMORY, "%memory", "finished", "free_until", "world_size")}
   %number = add i64 %start, %read
   %shape = call ptr @shape(ptr %call, i64 %read)
 {_load(SHAPE, "%shape", "writes", "reads")}
@@ -355,13 +354,6 @@ entry:
   store i64 %number, ptr %finished_p
   %next = add i64 %read, 1
   store i64 %next, ptr %read_p
-  %tells = icmp ne i64 %publishes, 0
-  br i1 %tells, label %tell, label %told
-tell:
-  %line = inttoptr i64 %line_at to ptr
-  store atomic i64 %number, ptr %line release, align 8
-  br label %told
-told:
   ; Who is in this call is done with the pieces before it.
   %all = icmp eq i64 %sources, %world_size
   %until = add i64 %start, {slots - 1}

@@ -110,6 +110,14 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
         assert spawn(2, learn)[1][2] == "measured"
 
 
+def test_of_ranks_that_share_memory_the_second_job_tries(tmp_path, monkeypatch, few_trials):
+    monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(trials, "TRIED_NBYTES", (1 << 10, 1 << 20))
+    tried = [spawn(3, lambda comm: learn(comm, shares_memory=True))[0] for _ in range(3)]
+    assert [learned.source for learned in tried] == ["measured", "cache", "cache"]
+    assert [{row.nbytes for row in learned.factors} for learned in tried] == [set(), {1 << 20}, {1 << 20}]
+
+
 def test_without_trials_the_model_alone_is_kept_apart_from_one_with(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
     monkeypatch.setenv("LANTERNE_TRIALS", "off")

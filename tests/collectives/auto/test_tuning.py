@@ -165,3 +165,24 @@ def test_nor_many_small_messages_cheaper_than_few_large_ones():
     model = CostModel(5e-4, 0.0, 0.0, pieces, serial_messages=True)
     rows = {row.algorithm: row.time_s for row in predictions("all_reduce", 8, 4 << 20, model)}
     assert rows["ring"] < rows["tree"] and rows["ring"] == pytest.approx(1.75 * (4 << 20) * 1.6e-7, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("n", "nbytes", "beta", "shared"),
+    [
+        (2, 4 << 20, 1e-6, True),
+        (2, 8 << 20, 1e-9, False),
+        (4, 32 << 10, 1e-6, True),
+        (4, 256 << 10, 1e-9, True),
+        (4, 256 << 10, 1e-7, False),  # somebody may be late
+        (4, 512 << 10, 1e-9, False),
+    ],
+)
+def test_what_goes_through_memory(n, nbytes, beta, shared):
+    def chosen(comm):
+        comm.tuning.adopt(CostModel(1e-5, beta), "test")
+        return [comm.tuning.choose(name, nbytes, shared=True).algorithm for name in ("all_reduce", "all_gather")]
+
+    reduces, moves = spawn(n, chosen)[0]
+    assert (reduces == "shared") == shared
+    assert moves == "shared"
