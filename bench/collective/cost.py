@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
-    from lanterne.collectives.auto.predict import fitting, nodes_of_links, slow_nodes_of
+    from lanterne.collectives.auto.predict import fitting, leaf_sets_of, nodes_of_links
 
     topology = topology_from(args)
     links = model_from(args) if topology is None else topology
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     delays = [parse_time_s(text, "--delay") for text in args.delay.split(",") if text]
     algorithms_for(args.collective)  # It must be one.
     over_nodes = nodes_of_links(links) is not None
-    lines = fitting(args.collective, over_nodes, slow_nodes_of(links))
+    lines = fitting(args.collective, over_nodes, leaf_sets_of(links))
     if args.algorithm != "all":
         lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
     results = [

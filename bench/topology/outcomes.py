@@ -46,7 +46,7 @@ def lines_on(topology: Topology) -> tuple[Algorithm, ...]:
     """The algorithms that make sense on `topology`."""
     from lanterne.collectives.auto.predict import fitting
 
-    return fitting("all_reduce", not topology.is_flat, topology.slow_nodes)
+    return fitting("all_reduce", not topology.is_flat, topology.leaf_sets)
 
 
 def outcomes(topology: Topology, nbytes: int, late: LateRank, names: str = "all") -> list[StudyOutcome]:
@@ -127,7 +127,7 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
     """What `auto` takes where nobody is late, and once `late` is known to come very late; None: it waits."""
     from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
     from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
-    from lanterne.collectives.late.calls import NODE_ALGORITHMS, late_names, make_option
+    from lanterne.collectives.late.calls import group_name, make_option, single_options
 
     over_nodes, size = not topology.is_flat, topology.world_size
     links = topology if over_nodes else topology.slowest
@@ -138,10 +138,10 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
         ordinary, _, ordinary_s = predictions("all_reduce", size, nbytes, links)[0]
     if size < 3 or (many and number > 1):
         return ordinary, None
-    names: tuple[str, ...] = late_names(links, many)
     if number > 1:
-        names = names[-1:] if topology.slow_nodes else NODE_ALGORITHMS[:1] if over_nodes else ("late_group",)
-    options = [make_option("all_reduce", name, size, nbytes, links, number) for name in names]
+        options = [make_option("all_reduce", group_name(links), size, nbytes, links, number)]
+    else:
+        options = single_options("all_reduce", size, nbytes, links, many)
     best = min(options, key=lambda option: option.join_s)
     return ordinary, best.choice.partition("/")[0] if best.join_s < ordinary_s else None
 

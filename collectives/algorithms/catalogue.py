@@ -303,7 +303,13 @@ def _on_leaves(line: Algorithm, name: str, numbers: str) -> Algorithm:
     if not re.fullmatch(r"\d{1,5}(\.\d{1,5})*", numbers):
         raise InputError(f"algorithm: got {name!r}, expected the numbers of slow nodes behind it: {line.name}.2.5")
     slow = tuple(sorted({int(each) for each in numbers.split(".")}))
-    return line._replace(name=name, generator=functools.partial(line.generator, slow=slow))
+
+    def law(n: int) -> tuple[float, int, int, int]:
+        # The others, k of them, sum and gather in k - 1 rounds each; with late ranks they have summed before.
+        k = max(1, n - len(slow))
+        return 1, (k if line.late else 2 * k) + 2, 1, 1
+
+    return line._replace(name=name, generator=functools.partial(line.generator, slow=slow), law=law)
 
 
 def make_schedule(

@@ -56,17 +56,28 @@ class Prediction(NamedTuple):
 
 
 @functools.cache
-def fitting(collective: str, over_nodes: bool = False, slow: tuple[int, ...] = ()) -> tuple[Algorithm, ...]:
-    """The lines of the registry that make sense; `over_nodes`: ranks share nodes, or some have `slow` NICs."""
-    lines = (line for line in algorithms_for(collective) if over_nodes or not line.nodes)
-    return tuple(on_leaves(line, slow) if line.leaves else line for line in lines if slow or not line.leaves)
+def fitting(
+    collective: str, over_nodes: bool = False, leaf_sets: tuple[tuple[int, ...], ...] = ()
+) -> tuple[Algorithm, ...]:
+    """The lines of the registry that make sense; `over_nodes`: ranks share nodes, or some have slow NICs.
+
+    Args:
+        leaf_sets: nodes that may hang on the others (Topology.leaf_sets).
+    """
+    found: list[Algorithm] = []
+    for line in algorithms_for(collective):
+        if line.leaves:
+            found += [on_leaves(line, leaves) for leaves in leaf_sets]
+        elif over_nodes or not line.nodes:
+            found.append(line)
+    return tuple(found)
 
 
 def candidates(
-    collective: str, world_size: int, over_nodes: bool = False, slow: tuple[int, ...] = ()
+    collective: str, world_size: int, over_nodes: bool = False, leaf_sets: tuple[tuple[int, ...], ...] = ()
 ) -> tuple[Algorithm, ...]:
     """The lines that `auto` chooses from; otherwise as `fitting`."""
-    lines = fitting(collective, over_nodes, slow)
+    lines = fitting(collective, over_nodes, leaf_sets)
     return tuple(line for line in lines if not line.late and not line.refuses(world_size))
 
 
@@ -93,6 +104,11 @@ def goes_through_memory(collective: str, world_size: int, nbytes: int, message_s
 def slow_nodes_of(links: Links) -> tuple[int, ...]:
     """The nodes of `links` whose NICs are slow."""
     return links.slow_nodes if isinstance(links, Topology) else ()
+
+
+def leaf_sets_of(links: Links) -> tuple[tuple[int, ...], ...]:
+    """The nodes of `links` that may hang on the others."""
+    return links.leaf_sets if isinstance(links, Topology) else ()
 
 
 @functools.lru_cache(64)
@@ -198,7 +214,7 @@ def ordinary_by_law_s(world_size: int, nbytes: int, links: Links) -> float:
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:
     """What every candidate takes by `links`, cheapest first."""
     rows, nodes = [], nodes_of_links(links)
-    for line in candidates(collective, world_size, nodes is not None, slow_nodes_of(links)):
+    for line in candidates(collective, world_size, nodes is not None, leaf_sets_of(links)):
         chunks = chunk_count(line, world_size, nbytes, links)
         over = nodes if line.nodes else None
         at = in_series(links) if over and isinstance(links, Topology) else links

@@ -183,8 +183,8 @@ class Tuning:
         if shared and goes_through_memory(collective, world_size, nbytes):
             return Choice(SHARED, None, "all ranks share memory")
         links = self.links
-        slow = () if self.topology is None else self.topology.slow_nodes
-        lines = candidates(collective, world_size, self.topology is not None, slow)
+        leaf_sets = () if self.topology is None else self.topology.leaf_sets
+        lines = candidates(collective, world_size, self.topology is not None, leaf_sets)
         if len(lines) == 1 or world_size == 1:
             return Choice(lines[0].name, None, "the only one")
         if links is None or world_size > MAX_PRICED_RANKS:

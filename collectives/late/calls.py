@@ -68,6 +68,10 @@ LATE_ALGORITHMS = ("late_join", "late_chain")
 NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
 # And where some of those have slow NICs.
 SLOW_ALGORITHM = "hier_late_slow"
+# Those that know no nodes, in which the late rank has messages with many at once: for small buffers, where start-up
+# times count most. Only where they are predicted to take such a part of the others' join, since a network likes them
+# less than the model does.
+CROWDED_ALGORITHMS, MOST_CROWDED = ("late_join_allpairs", "late_direct", "late_broadcast"), 0.96
 # Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
 # every choice has a plan, which the first call that needs it has to make.
 CUTS = (0.25, 0.5, 0.75)
@@ -278,15 +282,14 @@ class LateRanks:
         links = communicator.tuning.links
         assert links is not None, "there is a model"
         over_nodes = links is not model
-        names = late_names(links, many)
-        options = [make_option(collective, name, n, nbytes, links) for name in names]
+        options = single_options(collective, n, nbytes, links, many)
         if many:
             return to_text(Policy(normal_s, tuple(options)))
         if normal_s >= LEAST_CUT_S and not over_nodes:
             options += cut_options(options[0], n)
         if normal_s >= LEAST_SEVERAL_S:
             numbers = range(2, min(MAX_LATE, n - 1) + 1)
-            group = names[-1] if slow_nodes_of(links) else NODE_ALGORITHMS[0] if over_nodes else "late_group"
+            group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
         return to_text(Policy(normal_s, tuple(options)))
@@ -298,6 +301,23 @@ def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
         return LATE_ALGORITHMS
     slow = () if many else slow_nodes_of(links)
     return (*NODE_ALGORITHMS, ".".join(map(str, (SLOW_ALGORITHM, *slow)))) if slow else NODE_ALGORITHMS
+
+
+def group_name(links: Links) -> str:
+    """The algorithm of several late ranks."""
+    if nodes_of_links(links) is None:
+        return "late_group"
+    return late_names(links)[-1] if slow_nodes_of(links) else NODE_ALGORITHMS[0]
+
+
+def single_options(collective: str, world_size: int, nbytes: int, links: Links, many: bool = False) -> list[Option]:
+    """The Options for one late rank; see late_names."""
+    options = [make_option(collective, name, world_size, nbytes, links) for name in late_names(links, many)]
+    if nodes_of_links(links) is None or many:
+        return options
+    crowded = [make_option(collective, name, world_size, nbytes, links) for name in CROWDED_ALGORITHMS]
+    least_s = MOST_CROWDED * min(option.join_s for option in options)
+    return options + [option for option in crowded if option.join_s < least_s]
 
 
 def make_option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int = 1) -> Option:
@@ -333,16 +353,19 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
     # whatever the size of the messages, which are cut alike.
-    paced = in_series(links).with_models(_unserial) if isinstance(links, Topology) else _paced(links)
+    paced: Links = in_series(links) if isinstance(links, Topology) else _paced(links)
+    if isinstance(paced, Topology) and name not in CROWDED_ALGORITHMS:
+        paced = paced.with_models(_unserial)
     if world_size > MAX_PRICED_RANKS:
         assert chunks is not None, "of each in late_names"
         return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, paced), late)
-    nodes = nodes_of_links(links) if line.nodes else None
+    nodes = nodes_of_links(links)
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
     priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
     before_s = join_s = 0.0
     for absent, share in _likely_absent(world_size, nodes, slow_nodes_of(links), late):
-        schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
+        schedule = priced_schedule(collective, name, world_size, priced, absent, nodes if line.nodes else None)
+        chunks = chunks or schedule.num_chunks
         together_s = price(schedule, nbytes, paced).makespan_s
         joins_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
         before_s += share * max(0.0, together_s - joins_s)

@@ -30,6 +30,8 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 # See Topology.slow_nodes: what is less slow costs a ring less than going round it does.
 SLOW = 1.3
+# Of more nodes one alone would have too many to speak with; see Topology.leaf_sets.
+MOST_STAR = 8
 INSIDE, SWITCH, NIC, TRUNK, MESH = "inside", "switch", "nic", "trunk", "mesh"
 
 
@@ -163,15 +165,30 @@ class Topology:
 
         What crosses goes on as many rails as the largest node has ranks, alike; ranks have equal parts of those.
         """
+        takes = self._node_takes
+        return tuple(np.flatnonzero(takes >= SLOW * np.median(takes)).tolist()) if takes.max() > 0 else ()
+
+    @property
+    def leaf_sets(self) -> tuple[Ranks, ...]:
+        """Where some nodes are slow, those that may hang on the others: these, and of few nodes all but the fastest."""
+        slow, fastest = self.slow_nodes, int(self._node_takes.argmin())
+        if not slow or len(self.nodes) > MOST_STAR:
+            return (slow,) if slow else ()
+        star = tuple(node for node in range(len(self.nodes)) if node != fastest)
+        return (slow,) if star == slow else (slow, star)
+
+    @cached_property
+    def _node_takes(self) -> NDArray[np.float64]:
+        """(nodes,) what each takes to send what crosses, in times of the fastest NIC; 0 where nothing crosses NICs."""
+        takes = np.zeros(len(self.nodes))
         nics = next((links for links in self.links if links.kind == NIC), None)
         if nics is None or len(self.nodes) == 1:
-            return ()
-        takes = np.zeros(len(self.nodes))
+            return takes
         for link, ranks in enumerate(nics.shared_by):
             node = self.node_of[ranks[0]]
             share = len(ranks) / len(self.nodes[node])
             takes[node] = max(takes[node], share * (nics.slowdown[link] if nics.slowdown else 1.0))
-        return tuple(np.flatnonzero(takes >= SLOW * np.median(takes)).tolist())
+        return takes
 
     @cached_property
     def _node_column(self) -> Ints:

@@ -76,6 +76,17 @@ def test_random_clusters_are_those_of_the_seed(capsys):
     assert "2 random clusters of seed 7" in out
 
 
+def test_auto_hangs_few_nodes_on_one_and_joins_small_buffers_at_once():
+    """Of the clusters whose `auto` once took 1.24 of the best (33, nobody late) and 1.22 (47, one rank late)."""
+    clusters = list(random_topologies(48, 2))
+    assert auto_names(clusters[33][0], 16 << 20, clusters[33][1])[0] == "hier_slow.0.1.2"
+    topology, late = clusters[47]
+    joining = auto_names(topology, 16 << 20, late)[1]
+    assert joining == "late_join_allpairs"
+    others = [study_one(topology, 16 << 20, late, name) for name in (joining, "hier_late_join", "hier_late_slow.1.2")]
+    assert others[0].late_flows_s < 0.95 * min(each.late_flows_s for each in others[1:])
+
+
 def test_beyond_flows_the_model_speaks_alone():
     outcome = study_one(find_preset("dgx-257x4"), 1 << 30, 3, "hier_ring", 257 * 4)
     assert outcome.late_flows_s is None

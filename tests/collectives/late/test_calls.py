@@ -513,6 +513,17 @@ def test_laws_of_nodes_price_as_schedules_do(monkeypatch, name, cluster, nbytes)
     assert 0.9 < ordinary_by_law_s(size, nbytes, topology) / ordinary.time_s < 1.15
 
 
+def test_small_buffers_over_slow_nics_join_at_once():
+    """Where start-up times count most, and each rank can send to many at once."""
+    nodes = tuple((rank,) for rank in range(8))
+    for alpha_s, serial, crowded in ((1e-4, False, True), (1e-6, False, False), (1e-4, True, False)):
+        nic = LinkClass(NIC, CostModel(alpha_s, 1e-9, serial_messages=serial), nodes, (2.0, *[1.0] * 7))
+        options = late.single_options("all_reduce", 8, 1 << 20, Topology(nodes, (nic,)))
+        names = [option.choice.partition("/")[0] for option in options]
+        assert names[:3] == ["hier_late_join", "hier_late_chain", "hier_late_slow.0"]
+        assert bool(names[3:]) == crowded
+
+
 def found_out(comm, hosts=None):
     comm.tuning.adopt(CostModel(1e-4, 1 / 5e6), "test")
     if hosts is not None:

@@ -71,6 +71,17 @@ def test_hosts_are_told_apart():
     assert nodes_of(["b", "a", "b", "c", "a"]) == ((0, 2), (1, 4), (3,))
 
 
+def test_who_may_hang_on_the_others():
+    def leaf_sets(*slowdown):
+        nodes = tuple((rank,) for rank in range(len(slowdown)))
+        return Topology(nodes, (LinkClass(NIC, MODELS[0], nodes, slowdown),)).leaf_sets
+
+    assert leaf_sets(1.0, 4.0, 1.0, 1.0) == ((1,), (1, 2, 3))
+    assert leaf_sets(2.0, 1.0) == ((0,),)
+    assert leaf_sets(1.0, 1.2, 1.0) == ()
+    assert leaf_sets(*[1.0] * 8, 4.0) == ((8,),)
+
+
 INSIDE_LINK = {"class": "inside", "alpha_s": 1e-6, "bytes_per_s": 1e9}
 NIC_LINK = {"class": "nic", "alpha_s": 1e-6, "bytes_per_s": 1e9}
 BAD = {
