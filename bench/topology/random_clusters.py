@@ -12,8 +12,9 @@ from lanterne.bench.topology.outcomes import StudyOutcome, auto_names, lines_on,
 if TYPE_CHECKING:
     from lanterne.collectives.topology.topology import Topology
 
-# A schedule that the model takes for so much worse than the best is not simulated.
-HOPELESS = 1.5
+# A schedule that the model takes for so much worse than what the best takes by flows is not simulated: flows may meet
+# less than the model has them, and take 0.80 of it at the least (of 51 clusters of seed 2).
+HOPELESS = 1.25
 AUTO_BAR = 1.05
 
 
@@ -64,10 +65,9 @@ def judge_auto(topology: Topology, nbytes: int, late: int) -> dict[str, Any]:
     )
     simulated: dict[str, StudyOutcome] = {}
     for kind, name, modelled, judged in kinds:
-        least_s = min(map(modelled, priced))
-        for each in priced:
-            near = modelled(each) <= HOPELESS * least_s or each.algorithm == name
-            if near and each.algorithm not in simulated:
+        for each in sorted(priced, key=lambda each: (each.algorithm != name, modelled(each))):
+            least_s = min(map(judged, simulated.values()), default=float("inf"))
+            if each.algorithm not in simulated and modelled(each) <= HOPELESS * least_s:
                 found = study_one(topology, nbytes, late, each.algorithm)
                 assert found is not None, "it was made before"
                 simulated[each.algorithm] = found
