@@ -5,8 +5,9 @@
   lanterne launch -n 4 --spares 1 -- python examples/go_on.py       # a fifth process waits to stand in for one
 
 The program calls `lanterne.init()`; one that goes on after a death calls `comm.shrink()` then, and between its steps
-`comm.grow()`, which takes in whoever waits: docs/going-on.md. The exit code is 0 if that of all ranks is that were
-there at the end, else that of the first that failed.
+`comm.grow()`, which takes in whoever waits: docs/going-on.md. Where the job's store dies another one is started, too:
+to the program that is an error after which it shrinks. The exit code is 0 if that of all ranks is that were there at
+the end, else that of the first that failed.
 """
 
 import argparse

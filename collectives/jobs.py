@@ -15,7 +15,7 @@ from lanterne.collectives.growth import enter
 from lanterne.collectives.topology.presets import find_topology
 from lanterne.collectives.topology.topology import Topology
 from lanterne.collectives.topology.topology_json import to_document
-from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.base import Transport
 from lanterne.transport.job.bootstrap import (
     MeetingPlace,
@@ -27,7 +27,7 @@ from lanterne.transport.job.bootstrap import (
 )
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
-from lanterne.transport.registry import TRANSPORTS, find_transport, host_transport, open_transport
+from lanterne.transport.registry import TRANSPORTS, find_transport, has_ucx, host_transport, open_transport
 from lanterne.transport.store.client import StoreLost
 from lanterne.transport.store.terms import OPEN, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
@@ -145,11 +145,13 @@ def _taken_in(
     from lanterne.collectives.communicator import Communicator
 
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    if terms.transport == "ucx":
+        has_ucx()  # Loading it takes a third of a second, for which the others would have to wait.
     for _ in range(ATTEMPTS):
         try:
             group, agreed = ask_to_join(address, place, terms, limit_s)
-        except StoreLost as error:
-            if not store_returns():
+        except (StoreLost, PeerFailed) as error:
+            if isinstance(error, StoreLost) and not store_returns():
                 raise
             log.info("lanterne: %s", error)
             continue

@@ -52,12 +52,12 @@ def open_group(comm: lanterne.Communicator) -> None:
 
 
 def agree(comm: lanterne.Communicator, step: int, model: torch.nn.Module) -> int:
-    """Have the weights of the rank that is furthest, and its step; a new one has step -1."""
+    """Have the weights of the rank that is furthest, and its step; a new one has step -1; if all are new it begins."""
     steps = np.empty(comm.world_size, np.int64)
     comm.all_gather(np.array([step]), steps)
     for weights in model.parameters():
         comm.broadcast(weights.detach().numpy(), root=int(steps.argmax()))
-    return int(steps.max())
+    return max(0, int(steps.max()))
 
 
 def main() -> None:
