@@ -23,7 +23,7 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import LanterneError, TransportError, Unavailable
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
-from lanterne.pipeline.train.state import seat_places, seat_units, seat_values
+from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 # The communicator's tags of copies, and of what ranks bring together.
@@ -78,7 +78,8 @@ class Enduring:
     Args:
         comm: the Communicator of all ranks; ranks are taken in over tcp and ucx.
         make: makes a Trainer of a Communicator, whatever its size; alike on all ranks.
-        copies: 1: each rank keeps a copy of its neighbour's state, sent while it computes; 0: none does.
+        copies: 1: where a rank has some of the state alone (as in a pipeline without copies, or with ZeRO-1), each
+            keeps a copy of its neighbour's, sent while it computes; 0: none does.
         every: iterations between copies, and so about as many as are done again at most after a death.
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
@@ -86,7 +87,7 @@ class Enduring:
     Attributes: `comm`, `trainer`: those of now; `changes`, a list of GroupChange; `copy_s`, seconds that keeping and
     waiting for copies has taken.
 
-    Cost: a rank keeps its own state once more, and with copies twice, and its neighbour's twice.
+    Cost: a rank keeps its own state once more, and where there are copies twice, and its neighbour's twice.
     """
 
     def __init__(
@@ -207,10 +208,10 @@ class Enduring:
         started_s = time.monotonic()
         self._end_copy()
         # The one before stays until all have a copy of this one.
-        spare = self._own.pop() if len(self._own) > self._copies else None
+        spare = self._own.pop() if len(self._own) > self._copying else None
         held = self._snapshot(None if spare is None else spare.values)
         self._own.insert(0, held)
-        if self._copies and self.comm.world_size > 1:
+        if self._copying:
             self._begin_copy(held)
         self.copy_s += time.monotonic() - started_s
 
@@ -301,7 +302,9 @@ class Enduring:
         trainer.vote = self._end_copy
         self._units = seat_units(trainer.layout, self.comm.rank, sharded=trainer.copies.sharded)
         self._places = seat_places(trainer.copies)
-        if self._copies and self.comm.world_size > 1:
+        alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)
+        self._copying = alone and self._copies > 0 and self.comm.world_size > 1
+        if self._copying:
             self._meet_neighbours()
 
     def _meet_neighbours(self) -> None:

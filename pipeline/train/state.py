@@ -79,6 +79,12 @@ def seat_units(layout: Layout, rank: int, *, sharded: bool) -> NDArray[np.uint8]
     return units
 
 
+def held_alone(layout: Layout, *, sharded: bool) -> bool:
+    """Whether a rank has some of the state that no other has, so that its death would lose it."""
+    units = sum(seat_units(layout, rank, sharded=sharded).astype(int) for rank in range(np.prod(layout.shape)))
+    return bool(np.any(np.equal(units, 1)))
+
+
 def seat_places(copies: Copies) -> NDArray[np.int64]:
     """Where the numbers of `seat_values` are in all VECTORS of the whole model, one behind the other."""
     found = []

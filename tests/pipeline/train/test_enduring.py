@@ -10,7 +10,7 @@ from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train.enduring import WHOLE, Enduring, HeldState, gather_held
 from lanterne.pipeline.train.rank_layout import Layout, fit_layout
-from lanterne.pipeline.train.state import seat_places, seat_units, seat_values
+from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer, plans
 
 SHAPE = vocabulary, length, width, heads, blocks, rows = 17, 8, 8, 2, 4, 2
@@ -186,6 +186,38 @@ def test_seats_have_all_units_together_and_no_two_places_the_same(sharded):
     units = np.array([seat_units(layout, rank, sharded=sharded) for rank in range(8)])
     assert units.any(0).all() and (units.sum(1) == 2).all()
     assert (units.sum(0) == (([2] * 4 + [1] * 8) if sharded else [2] * 8)).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "sharded", "alone"),
+    [
+        ((2, 2, 1), False, False),
+        ((2, 2, 1), True, True),
+        ((1, 4, 1), False, True),
+        ((4, 1, 1), False, False),
+        ((4, 1, 1), True, True),
+        ((2, 1, 2), False, False),
+        ((1, 2, 2), False, True),
+    ],
+)
+def test_copies_are_kept_only_of_what_a_rank_has_alone(shape, sharded, alone):
+    layout = Layout(tuple(tuple(map(tuple, copy)) for copy in np.arange(4).reshape(shape).tolist()))
+    assert held_alone(layout, sharded=sharded) == alone
+
+
+@pytest.mark.parametrize(("places", "kept"), [(2, (1, 0)), (4, (2, 2))], ids=["2x2", "pipeline of 4"])
+def test_a_rank_keeps_so_many_shares_of_state(places, kept):
+    """Its own, its neighbour's."""
+
+    def run(comm):
+        training = Enduring(comm, lambda comm: trainer_of(comm, places), copies=1)
+        for _ in range(4):
+            training.iteration()
+        found = len(training._own), len(training._neighbours)
+        training.finish(lambda comm: None)
+        return found
+
+    assert lanterne.spawn(4, run) == [kept] * 4
 
 
 def test_a_seat_is_what_the_state_says():

@@ -54,7 +54,12 @@ def finish(process):
     return process.returncode, output, errors
 
 
-@pytest.mark.parametrize("when", ["before", "together", pytest.param("connected", marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "when", ["together", pytest.param("before", marks=SLOW), pytest.param("connected", marks=SLOW)]
+)
 def test_who_dies_in_init_is_started_again_and_all_begin_together(mark, when):
     code, output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", DIES_IN_INIT, when))
     assert code == 0, errors
@@ -63,6 +68,7 @@ def test_who_dies_in_init_is_started_again_and_all_begin_together(mark, when):
     assert_none_left(mark)
 
 
+@SLOW
 def test_the_store_dies_in_init_and_all_begin_together_at_another(mark):
     words = ["--restarts", "1", "--", *PYTHON, "-c", DIES_IN_INIT, "together", "store"]
     code, output, errors = finish(launch(mark, *words))
@@ -78,6 +84,7 @@ def test_without_restarts_it_ends_the_job_as_ever(mark):
     assert_none_left(mark)
 
 
+@SLOW
 def test_a_job_whose_program_always_fails_ends_once_its_restarts_are_over(mark):
     fails = "import os, lanterne; lanterne.init(timeout_s=30); os._exit(3)"
     code, output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", fails))
@@ -128,7 +135,7 @@ def test_the_store_dies_and_all_go_on_with_another(mark):
     assert_none_left(mark)
 
 
-@pytest.mark.parametrize("dies", ["store", "rank 0"])
+@pytest.mark.parametrize("dies", ["rank 0", pytest.param("store", marks=SLOW)])
 def test_a_witness_holds_the_store(mark, dies):
     job = {"LANTERNE_TOKEN": "0123456789abcdef"}
     witness = start(mark, "-m", "lanterne", "witness", "--bind", "127.0.0.1", "--port", "0", **job)
