@@ -187,6 +187,7 @@ class JobWatch:
         self._stopped = stopped
         self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
         self._lost: set[int] = set()  # without whom the others went on
+        self._again: set[int] = set()  # that were started again, and not taken in yet
         self._needed = set(range(world_size))  # whose end is that of the job: also spares that were taken in
         self._world_size = world_size
         self._start_s = START_S + START_RANK_S * world_size
@@ -260,6 +261,7 @@ class JobWatch:
                 self._go_on(*map(unpack_ranks, unpack_fields(body, "bb")))
             if kind == Kind.RESTART_NOTICE:
                 rank, reason = unpack_fields(body, "ib")
+                self._again.add(rank)
                 log.warning("lanterne: rank %d %s, and is started again", rank, reason.decode(errors="replace"))
 
     def _take_over(self, error: TransportError) -> None:
@@ -282,6 +284,7 @@ class JobWatch:
         """Those of `before` have become those of `now`."""
         lost, new = set(before) - set(now) - self._lost, set(now) & self._lost | set(now) - set(before)
         self._lost = (self._lost | lost) - new
+        self._again -= set(now)
         self._needed |= new
         if lost:
             log.warning("lanterne: rank %s go on without rank %s", _join(now), _join(sorted(lost)))
@@ -290,8 +293,9 @@ class JobWatch:
 
     def _exit_code(self, processes: Sequence[Process]) -> int:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
-        # Without whom the others went on does not count; if nobody did, all do.
-        counted = {rank: code for rank, code in self._codes.items() if rank not in self._lost} or self._codes
+        # Without whom the others went on, or came to the end, does not count; if nobody did, all do.
+        outside = self._lost | self._again
+        counted = {rank: code for rank, code in self._codes.items() if rank not in outside} or self._codes
         failures = [code for code in counted.values() if code != 0]
         if not failures and len(self._codes) < self._world_size:
             if launcher_code != -signal.SIGPIPE:  # else nobody reads what it writes, or this

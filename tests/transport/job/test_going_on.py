@@ -92,6 +92,25 @@ def test_a_job_whose_program_always_fails_ends_once_its_restarts_are_over(mark):
     assert_none_left(mark)
 
 
+DIES_AT_THE_END = """
+import os, signal, time
+import lanterne
+comm = lanterne.init(timeout_s=30)
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write(1, b"done\\n")
+comm.close()
+"""
+
+
+def test_who_dies_when_the_others_are_done_and_comes_back_to_nobody_fails_nothing(mark):
+    code, output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", DIES_AT_THE_END))
+    assert (code, output) == (0, "done\n" * 2), errors
+    assert "rank 1 is not taken in: the job is over" in errors
+
+
 GOES_ON = """
 import os, time
 import numpy as np
