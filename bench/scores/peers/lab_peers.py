@@ -304,6 +304,7 @@ class Session:
             "time_s": [],
             "late_s": [],
             "x": [],
+            "cpu_s": [],
             "wrong": 0,
         }
         self._document["results"].append(record)
@@ -356,6 +357,8 @@ class Session:
             last_s = max(answer["ended_s"] for answer in answers)
             late_s = last_s - answers[late_rank]["called_s"] if case.delay else None
             record["time_s"].append(last_s - start_s)
+            # Files of before have none.
+            record.setdefault("cpu_s", []).append(sum(answer["cpu_s"] for answer in answers))
             if late_s is not None:
                 record["late_s"].append(late_s)
             exposed_s = last_s - start_s if late_s is None else late_s

@@ -129,12 +129,12 @@ class Worker:
         return {}
 
     def call(self, at_s: float, options: dict[str, Any]) -> dict[str, Any]:
-        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, and how many elements are wrong.
+        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, what of the cores it took, what is wrong.
 
         Several calls are started one after the other, then waited for.
         """
         wait_until(at_s)
-        called_s = time.monotonic()
+        called_s, cpu_s = time.monotonic(), time.process_time()
         if len(self._ys) == 1:
             self._contender.all_reduce(self._x, self._ys[0], options)
         else:
@@ -143,9 +143,10 @@ class Worker:
         ended_s = time.monotonic()
         # What a library has taken over but not sent yet moves on in its next call only.
         self._contender.barrier()
+        cpu_s = time.process_time() - cpu_s
         wrong = sum(count_wrong(y, self._total) for y in self._ys)
         self._reset()
-        return {"called_s": called_s, "ended_s": ended_s, "wrong": wrong}
+        return {"called_s": called_s, "ended_s": ended_s, "cpu_s": cpu_s, "wrong": wrong}
 
     def _reset(self) -> None:
         for y in self._ys:

@@ -87,6 +87,19 @@ def _x(record: dict[str, Any]) -> float:
     return statistics.median(record["x"])
 
 
+def cpu_note(results: Iterable[dict[str, Any]]) -> str:
+    """What each contender's calls took of the cores, waits included; "" where nothing is known."""
+    per_gb: dict[str, list[float]] = {}
+    for record in results:
+        hosts, nbytes, _, calls, each = _case(record)
+        ranks = sum(map(int, each.split("+"))) if isinstance(each, str) else hosts * each
+        sent = 2 * (ranks - 1) * calls * nbytes
+        name = record["algorithm"] or CONTENDERS[record["contender"]].title
+        per_gb.setdefault(name, []).extend(cpu_s * 1e9 / sent for cpu_s in record.get("cpu_s", ()))
+    texts = [f"{name} {statistics.median(values):.1f}" for name, values in per_gb.items() if values]
+    return f"CPU seconds per GB that a rank of an ordinary ring sends: {', '.join(texts)}" if texts else ""
+
+
 def notes(document: dict[str, Any]) -> list[str]:
     """Lines about who took part, who is missing and what failed."""
     lines = [f"{CONTENDERS[name].title}: {version}" for name, version in document["versions"].items()]
@@ -96,6 +109,8 @@ def notes(document: dict[str, Any]) -> list[str]:
     wrong = sum(record["wrong"] for record in document["results"])
     turns = sum(len(record["x"]) for record in document["results"])
     sessions = f"in {document['sessions']} starts of the cluster"
+    if cpu := cpu_note(document["results"]):
+        lines.append(cpu)
     return [*lines, f"{turns} calls counted {sessions}, {wrong} wrong elements; code {document['code']}"]
 
 

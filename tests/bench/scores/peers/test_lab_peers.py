@@ -85,6 +85,14 @@ def test_the_report_names_the_missing_and_counts_the_wrong():
     assert "| 8 | 16 MiB | 1.1 | auto | 3 | 1.00 | 1.25 | 1.50 |" in text
 
 
+def test_the_report_says_what_calls_took_of_the_cores():
+    # Eight ranks send 2 * 7 * 16 MiB in an ordinary ring: 0.235 GB.
+    calls = record(1.1, "lanterne", "auto", [1.0]) | {"cpu_s": [1.0, 2.0, 0.7]}
+    text = markdown(document(calls, record(0, "gloo", None, [1.8]) | {"cpu_s": [0.5]}))
+    assert "- CPU seconds per GB that a rank of an ordinary ring sends: auto 4.3, Gloo 2.1" in text
+    assert "CPU seconds" not in markdown(document(record(1.1, "gloo", None, [1.8])))
+
+
 def test_a_python_without_the_packages_is_none():
     assert find_python(CONTENDERS["lanterne"]) == sys.executable
     nowhere = CONTENDERS["gloo"]._replace(packages=("no-such-package",))
