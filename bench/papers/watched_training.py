@@ -21,6 +21,7 @@ from lanterne.failslow.record.recorder import Recorder
 from lanterne.failslow.record.watch import Reader
 from lanterne.pipeline.adapt.agreement import from_first
 from lanterne.pipeline.adapt.injection import SlowStage
+from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
@@ -61,8 +62,8 @@ def train(comm: Communicator, work: dict[str, Any]) -> Record | None:
         layout=make_layout(comm.world_size, places, copies, parts),
     )  # fmt: skip
     # Paced, so that ranks that share cores take the time that ranks with cores of their own would.
-    execute, paced = trainer.execute, {number: SlowStage(stage, PACE_S) for number, stage in trainer.stages.items()}
-    trainer.execute = lambda checked, stages, *args, **options: execute(checked, paced, *args, **options)
+    paced = {number: SlowStage(stage, PACE_S) for number, stage in trainer.stages.items()}
+    trainer.use(lambda checked, stages, *args, **options: execute(checked, paced, *args, **options))
     folder = Path(from_first(comm, lambda: tempfile.mkdtemp(prefix="lanterne-watched-")))
     recorder = Recorder(folder)
     iteration_s: list[float] = []

@@ -58,7 +58,7 @@ class Disturbed:
                 memory_nbytes=trainer.spill.room_nbytes if trainer.spill else None,
             )
             self.adapter.iteration = trainer.iterations
-        trainer.execute = self._execute
+        trainer.use(self._execute)
 
     @property
     def changes(self) -> list[Change]:

@@ -59,9 +59,8 @@ class RailCutter:
         self.trainer = trainer
         self.transport: SpareTransport = trainer.comm.transport
         self.cuts = cuts
-        self._run = trainer.execute
+        self._run = trainer.use(self._execute)
         self._moves: list[tuple[int, int, int]] = []
-        trainer.execute = self._execute
 
     def _execute(
         self,

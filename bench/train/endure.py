@@ -87,7 +87,6 @@ def open_training(
 
     def killing(comm: Communicator) -> Trainer:
         trainer = make(comm)
-        execute = trainer.execute
 
         def run(*given: Any, **more: Any) -> Any:
             for number, kill in enumerate(kills):
@@ -96,7 +95,7 @@ def open_training(
                         os.kill(os.getpid(), signal.SIGKILL)
             return execute(*given, **more)
 
-        trainer.execute = run
+        execute = trainer.use(run)
         return trainer
 
     return Enduring(comm, killing, copies=args.copies, every=args.copy_every, checkpoint=checkpoint, model=model)

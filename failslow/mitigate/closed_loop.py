@@ -331,8 +331,7 @@ class ClosedLoop:
 
     def _adopt(self, trainer: Trainer) -> None:
         """The trainer has other stages or planes."""
-        trainer.execute = self._execute
-        trainer.vote = self._vote if self._acts else None
+        trainer.use(self._execute, self._vote if self._acts else None)
         self._stages = self._wrap(trainer.stages)
         assert isinstance(trainer.plane, ObservedPlane)
         self._profiler = Profiler(trainer.plane)

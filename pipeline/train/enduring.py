@@ -299,7 +299,7 @@ class Enduring:
         self._own, self._neighbours, self._coming = [], [], None
         self._trainer = trainer
         self._layout = 1 + (self.comm.epoch << 16 | self.comm.communicator_id)
-        trainer.vote = self._end_copy
+        trainer.use(vote=self._end_copy)
         self._units = seat_units(trainer.layout, self.comm.rank, sharded=trainer.copies.sharded)
         self._places = seat_places(trainer.copies)
         alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)

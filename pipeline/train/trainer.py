@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 # A CheckedPlan of each copy of a pipeline.
 Plans: TypeAlias = tuple[CheckedPlan, ...]
+# As `execute` is called.
+Executor: TypeAlias = Callable[..., Measured]
+# Of what was measured, and when the gradients' all-reduces began and ended: a number, summed over the ranks.
+Vote: TypeAlias = Callable[[Measured, tuple[float, float]], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +119,7 @@ class Trainer:
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
     `iterations`, how many are done; `held`, after how many the state of the stages is, None amid a step; `stages`, this
     rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`, `place`, `part`,
-    where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what
-    runs an iteration's actions: to be replaced by what does more, such as an Adapter's; `vote`, None or a function of
-    (measured, gradients_s) that gives a number: their sum over the ranks travels with the losses.
+    where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
@@ -147,8 +149,8 @@ class Trainer:
         self.data = data
         self.timeout_s = timeout_s
         self.device = device
-        self.execute: Callable[..., Measured] = execute
-        self.vote: Callable[[Measured, tuple[float, float]], float] | None = None
+        self._execute: Executor = execute
+        self._vote: Vote | None = None
         self.iterations: int = 0
         self.held: int | None = 0
         self.spill: Spill | None = None
@@ -172,6 +174,16 @@ class Trainer:
         """(copies,) ints: the microbatches of each copy."""
         return tuple(checked.plan.microbatches for checked in self.plans)
 
+    def use(self, execute: Executor | None = None, vote: Vote | None = None) -> Executor:
+        """Run iterations by `execute`, such as an Adapter's, and send the sum of the ranks' `vote` with the losses.
+
+        Returns what ran them before, for what only adds to that. None: as before.
+        """
+        before = self._execute
+        self._execute = execute or before
+        self._vote = vote or self._vote
+        return before
+
     def iteration(self) -> Iteration:
         """Train on the next batch; every rank calls it, and gets an Iteration.
 
@@ -190,7 +202,7 @@ class Trainer:
         self._left = {stage: len(placement.microbatches_of(stage, mine)) for stage in self.stages}
         idle = [stage for stage, left in self._left.items() if not left]
         try:
-            measured = self.execute(
+            measured = self._execute(
                 self.plans[self.copy],
                 self.running,
                 self.pipeline,
@@ -207,7 +219,7 @@ class Trainer:
             self.copies.step()
             self.held = self.iterations + 1
             gradients_s = ended_s, time.monotonic()
-            vote = self.vote(measured, gradients_s) if self.vote is not None else 0.0
+            vote = self._vote(measured, gradients_s) if self._vote is not None else 0.0
             losses, votes = self._all_losses(first, total, vote)
         except LanterneError as error:
             self._fail(error)

@@ -50,7 +50,7 @@ def train(comm, device=None, planes=planes, scheduler="zb_h1", model=MODEL):
     """(losses, the state, Profiles of the coordinator, whether the weights are on the device)."""
     trainer = Trainer(comm, model, batches, plans(PROBLEM, scheduler), plane=planes, device=device)
     with Adapter(comm, trainer.plans, trainer.plane, durations_s=device and device.durations_s) as adapter:
-        trainer.execute = adapter.execute
+        trainer.use(adapter.execute)
         losses = []
         for _ in range(ITERATIONS):
             losses.append(trainer.iteration().losses)

@@ -52,7 +52,7 @@ def run_with_deaths(size, places, falls, **options):
         def make(comm):
             trainer = trainer_of(comm, places, sharded)
             iteration, where = falls.get(comm.transport.rank, (None, None))
-            execute, step = trainer.execute, trainer.copies.step
+            step = trainer.copies.step
 
             def executes(*args, **kwargs):
                 if trainer.iterations == iteration and where == "execute":
@@ -66,7 +66,7 @@ def run_with_deaths(size, places, falls, **options):
                 if trainer.iterations == iteration and where == "losses":
                     fall(comm, where)
 
-            trainer.execute, trainer.copies.step = executes, steps
+            execute, trainer.copies.step = trainer.use(executes), steps
             return trainer
 
         training = Enduring(comm, make, **more)
