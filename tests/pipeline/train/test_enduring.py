@@ -1,13 +1,17 @@
 """Training that outlives its ranks has the losses of training in which nobody died."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import lanterne
+from lanterne.collectives.execute import control, requests
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.train import trainer
 from lanterne.pipeline.train.enduring import WHOLE, Enduring, HeldState, gather_held
 from lanterne.pipeline.train.rank_layout import Layout, fit_layout
 from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
@@ -25,6 +29,14 @@ def trainer_of(comm, places, sharded=False):
     made = plans(Problem(places, max(counts), 1, 1, 1), "1f1b", counts)
     batches = Batches(TOKENS, MICROBATCHES, rows, length, 0)
     return Trainer(comm, gpt(*SHAPE), batches, made, layout=layout, dtype=np.float64, sharded=sharded)
+
+
+@pytest.fixture(autouse=True)
+def deaths_are_told_soon(monkeypatch):
+    """Ranks that are threads need no tenth of a second to tell each other something."""
+    soon = replace(control.POLICY, stall_s=0.02, farewell_s=0.05)
+    for module, name in ((control, "POLICY"), (requests, "CONTROL"), (trainer, "CONTROL")):
+        monkeypatch.setattr(module, name, soon)
 
 
 @pytest.fixture(scope="module")
