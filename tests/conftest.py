@@ -70,7 +70,7 @@ PURE = (
     *("pipeline/plan", "pipeline/schedules", "pipeline/simulate", "pipeline/planners", "pipeline/model"),
     *("failslow/detect", "failslow/locate", "failslow/mitigate", "bench/output"),
 )
-# What decides by times that it measures, or drives jobs that do: it runs alone, all else in two processes side by side.
+# What decides by times that it measures, or drives jobs that do: it runs alone, all else in three processes at once.
 ALONE = (
     *("collectives/auto/test_learn.py", "collectives/auto/test_trials.py", "collectives/auto/test_device_trials.py"),
     *("failslow/validate", "failslow/mitigate/test_closed_loop.py"),

@@ -26,7 +26,7 @@ echo "$0 $*"
 """
 MODULES = {
     "test": (
-        "pytest -n 2 -m not alone and not slow and not cluster and not operators",
+        "pytest -n 3 -m not alone and not slow and not cluster and not operators",
         "pytest -m alone and not slow and not cluster and not operators",
     ),
     "test -m quick": ("pytest -n 2 -m quick and not slow",),

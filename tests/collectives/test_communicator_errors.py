@@ -249,7 +249,7 @@ def test_reports_do_not_pile_up():
     def run(comm):
         for _ in range(8):
             if comm.rank == 1:
-                time.sleep(0.3)
+                time.sleep(0.2)
             sum_of_ranks(comm)
 
     comms = [Communicator(world.transport(rank, 20.0)) for rank in range(2)]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.failslow.operate.thresholds import Thresholds
+from lanterne.failslow.record import recorder as recording
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall, RingReader, RingWriter
 from lanterne.failslow.record.hangs import HangFinder
 from lanterne.failslow.record.job_log import JobLog
@@ -266,7 +267,8 @@ def test_whereabouts_of_processes(tmp_path):
     assert "not known" in str(whereabouts(tmp_path, 3, RingReader(tmp_path / "rank-3-1.calls")))
 
 
-def test_a_recorder_says_where_its_program_is(tmp_path):
+def test_a_recorder_says_where_its_program_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "BEAT_S", 0.1)
     recorder = Recorder(tmp_path)
     channel = recorder.channel(0, "barrier", 2, 0)
     channel(0, 1.0, 2.0)
@@ -291,7 +293,7 @@ def test_the_log_of_a_job_that_hangs_says_so(tmp_path):
         writer = RingWriter(tmp_path / f"rank-{rank}-1.calls", header(1, boot=f"b{rank}") | {"rank": rank})
         logs.append(writer)
     logs[0].channel("barrier", 2, 0).begin(-1, 5.0)
-    job, told, deadline_s = JobLog(tmp_path, 2), [], time.monotonic() + 30
+    job, told, deadline_s = JobLog(tmp_path, 2, Thresholds(status_s=0.3)), [], time.monotonic() + 30
     while not told and time.monotonic() < deadline_s:
         job.poll()
         told += job.hangs
