@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from lanterne.failslow.operate.history import History
     from lanterne.failslow.operate.publisher import Publisher
     from lanterne.failslow.record.hangs import Hang
+    from lanterne.failslow.record.iteration_log import Notice
     from lanterne.failslow.record.job_ledger import JobLedger
-    from lanterne.failslow.record.job_log import Notice
     from lanterne.failslow.record.watch import Reader
 
 # How long the ranks of others may take to end after ours.

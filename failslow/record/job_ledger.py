@@ -26,7 +26,8 @@ from lanterne.failslow.record.incidents import IncidentLog
 
 if TYPE_CHECKING:
     from lanterne.failslow.record.hangs import Hang
-    from lanterne.failslow.record.job_log import JobLog, Notice
+    from lanterne.failslow.record.iteration_log import Notice
+    from lanterne.failslow.record.job_log import JobLog
 
 SCHEMA_VERSION = 1
 # What hosts have told is kept for so many readings: an hour.

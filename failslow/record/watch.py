@@ -25,8 +25,9 @@ from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
 from lanterne.failslow.record.hangs import Hang
+from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
-from lanterne.failslow.record.job_log import JobLog, Notice
+from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
 from lanterne.failslow.validate.validate import ValidateOptions, validate

@@ -8,6 +8,7 @@ error those that live go on, and whoever is new gets the state of another. A see
 
 import gc
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -110,7 +111,7 @@ class GrowingWorld:
                 baton.after(rng.uniform(0, 4), partial(self._begin, f"new {len(self.processes)}", place))
             hanging = baton.run(LIMIT_S)
         self.problems += [f"hang: after {LIMIT_S:g} s: {place}" for place in hanging]
-        self._judge()
+        self.problems += judge_growth(self)
         taken_in = sum(process.asked_s is not None and bool(process.groups) for process in self.processes)
         epochs = max((key[0] for process in self.processes for key, _, _ in process.groups), default=0)
         steps = sum(actor.steps for actor in baton.actors)
@@ -257,44 +258,45 @@ class GrowingWorld:
             self.problems.append(f"wrong: {process.name}: step {process.steps} gave {out[0]:g}")
         process.steps, process.total = process.steps + 1, process.total + float(out[0])
 
-    # -- what is to hold
 
-    def _judge(self) -> None:
-        seen: dict[tuple[tuple[int, int], int], str] = {}
-        ranks: dict[tuple[int, int], tuple[int, ...]] = {}
-        for process in self.processes:
-            actor = process.actor
-            assert actor is not None
-            if actor.error is not None:
-                self.problems.append(f"crash: {process.name}: {type(actor.error).__name__}: {actor.error}")
-            if process.error is not None and not isinstance(process.error, LanterneError):
-                self.problems.append(f"crash: {process.name}: {type(process.error).__name__}: {process.error}")
-            for key, rank, members in process.groups:
-                other = seen.setdefault((key, rank), process.name)
-                if other != process.name:
-                    self.problems.append(f"twice: {process.name} and {other} are rank {rank} of communicator {key}")
-                if ranks.setdefault(key, members) != members:
-                    self.problems.append(f"apart: {process.name} has ranks {members} in {key}, others {ranks[key]}")
-            if not process.befallen:
-                self._judge_end(process)
-                left = [sock for sock in self.machine.network.by_fd.values() if sock.owner is actor]
-                if left and not actor.is_killed:
-                    self.problems.append(f"descriptors: {process.name} leaves {len(left)} of {left[0].peer_name} open")
+def judge_growth(world: GrowingWorld) -> Iterator[str]:
+    """What did not hold of what has to."""
+    seen: dict[tuple[tuple[int, int], int], str] = {}
+    ranks: dict[tuple[int, int], tuple[int, ...]] = {}
+    for process in world.processes:
+        actor = process.actor
+        assert actor is not None
+        if actor.error is not None:
+            yield f"crash: {process.name}: {type(actor.error).__name__}: {actor.error}"
+        if process.error is not None and not isinstance(process.error, LanterneError):
+            yield f"crash: {process.name}: {type(process.error).__name__}: {process.error}"
+        for key, rank, members in process.groups:
+            other = seen.setdefault((key, rank), process.name)
+            if other != process.name:
+                yield f"twice: {process.name} and {other} are rank {rank} of communicator {key}"
+            if ranks.setdefault(key, members) != members:
+                yield f"apart: {process.name} has ranks {members} in {key}, others {ranks[key]}"
+        if not process.befallen:
+            yield from _judge_end(world, process)
+            left = [sock for sock in world.machine.network.by_fd.values() if sock.owner is actor]
+            if left and not actor.is_killed:
+                yield f"descriptors: {process.name} leaves {len(left)} of {left[0].peer_name} open"
 
-    def _judge_end(self, process: GrowingProcess) -> None:
-        """Whom nothing befell gets to the end; whoever asked in time is taken in."""
-        error = f"{type(process.error).__name__}: {process.error}"
-        if process.asked_s is None or process.groups:
-            # Before all had joined a death ends the job, as ever.
-            if process.error is not None and process.groups:
-                self.problems.append(f"gave up: {process.name}: {error}")
-        elif process.place != SPARE and self.over_s is not None:
-            quiet = not any(each.befallen in ("cut", "freeze") for each in self.processes)
-            last_s = max([process.asked_s, *(at_s for at_s in self.fell_s if at_s < self.over_s)])
-            # Somebody else may stand in for it.
-            quiet = quiet and not any(each.place < 0 and each.groups for each in self.processes)
-            if quiet and self.over_s - last_s > PROMPT_S and any(each.groups for each in self.processes):
-                self.problems.append(f"left out: {process.name} was not taken in: {error}")
+
+def _judge_end(world: GrowingWorld, process: GrowingProcess) -> Iterator[str]:
+    """Whom nothing befell gets to the end; whoever asked in time is taken in."""
+    error = f"{type(process.error).__name__}: {process.error}"
+    if process.asked_s is None or process.groups:
+        # Before all had joined a death ends the job, as ever.
+        if process.error is not None and process.groups:
+            yield f"gave up: {process.name}: {error}"
+    elif process.place != SPARE and world.over_s is not None:
+        quiet = not any(each.befallen in ("cut", "freeze") for each in world.processes)
+        last_s = max([process.asked_s, *(at_s for at_s in world.fell_s if at_s < world.over_s)])
+        # Somebody else may stand in for it.
+        quiet = quiet and not any(each.place < 0 and each.groups for each in world.processes)
+        if quiet and world.over_s - last_s > PROMPT_S and any(each.groups for each in world.processes):
+            yield f"left out: {process.name} was not taken in: {error}"
 
 
 def run(seed: int, *, traced: bool = False) -> GrowthOutcome:

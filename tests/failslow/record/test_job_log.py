@@ -9,7 +9,7 @@ import pytest
 from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
 
 from lanterne.bench.failslow.watch import print_report
-from lanterne.failslow.record import blame, hangs, incidents, job_log, lateness, period
+from lanterne.failslow.record import blame, hangs, incidents, iteration_log, job_log, lateness, period
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.call_ring import RecordedCall, RingWriter
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
@@ -201,7 +201,8 @@ def test_it_reads_while_the_job_runs(tmp_path):
 def test_memory_does_not_grow_with_the_job(tmp_path, monkeypatch):
     """Every store is made small, and filled twice over, before it is measured."""
     for module, names in (
-        (job_log, {"MAX_ITERATIONS": 256, "KEPT_EVENTS": 8, "KEPT_NOTICES": 8}),
+        (job_log, {"KEPT_NOTICES": 8}),
+        (iteration_log, {"MAX_ITERATIONS": 256, "KEPT_EVENTS": 8}),
         (blame, {"KEPT": 128, "MAX_SPELLS": 4}),
         (lateness, {"MAX_MATCHED": 64, "MAX_COMMUNICATORS": 16}),
         (hangs, {"MAX_COMMUNICATORS": 16}),

@@ -70,8 +70,13 @@ sys.exit(launch([sys.executable, "-c", program], 4, sys.argv[1], 60))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of its own needs root")
-@pytest.mark.parametrize("launcher", ["mpi", "direct"])
-@pytest.mark.parametrize("size", [1, 16, 24])
+@pytest.mark.parametrize(
+    ("size", "launcher"),
+    [
+        *((1, "mpi"), (1, "direct"), (16, "mpi"), (24, "direct")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((16, "direct"), (24, "mpi"))),
+    ],
+)
 def test_a_job_in_little_shared_memory_runs_or_says_so(launcher, size):
     """16 and 24 MiB are where UCX takes shared memory on some ranks and has none left for others."""
     inside = f'mount -t tmpfs -o size={size}m tmpfs /dev/shm && exec "$@"'

@@ -1,0 +1,237 @@
+"""The iterations of a job: when each ended, what the detector says of their times, and who made them slow."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from statistics import median
+from typing import Any, NamedTuple
+
+from lanterne.failslow.detect.decisions import SKIPPED_ROWS
+from lanterne.failslow.detect.events import Incident, LevelEvent
+from lanterne.failslow.detect.tracker import Tracker
+from lanterne.failslow.record.adapters import DDP_FORWARD
+from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals
+from lanterne.failslow.record.call_ring import RecordedCall
+from lanterne.failslow.record.lateness import Matcher
+from lanterne.failslow.record.period import PeriodTracker
+
+MAX_ITERATIONS = 1 << 16
+# Of confirmed events, twice as many at most.
+KEPT_EVENTS = 256
+# The latest iterations that tell how long they take now.
+LATEST_TIMES = 6
+
+
+class Notice(NamedTuple):
+    """Something that happened: a detector's `event` in iteration times, in words, and its Cause once it is certain."""
+
+    event: LevelEvent
+    text: str
+    cause: Cause | None
+
+
+class IterationLog:
+    """The iterations as the calls of one rank, the lead, show them.
+
+    Args:
+        matcher: tells who came last to calls.
+
+    Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
+    `total_s`, of all; `late`: who came last in them.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
+        self.total_s: float = 0.0
+        self.late: LateArrivals = LateArrivals()
+        self._matcher = matcher
+        self._blame = Blame(self.late)
+        # The onset of the spell that lasts, its event, and what an iteration took before.
+        self._spell: tuple[int, LevelEvent, float] | None = None
+        # Iterations that nothing was said of yet: index, event, its words.
+        self._iterated: list[tuple[int, LevelEvent | None, str]] = []
+        self._found: list[Notice] = []
+        self._tracker = Tracker()
+        self._first_row = 0
+        self._spacing: int | None = None
+        self._earlier: deque[dict[str, Any]] = deque(maxlen=256)
+        self._unlisted = 0
+        self._generation = self._forwards = 0
+        self._period = PeriodTracker()
+
+    @property
+    def calls(self) -> int | None:
+        """How many calls an iteration has; None where none recurs evenly."""
+        return None if self._period.marker is None else self._period.marker.spacing
+
+    @property
+    def usual_s(self) -> float | None:
+        """What an iteration takes when nothing is slow."""
+        return self._spell[2] if self._spell is not None else self._tracker.level_s
+
+    @property
+    def lasting(self) -> Incident | None:
+        """The incident that lasts."""
+        return self._tracker.incidents[-1] if self._tracker.slow else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """The detector's, counted in iterations of the job."""
+        return [_shifted(asdict(event), self._first_row) for event in self._tracker.events]
+
+    def add(self, call: RecordedCall, calls: int, world_size: int | None) -> None:
+        """Time the iteration that ends with this call, the `calls`-th, if one does."""
+        name, ranks, communicator, nbytes, start_s, _ = call
+        symbol = name, nbytes, communicator
+        if name == DDP_FORWARD and ranks:
+            # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
+            symbol = name, 0, communicator
+            if not self._forwards:
+                self._period = PeriodTracker()
+                self._generation = 0
+            self._forwards = calls = self._forwards + 1
+        elif self._forwards:
+            return
+        time_s = self._period.record(symbol, start_s)
+        if self._period.generation != self._generation:
+            self._new_marker(calls, world_size)
+        if time_s is None or time_s <= 0.0:
+            return
+        index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
+        self.iterations.append((index, start_s, time_s))
+        self.total_s += time_s
+        self.late.end(index, start_s)
+        event = self._tracker.update(time_s)
+        if event is None or (event.confirmed_at is None and event.kind != "onset"):
+            self._iterated.append((index, None, ""))
+        else:
+            self._iterated.append((index, event, self._words(event)))
+
+    def _judge_all(self, world_size: int | None) -> None:
+        """See what there is to say of the iterations since the last time, all calls up to now being known."""
+        if world_size and len(self.iterations) > SKIPPED_ROWS:
+            self._matcher.find_silent(world_size)
+        self.late.add(self._matcher.take())
+        for index, event, text in self._iterated:
+            self._found += self._notices(index, event, text)
+        self._iterated.clear()
+        self._unlisted += self._tracker.forget(KEPT_EVENTS)
+
+    def take(self, world_size: int | None) -> list[Notice]:
+        """What there is to say since the last time."""
+        self._judge_all(world_size)
+        found, self._found = self._found, []
+        return found
+
+    def _new_marker(self, calls: int, world_size: int | None) -> None:
+        """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more.
+
+        Incidents of before remain, which end where these iterations do, if they had not ended.
+        """
+        self._judge_all(world_size)
+        for incident in self._tracker.incidents:
+            record = self._incident(incident)
+            end = self._first_row + self._tracker.row
+            self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
+        marker = self._period.marker
+        assert marker is not None
+        self._generation = self._period.generation
+        self._spacing = marker.spacing
+        self._matcher.set_spacing(marker.spacing)
+        self._tracker = Tracker()
+        self._first_row = calls // marker.spacing
+        self.iterations.clear()
+        self.late.clear()
+        self._blame = Blame(self.late)
+        self._spell = None
+
+    def age_s(self, index: int) -> float:
+        """How long before the latest iteration iteration `index` ended; 0 where neither is known."""
+        if not self.iterations:
+            return 0.0
+        at = max(index - self.iterations[0][0], 0)
+        return max(self.iterations[-1][1] - self.iterations[min(at, len(self.iterations) - 1)][1], 0.0)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """The slow spells up to now, each with its cause, counted in iterations of the job."""
+        return [*self._earlier, *(self._incident(incident) for incident in self._tracker.incidents)]
+
+    def notes(self, *, runs: bool) -> Iterator[str]:
+        """What there is to say beside; not of the end, while the job runs."""
+        if self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
+            timed = f"{self._tracker.row} of the iterations were timed, too few to judge"
+            yield f"{timed}: the first {SKIPPED_ROWS} show what is normal"
+        if self._unlisted:
+            yield f"{self._unlisted} incidents before those listed are only counted"
+        if not runs and any(incident.relief is None for incident in self._tracker.incidents):
+            yield "the job ended inside an incident"
+
+    @property
+    def dropped(self) -> int:
+        """How often the lead's clock went backwards."""
+        return self._period.dropped
+
+    def _words(self, event: LevelEvent) -> str:
+        at = self._first_row + event.index
+        slower = event.ratio >= 1
+        level = f"{event.ratio:.2f} times as long as before" if slower else f"{1 / event.ratio:.2f} times faster"
+        level_s = self._tracker.level_s
+        if event.kind == "relief" and level_s is not None:
+            level = f"back to {level_s * 1e3:.4g} ms"
+        sure = "" if event.confirmed_at is not None else "perhaps "
+        return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
+
+    def _notices(self, index: int, event: LevelEvent | None, text: str) -> Iterator[Notice]:
+        """What is to be said after iteration `index`: its event, with who is to blame, or that it is another now."""
+        if event is not None:
+            cause = self._judge(event, index) if event.confirmed_at is not None else None
+            yield Notice(event, text, cause)
+        elif self._spell is not None:
+            onset, event, usual_s = self._spell
+            latest_s = self._time_s(index - LATEST_TIMES + 1, index)
+            cause = self._blame.follow(onset, usual_s, latest_s, index, self._silent())
+            if cause is not None:
+                yield Notice(event, f"iteration {index}: slow for another reason now", cause)
+
+    def _judge(self, event: LevelEvent, index: int) -> Cause | None:
+        """Who made iterations slow, as known at `index`; None of an event that says nothing about it."""
+        at, usual = self._first_row + event.index, self._usual(self._first_row + event.index)
+        if event.ratio > 1.0 and self._spell is None:
+            if usual is None:
+                return UNKNOWN
+            self._spell = at, event, usual[1]
+            return self._blame.begin(usual[0], at, index, usual[1], self._time_s(at, index), self._silent())
+        if event.ratio < 1.0 and (event.kind == "relief" or not self._tracker.slow):
+            first, self._spell = self._spell is None and not self._blame.causes, None
+            if first and event.kind == "relief":
+                first_row = max(self.iterations[0][0] + 1, self._first_row + SKIPPED_ROWS // 2)
+                usual_s, slow_s = self._time_s(at, index), self._time_s(first_row, at - 1)
+                return self._blame.recovered(first_row, at, index, usual_s, slow_s, self._silent())
+        return None
+
+    def _usual(self, onset: int) -> tuple[int, float] | None:
+        """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
+        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self.iterations[0][0] + 1)
+        return (first, self._time_s(first, onset - 1)) if first < onset else None
+
+    def _time_s(self, first: int, last: int) -> float:
+        """The median time of iterations [first, last]."""
+        begin = self.iterations[0][0]
+        rows = islice(self.iterations, max(first - begin, 0), last - begin + 1)
+        return median([time_s for _, _, time_s in rows] or [0.0])
+
+    def _silent(self) -> tuple[int, ...]:
+        """Ranks of which nothing is known."""
+        return tuple(sorted(self._matcher.silent))
+
+    def _incident(self, incident: Incident) -> dict[str, Any]:
+        record = _shifted(asdict(incident), self._first_row)
+        causes = self._blame.of(record["onset"], record["relief"])
+        about = {"lasts": record["relief"] is None, "calls": self._spacing, "cause": causes[0], "causes": causes}
+        return record | about
+
+
+def _shifted(record: dict[str, Any], first_row: int) -> dict[str, Any]:
+    """A record whose rows are counted from the first iteration of the job."""
+    rows = ("index", "provisional_at", "confirmed_at", "onset", "relief")
+    return record | {name: first_row + record[name] for name in rows if record.get(name) is not None}
