@@ -129,7 +129,7 @@ class Worker:
         return {}
 
     def call(self, at_s: float, options: dict[str, Any]) -> dict[str, Any]:
-        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, what of the cores it took, what is wrong.
+        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, its CPU time, what is wrong.
 
         Several calls are started one after the other, then waited for.
         """
