@@ -31,6 +31,12 @@ OPERATORS = "python -m lanterne.bench.scores.operators"
 EXPERIMENT = "./run experiment"
 PLANNER = "./run bench planner --kind shared,wave,loop,bidirectional --problems 8 --solver 60"
 READY_FIRST = "./run pipeline simulate plan.json --jitter 0.02=10"
+ARRIVALS = "./run bench lab-arrivals"
+LAB_PEERS = "./run bench lab-peers --contenders lanterne,gloo --algorithm auto,ring --json FILE --cases"
+LAB = "./run lab --rate 200mbit --hosts"
+SLOW_NIC = "./run lab --hosts 8 --rate 200mbit --rate 5=50mbit -- lanterne bench all_reduce --bytes 4M --delay 0,185ms"
+P2P = "./run lab --hosts 2 --rate 10gbit -- lanterne bench p2p --transport tcp,ucx --no-peer --bytes 8,64M"
+DDP = "./run bench ddp --caps 1,2,25"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
 
 
@@ -253,50 +259,94 @@ FIGURES: list[Row] = [
     Row("reality", "planner over the solver with 60 s, mean / worst", "0.5 % / 2 %", PLANNER),
     Row("reality", "ready-first, 2 % of actions ten times as long, 4 x 12 / 8 x 32", "1.05 / 1.15", READY_FIRST),
     Row("reality", "modules of torch over torch's pipelining, 1F1B", "0.95", "./run bench torch-pipelining"),
-    # Of what is built next: a row gets its command, or a function, with it.
-    *(
-        Row(topic, name, bar, NOT_BUILT)
-        for topic, name, bar in (
-            ("calls", "25 buckets at once, one rank late by 1.1 x total, over s/rate", "1.15"),
-            ("calls", "the same, late by 0.5 x total", "1.45"),
-            ("calls", "left after the last start of a slow backward, in buckets", "1.3"),
-            ("calls", "start, compute, wait: total over the longer, asleep / matmul / Python", "1.05 / 1.15 / 1.15"),
-            ("calls", "fresh job, late by 1.1: second call / third on", "1.25 / 1.10"),
-            ("calls", "another late rank in each call, late by 1.1, median of 20", "1.12"),
-            ("calls", "40 patterns of arrivals over ring: median / 90th percentile / worst", "1.03 / 1.08 / 1.10"),
-            ("calls", "nobody late, 16 MiB, 8 busy processes beside it", "1.90"),
-            ("calls", "8 B, 2 ranks of a host: bound over native / plain", "1.5 / 50 us"),
-            ("calls", "8 B, 4 ranks on 2 cores: bound in memory, else / plain", "15, 60 us / 150 us"),
-            ("calls", "broadcast 1 MiB and 16 MiB over native", "1.3"),
-            ("calls", "other collectives over native, 2 ranks, 1 KiB / 1 MiB", "3 / 1.3"),
-            ("calls", "two late together by 1.1; three by 0.5, 1 and 1.5", "1.20; 1.35"),
-            ("calls", "CPU seconds for a GB that a rank sends", "3.0"),
-            ("calls", "n = 4,096: a rank's own part made, checked, compiled", "1 s, 100 MiB"),
-            ("calls", "first init on a host, 4 ranks", "1 s"),
-            ("clusters", "ways of launching that give the right world, or one line", "9 of 9"),
-            ("clusters", "wrong elements and crashes by 1,000 forged connections", "0"),
-            ("clusters", "tcp over ucx between emulated hosts, 64 MiB", "0.8"),
-            ("clusters", "memory after 100,000 splits and closes", "within 5 MB"),
-            ("torch", "torch's own distributed tests that gloo passes and we do not", "5"),
-            ("torch", "late rank, DDP, from its backward to its end, over s/rate", "1.20"),
-            ("torch", "one host, 4 ranks, over gloo", "1.02"),
-            ("torch", "init_process_group without a cache", "1 s"),
-            ("torch", "killed in 50 runs: named on all survivors", "2 s"),
-            ("topology", "2 hosts x 4 ranks, nobody late / one late by 1.1, over s/rate", "1.12 / 1.12"),
-            ("topology", "4 hosts x 2 ranks, nobody / one late", "1.60 / 1.12"),
-            ("topology", "8 hosts, one NIC at a quarter: another late / its own / nobody", "4.5 / 4.5 / 5.0"),
-            ("topology", "auto over the best by name on 200 random topologies", "1.05"),
-            ("going on", "killed in 200 jobs: next call right, one host / 8 hosts", "1 s / 3 s"),
-            ("going on", "partitions in the lab", "5 s"),
-            ("going on", "10,000 seeds with kills, cuts, joins", "0 violations"),
-            ("going on", "time lost by a death in training", "3 iterations and 2 s"),
-            ("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %"),
-            ("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %"),
-            ("operators", "traces kept back in foreign formats, thinned by 10 %", "right"),
-            ("gpu", "kernels with spills", "0"),
-            ("gpu", "the stand-ins' suite", "2 minutes"),
-        )
+    Row(
+        "calls",
+        "25 buckets at once, one rank late by 1.1 x total, over s/rate",
+        "1.15",
+        f"{LAB_PEERS} '8x25*4MiB@1.1'",
     ),
+    Row("calls", "the same, late by 0.5 x total", "1.45", f"{LAB_PEERS} '8x25*4MiB@0.5'"),
+    Row("calls", "left after the last start of a slow backward, in buckets", "1.3", NOT_BUILT),
+    Row(
+        "calls",
+        "start, compute, wait: total over the longer, asleep / matmul / Python",
+        "1.05 / 1.15 / 1.15",
+        f"{LAB} 2 -- lanterne bench calls --only overlap",
+    ),
+    Row(
+        "calls",
+        "fresh job, late by 1.1: second call / third on",
+        "1.25 / 1.10",
+        f"{ARRIVALS} --patterns steady --warmups 0 --algorithm auto --calls 8",
+    ),
+    Row(
+        "calls",
+        "another late rank in each call, late by 1.1, median of 20",
+        "1.12",
+        f"{ARRIVALS} --patterns moving --calls 20",
+    ),
+    Row("calls", "40 patterns of arrivals over ring: median / 90th percentile / worst", "1.03 / 1.08 / 1.10", ARRIVALS),
+    Row("calls", "nobody late, 16 MiB, 8 busy processes beside it", "1.90", NOT_BUILT),
+    Row("calls", "8 B, 2 ranks of a host: bound over native / plain", "1.5 / 50 us", "./run bench calls --only small"),
+    Row(
+        "calls",
+        "8 B, 4 ranks on 2 cores: bound in memory, else / plain",
+        "15, 60 us / 150 us",
+        "./run bench calls -n 4 --only small",
+    ),
+    Row("calls", "broadcast 1 MiB and 16 MiB over native", "1.3", "./run bench calls --only large"),
+    Row("calls", "other collectives over native, 2 ranks, 1 KiB / 1 MiB", "3 / 1.3", "./run bench calls --only large"),
+    Row("calls", "two late together by 1.1; three by 0.5, 1 and 1.5", "1.20; 1.35", f"{ARRIVALS} --patterns two,three"),
+    Row("calls", "CPU seconds for a GB that a rank sends", "3.0", f"{LAB} 8 -- lanterne bench calls --only cpu"),
+    Row("calls", "n = 4,096: a rank's own part made, checked, compiled", "1 s, 100 MiB", NOT_BUILT),
+    Row("calls", "first init on a host, 4 ranks", "1 s", NOT_BUILT),
+    Row("clusters", "ways of launching that give the right world, or one line", "9 of 9", "./run test -m cluster"),
+    Row("clusters", "wrong elements and crashes by 1,000 forged connections", "0", "./run bench strangers"),
+    Row("clusters", "tcp over ucx between emulated hosts, 64 MiB", "0.8", P2P),
+    Row("clusters", "memory after 100,000 splits and closes", "within 5 MB", "python -m lanterne.bench.scores.splits"),
+    Row(
+        "torch",
+        "torch's own distributed tests that gloo passes and we do not",
+        "5",
+        "python tests/torch/torch_suite.py --ranks 4",
+    ),
+    Row("torch", "late rank, DDP, from its backward to its end, over s/rate", "1.20", f"{DDP} --hosts 4 --late 0,2"),
+    Row("torch", "one host, 4 ranks, over gloo", "1.02", f"{DDP} --ranks 4"),
+    Row("torch", "init_process_group without a cache", "1 s", NOT_BUILT),
+    Row(
+        "torch",
+        "killed in 50 runs: named on all survivors",
+        "2 s",
+        "python -m lanterne.bench.scores.peers.ddp_deaths --runs 50",
+    ),
+    Row(
+        "topology",
+        "2 hosts x 4 ranks, nobody late / one late by 1.1, over s/rate",
+        "1.12 / 1.12",
+        f"{LAB_PEERS} '2*4x8MiB@0,2*4x8MiB@1.1'",
+    ),
+    Row("topology", "4 hosts x 2 ranks, nobody / one late", "1.60 / 1.12", f"{LAB_PEERS} '4*2x8MiB@0,4*2x8MiB@1.1'"),
+    Row("topology", "8 hosts, one NIC at a quarter: another late / its own / nobody", "4.5 / 4.5 / 5.0", SLOW_NIC),
+    Row("topology", "auto over the best by name on 200 random topologies", "1.05", "./run study --random 200 --seed 1"),
+    Row("going on", "killed in 200 jobs: next call right, one host / 8 hosts", "1 s / 3 s", "./run bench rejoins"),
+    Row("going on", "partitions in the lab", "5 s", NOT_BUILT),
+    Row(
+        "going on",
+        "10,000 seeds with kills, cuts, joins",
+        "0 violations",
+        "lanterne simulate --grow --seeds 10000 --jobs 2",
+    ),
+    Row(
+        "going on",
+        "time lost by a death in training",
+        "3 iterations and 2 s",
+        "./run pipeline train --help (--endure, --kill)",
+    ),
+    Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
+    Row("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %", NOT_BUILT),
+    Row("operators", "traces kept back in foreign formats, thinned by 10 %", "right", NOT_BUILT),
+    Row("gpu", "kernels with spills", "0", "./run info --kernels"),
+    Row("gpu", "the stand-ins' suite", "2 minutes", "./run test -m host_cuda"),
 ]
 
 

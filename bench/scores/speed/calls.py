@@ -3,13 +3,16 @@
   lanterne bench calls                               2 ranks of this host
   lanterne bench calls -n 4 --only small
   lanterne lab --hosts 8 --rate 200mbit -- lanterne bench calls --only cpu     (root)
+  lanterne lab --hosts 2 --rate 200mbit -- lanterne bench calls --only overlap (root)
 
 Every case is timed in blocks of calls, one after the other, MPI's own between ours; a block's time is that of the
 slowest rank, over its calls. `over MPI` is the median of the ratios to MPI's block of the same turn. Results are
 checked after every block. `small`: an all_reduce of 8 bytes, bound (Communicator.bind), plain, and by the named
 algorithm ring; `large`: the other collectives; `cpu`: seconds of CPU that a rank spends for a gigabyte that it sends,
 in a ring of 16 MiB. `steps`: functions of lanterne that Python enters from `comm.all_reduce(x, y, algorithm="ring")`
-to the transport's `post`, and how often the next one is of another file.
+to the transport's `post`, and how often the next one is of another file. `overlap`, if asked for: an all_reduce of 16
+MiB is started, the program sleeps, multiplies matrices or runs a Python loop for as long as the call takes alone, then
+waits; all of it over the longer of the two.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, whole
+from lanterne.bench.scores.speed.overlap import overlap
 from lanterne.errors import InputError, one_of
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.own_python import own_python
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
 
 PARTS = ("small", "large", "cpu", "steps")
+ALL_PARTS = (*PARTS, "overlap")
 NATIVE = "MPI"
 # Calls of a block take about this long; turns of all cases.
 BLOCK_S, TURNS, MOST_CALLS = 2e-3, 40, 200
@@ -65,7 +70,7 @@ class CallContender(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks to start (default 2); not in a job")
-    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(ALL_PARTS)}")
     parser.add_argument("--transport", default=None, help="default: as every program has it; MPI's own needs mpi")
     parser.add_argument("--turns", type=whole(1), default=TURNS, metavar="K", help=f"of small calls (default {TURNS})")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
@@ -75,8 +80,12 @@ def run(args: argparse.Namespace) -> int:
     """Start the ranks, or be one; the exit code."""
     parts = args.only.split(",")
     for part in parts:
-        if part not in PARTS:
-            raise InputError(f"--only: {one_of(part, PARTS)}")
+        if part not in ALL_PARTS:
+            raise InputError(f"--only: {one_of(part, ALL_PARTS)}")
+    if "overlap" in parts:
+        # A rank computes on one core; read when numpy is loaded.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
     if not 2 <= args.n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.n}, expected 2 to {MAX_WORLD_SIZE}")
     from lanterne.transport.job.bootstrap import in_a_job
@@ -99,13 +108,16 @@ def run(args: argparse.Namespace) -> int:
         document = report.envelope(results=results)
         if "cpu" in parts:
             document["cpu"] = contest.cpu()
+        if "overlap" in parts:
+            document["overlap"] = overlap(comm)
         if "steps" in parts:
             calls, changes = steps(comm)
             document["steps"] = {"calls": calls, "changes_of_file": changes}
         report.progress("")
         if comm.rank == 0:
             report.tell(args.json, document, print_document)
-    return int(any(row["wrong"] for result in results for row in result["rows"]))
+    beside = document.get("overlap", [])
+    return int(any(row["wrong"] for row in [*beside, *(row for result in results for row in result["rows"])]))
 
 
 class CallContest:
@@ -286,6 +298,20 @@ def print_document(document: dict[str, Any], file: TextIO) -> None:
         columns = [("collective", ""), ("way", ""), ("ranks", ""), ("size", ""), ("time", "median"), ("time", "p10")]
         columns += [("over MPI", "median"), ("#wrong", "")]
         report.print_table(columns, rows, left=(0, 1), file=file)
+    if found := document.get("overlap"):
+        columns = [("beside", ""), ("call alone", ""), ("work alone", ""), ("both", "median")]
+        columns += [("over longer", "median"), ("CPU over", "blocking"), ("#wrong", "")]
+        lines = [
+            (
+                row["work"],
+                *(format_time(value) for value in (row["alone_s"], row["work_s"], statistics.median(row["both_s"]))),
+                f"{row['over']:.2f}",
+                "" if row["cpu_over"] is None else f"{row['cpu_over']:.2f}",
+                row["wrong"],
+            )
+            for row in found
+        ]
+        report.print_table(columns, lines, left=(0,), file=file)
     if (cpu := document.get("cpu")) is not None:
         rate = cpu["sent_gb"] / cpu["seconds"] * 1e3
         print(f"cpu: {cpu['cpu_s_per_gb']:.2f} s a GB that a rank sends, at {rate:.0f} MB/s", file=file)

@@ -3,6 +3,7 @@
 import io
 
 from lanterne.bench import cli
+from lanterne.bench.scores.speed import overlap as beside
 from lanterne.bench.scores.speed.calls import PARTS, SIZES, CallContest, print_document, steps
 from lanterne.collectives.jobs import spawn
 
@@ -37,6 +38,16 @@ def test_what_is_wrong_is_counted(monkeypatch):
         return trial.small(turns=1)
 
     assert all(row["wrong"] for row in spawn(2, spoiled)[0]["rows"])
+
+
+def test_a_call_beside_work_is_timed_and_checked(monkeypatch):
+    monkeypatch.setattr(beside, "NBYTES", 1 << 16)
+    rows = spawn(2, beside.overlap)[0]
+    assert [row["work"] for row in rows] == ["asleep", "matmul", "Python loop"]
+    assert all(row["over"] > 0 and not row["wrong"] and len(row["both_s"]) == beside.TURNS for row in rows)
+    text = io.StringIO()
+    print_document({"results": [], "overlap": [row | {"cpu_over": 0.2} for row in rows]}, text)
+    assert "Python loop" in text.getvalue() and "0.20" in text.getvalue()
 
 
 def test_parts_are_known(capsys):
