@@ -134,7 +134,8 @@ class Descriptors:
 class Listening:
     """The pauses of a wait on a transport that `wakes`: they yield a little, then sleep until something has come.
 
-    Where several threads of the process wait, each with looks that take what wakes the others, they are `naps`.
+    Where several threads of the process wait, each with looks that take what wakes the others, they are `naps`, and
+    where calls are of device arrays: what a device has done wakes nobody.
     """
 
     def __init__(self, engine: "Engine", transport: Transport, naps: Pauses) -> None:
@@ -153,7 +154,7 @@ class Listening:
         if now_s < self._since_s + POLICY.spin_s:
             self.machine.give_way()
             return False
-        if self._engine.several_wait:
+        if not self._engine.is_woken:
             return self._naps.pause(idle, due_s)
         with self._transport.lock:
             ready = None if self._transport.closed else self._transport.watch()
@@ -196,9 +197,9 @@ class Engine:
     # -- whoever waits
 
     @property
-    def several_wait(self) -> bool:
-        """Whether more than one thread does."""
-        return len(self._waiters) > 1
+    def is_woken(self) -> bool:
+        """Whether all that calls under way wait for wakes the one thread that waits."""
+        return len(self._waiters) == 1 and all(communicator.in_background for communicator in self.busy)
 
     def pauses(self, naps: Pauses) -> Pausing:
         """What a wait for calls does between looks; `naps`: where nothing wakes it."""

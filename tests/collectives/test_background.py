@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lanterne.collectives.execute.background import POLICY, Listening
 from lanterne.collectives.jobs import spawn
 from lanterne.errors import TransportTimeout
 
@@ -74,3 +75,61 @@ def polls(comm):
 
 def test_a_loop_of_tests_has_the_timeout():
     assert spawn(2, polls)[0] > 10
+
+
+class Still:
+    """A machine, a transport, an engine and naps in one, of which a Listening sees what the test sets."""
+
+    def __init__(self):
+        self.at_s, self.ready, self.is_woken, self.closed, self.done = 0.0, (3,), True, False, []
+        self.machine, self.lock = self, self
+        self.now_s = lambda: self.at_s
+        self.sleep = lambda seconds: self.done.append(("sleep", seconds))
+        self.give_way = lambda: self.done.append("yield")
+        self.poller = lambda: self
+        self.register = lambda fd, mask: self.done.append(("register", fd))
+        self.unregister = lambda fd: self.done.append(("unregister", fd))
+        self.pause = lambda idle, due_s: self.done.append("nap")
+        self.watch = lambda: self.ready
+        self.comes_after_s = 0.0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def poll(self, limit_ms):
+        self.done.append(("poll", limit_ms))
+        self.at_s += min(self.comes_after_s, limit_ms / 1e3)
+        return [(3, 1)] if self.comes_after_s <= limit_ms / 1e3 else []
+
+    def pauses(self, idle, due_s=float("inf")):
+        """What one pause of a wait that began at 0 does."""
+        listening = Listening(self, self, self)
+        self.at_s = 0.0
+        listening.pause(1)
+        self.at_s, self.done[:] = 1.0 if idle > 1 else 0.0, []
+        listening.pause(idle, due_s)
+        return self.done
+
+
+def test_a_wait_yields_then_sleeps_until_something_comes():
+    still = Still()
+    assert still.pauses(1) == ["yield"]
+    limit_ms = POLICY.listen_s * 1e3
+    # After a second more is let come, as naps do.
+    assert still.pauses(2) == [("register", 3), ("poll", limit_ms), ("sleep", 3e-4)]
+    still.comes_after_s = 1.0
+    assert still.pauses(2) == [("register", 3), ("poll", limit_ms)]
+    assert still.pauses(2, due_s=1.001)[-1] == ("poll", pytest.approx(1.0))
+    assert still.pauses(2, due_s=0.5)[-1] == ("poll", 0.0)
+
+
+def test_a_wait_sleeps_on_no_descriptor_where_another_takes_what_comes():
+    still = Still()
+    still.is_woken = False
+    assert still.pauses(2) == ["nap"]
+    still.is_woken, still.ready = True, None
+    assert still.pauses(2) == []
+    assert still.pauses(3) == [("sleep", POLICY.full_s)]
