@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.auto.pacing import start_s
 from lanterne.collectives.auto.trials import finish, trial_array
 from lanterne.collectives.schedule.cost import CostModel
 
@@ -52,7 +51,7 @@ def measure_slowdowns(firsts: "TrialGroup", model: CostModel) -> tuple[float, ..
         with firsts.split(((firsts.rank - shift) % hosts) // 2) as pair:
             took_s = np.inf
             if pair.world_size == 2:
-                took_s = max(0.0, exchange_s(pair, nbytes) - start_s(model))
+                took_s = exchange_s(pair, nbytes)
         mine, everyone = np.array([took_s]), np.zeros(hosts)
         firsts.all_gather(mine, everyone, algorithm="ring")
         best_s = np.minimum(best_s, everyone)
