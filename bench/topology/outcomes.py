@@ -44,9 +44,9 @@ class StudyOutcome(NamedTuple):
 
 def lines_on(topology: Topology) -> tuple[Algorithm, ...]:
     """The algorithms that make sense on `topology`."""
-    from lanterne.collectives.auto.predict import fitting
+    from lanterne.collectives.auto.predict import fitting, nodes_of_links
 
-    return fitting("all_reduce", not topology.is_flat, topology.leaf_sets)
+    return fitting("all_reduce", nodes_of_links(topology) is not None, topology.leaf_sets)
 
 
 def outcomes(topology: Topology, nbytes: int, late: LateRank, names: str = "all") -> list[StudyOutcome]:
@@ -125,15 +125,16 @@ def auto_of(topology: Topology, nbytes: int, late: LateRank, found: Sequence[Stu
 
 def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, str | None]:
     """What `auto` takes where nobody is late, and once `late` is known to come very late; None: it waits."""
-    from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
+    from lanterne.collectives.auto.predict import nodes_of_links, ordinary_by_law_s, predictions
     from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
     from lanterne.collectives.late.calls import group_name, make_option, single_options
 
-    over_nodes, size = not topology.is_flat, topology.world_size
-    links = topology if over_nodes else topology.slowest
+    size = topology.world_size
+    links = topology.slowest if topology.is_flat else topology
     many, number = size > MAX_PRICED_RANKS, len(late) if isinstance(late, tuple) else 1
     if many:
-        ordinary, ordinary_s = "hier_ring" if over_nodes else "ring", ordinary_by_law_s(size, nbytes, links)
+        ordinary = "ring" if nodes_of_links(links) is None else "hier_ring"
+        ordinary_s = ordinary_by_law_s(size, nbytes, links)
     else:
         ordinary, _, ordinary_s = predictions("all_reduce", size, nbytes, links)[0]
     if size < 3 or (many and number > 1):

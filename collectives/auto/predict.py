@@ -126,7 +126,7 @@ def priced_schedule(
 
 def nodes_of_links(links: Links) -> Nodes | None:
     """The nodes of `links`; None where there is nothing to gain from them."""
-    return links.nodes if isinstance(links, Topology) and not links.is_flat else None
+    return links.nodes if isinstance(links, Topology) and not links.is_flat and len(links.nodes) > 1 else None
 
 
 def chunk_count(
@@ -189,7 +189,8 @@ def _rounds_by_law(
     def message_s(chunks: float) -> float:
         # The chunks of all rails that share a NIC, and inside what a rank gets from, or gives to, each of the others.
         across_s = float(between.message_s(slowdown * links.nic_sharers * chunks * unit))
-        return max(across_s, *(float(inside.message_s((rails - 1) * chunks * unit)) for inside in links.inside_models))
+        inside_s = [float(inside.message_s((rails - 1) * chunks * unit)) for inside in links.inside_models]
+        return max([across_s, *inside_s])
 
     return len(links.nodes), -(-num_chunks // rails), message_s
 

@@ -184,7 +184,8 @@ class Tuning:
             return Choice(SHARED, None, "all ranks share memory")
         links = self.links
         leaf_sets = () if self.topology is None else self.topology.leaf_sets
-        lines = candidates(collective, world_size, self.topology is not None, leaf_sets)
+        over_nodes = self.topology is not None and len(self.topology.nodes) > 1
+        lines = candidates(collective, world_size, over_nodes, leaf_sets)
         if len(lines) == 1 or world_size == 1:
             return Choice(lines[0].name, None, "the only one")
         if links is None or world_size > MAX_PRICED_RANKS:

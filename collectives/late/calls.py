@@ -313,7 +313,7 @@ def group_name(links: Links) -> str:
 def single_options(collective: str, world_size: int, nbytes: int, links: Links, many: bool = False) -> list[Option]:
     """The Options for one late rank; see late_names."""
     options = [make_option(collective, name, world_size, nbytes, links) for name in late_names(links, many)]
-    if nodes_of_links(links) is None or many:
+    if not isinstance(links, Topology) or many:
         return options
     crowded = [make_option(collective, name, world_size, nbytes, links) for name in CROWDED_ALGORITHMS]
     least_s = MOST_CROWDED * min(option.join_s for option in options)

@@ -156,8 +156,9 @@ class Topology:
 
     @property
     def is_flat(self) -> bool:
-        """Whether there is nothing to gain from knowing nodes: one, or one rank on each, none with a slow NIC."""
-        return len(self.nodes) in (1, self.world_size) and not self.slow_nodes
+        """Whether there is nothing to gain from knowing nodes: one, or one rank on each, no slow NIC and no mesh."""
+        has_mesh = any(links.kind == MESH for links in self.links)
+        return len(self.nodes) in (1, self.world_size) and not self.slow_nodes and not has_mesh
 
     @cached_property
     def slow_nodes(self) -> Ranks:

@@ -10,6 +10,7 @@ from lanterne.bench.topology.outcomes import auto_names, study_one
 from lanterne.bench.topology.positions import positions
 from lanterne.bench.topology.random_clusters import judge_auto, random_topologies
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.port_bounds import bound_s
 from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import NIC, LinkClass, equal_links
 
@@ -85,6 +86,16 @@ def test_auto_hangs_few_nodes_on_one_and_joins_small_buffers_at_once():
     assert joining == "late_join_allpairs"
     others = [study_one(topology, 16 << 20, late, name) for name in (joining, "hier_late_join", "hier_late_slow.1.2")]
     assert others[0].late_flows_s < 0.95 * min(each.late_flows_s for each in others[1:])
+
+
+def test_on_a_mesh_the_late_rank_uses_all_its_links():
+    """A link for each pair, as StragglAR's appendix G has them: what sends to one at a time wastes two thirds."""
+    mesh = find_preset("mesh-1x4")
+    assert auto_names(mesh, 1 << 30, 3) == ("allpairs", "late_join_allpairs")
+    names = "late_join_allpairs", "late_join"
+    joining_s, one_by_one_s = (study_one(mesh, 1 << 28, 3, name).late_flows_s for name in names)
+    assert bound_s(mesh, 1 << 28, late=True) < joining_s < 0.5 * one_by_one_s
+    assert auto_names(find_preset("mesh-40x4"), 1 << 30, 3) == ("hier_ring", "hier_late_join")
 
 
 def test_beyond_flows_the_model_speaks_alone():
