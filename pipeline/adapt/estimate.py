@@ -70,7 +70,7 @@ def estimate(
         for index, pair in enumerate(((one, other), (other, one))):
             found, usual_s = planned_delay(assumed, *pair), sum(planned_delay(base, *pair))
             if names is None or Suspect.link(one, other) in names:
-                found = _delay([way[index] for way in ways], usual_s, *found)
+                found = delay_of([way[index] for way in ways], usual_s, *found)
             if abs(sum(found) - usual_s) > floor_s(pair):
                 delays[pair] = found
     changes = _durations(profiles, base, assumed, names) | (_links(base, delays) if delays else {})
@@ -105,12 +105,13 @@ def within_memory(problem: Problem, profiles: Iterable[Profile], checked: Checke
     return dataclasses.replace(problem, max_inflight_activations=tuple(most.tolist()))
 
 
-def _delay(seen: Sequence[LinkDelay], usual_s: float, latency_s: float, occupancy_s: float) -> Delay:
+def delay_of(seen: Sequence[LinkDelay], usual_s: float, latency_s: float, occupancy_s: float) -> Delay:
     """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it, else as usual."""
     low_s, high_s = (float(np.median([way[bound] for way in seen])) for bound in (0, 1))
     whole_s = latency_s + occupancy_s
     if not low_s <= whole_s <= high_s:
-        whole_s = usual_s if low_s <= usual_s <= high_s else max(min(max(whole_s, low_s), high_s), 0.0)
+        most_s = min(way.most_s for way in seen)
+        whole_s = usual_s if low_s <= usual_s <= high_s else max(min(max(most_s, low_s), high_s), 0.0)
     occupancy_s = min(max(float(np.median([way.occupancy_s for way in seen])), occupancy_s), whole_s)
     return whole_s - occupancy_s, occupancy_s
 
