@@ -53,6 +53,7 @@ SMALL = {
     "stragglar-8": {},
     "stragglar-table-2": {},
     "adaptra-8": {},
+    "adaptra-large": {"PLACES": (((0,), 30),), "EVENTS": ((15, 85, (2,), 30),)},
     "adaptra-setting": {"PLANS": ("zb_h2",), "QUEUES": (2,)},
     "adaptra-1": {"QUIET": SHORT, "SLOW_LINK": 1},
     "adaptra-3": DATA_PARALLEL,
