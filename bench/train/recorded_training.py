@@ -20,12 +20,12 @@ FIRST, SETTLING = 2, 1
 Delays = tuple[tuple[tuple[int, int], float], ...]
 
 
-def check_recordable(plan: Plan, events: Sequence[InjectedEvent]) -> None:
-    """Raise InputError for what no recorded run describes."""
+def check_recordable(plan: Plan, events: Sequence[InjectedEvent], option: str = "--record") -> None:
+    """Raise InputError, in the name of `option`, for what no recorded run describes."""
     if plan.placement.name != "unidirectional" or any(a.kind == "BW" or a.parts > 1 for r in plan.ranks for a in r):
-        raise InputError(f"--record: got a plan of {plan.scheduler}, expected one stage per rank, of whole F, B and W")
+        raise InputError(f"{option}: got a plan of {plan.scheduler}, expected one stage per rank, of whole F, B and W")
     if any(event.rank is not None or event.down or event.bandwidth_bytes_per_s for event in events):
-        raise InputError("--record: got a slow rank, a bandwidth or a dead link, expected latencies of links alone")
+        raise InputError(f"{option}: got a slow rank, a bandwidth or a dead link, expected latencies of links alone")
 
 
 class RunRecorder:

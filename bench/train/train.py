@@ -94,6 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write runs for `pipeline calibrate`: iterations with and without --slow-link, over delegates",
     )
+    parser.add_argument(
+        "--profile", metavar="FILE", help="write the problem that this job is, for `pipeline plan`: times, memory"
+    )
     add_event_arguments(parser)
     group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
     group.add_argument(
@@ -165,6 +168,9 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
     if args.record and (args.adapt or args.mitigate or args.cap or args.endure):
         raise InputError("--record: got --adapt, --mitigate, --cap or --endure beside it, expected it without them")
+    if args.profile and (args.record or args.adapt or args.mitigate or args.cap or args.endure):
+        unwanted = "--record, --adapt, --mitigate, --cap or --endure"
+        raise InputError(f"--profile: got {unwanted} beside it, expected it without them")
     for name in ("pace", "state"):
         if getattr(args, name) and not args.mitigate:
             raise InputError(f"--{name}: got it without --mitigate, expected it with that")
@@ -240,6 +246,11 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         from lanterne.bench.train.recorded_training import RunRecorder
 
         recorder = RunRecorder(trainer, events, *(("zb", 0) if _on_streams(args) else ("zb_delegates", 1)))
+    blocks = None
+    if args.profile:
+        from lanterne.bench.train.profiled_blocks import BlockRecorder
+
+        blocks = BlockRecorder(trainer)
     about, path = asdict(setup.settings), args.checkpoint or args.resume
     if args.resume:
         trainer.restore(load(args.resume, about))
@@ -261,6 +272,8 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
             cutter.ended(done.number)
         if recorder:
             recorder.note(done)
+        if blocks:
+            blocks.note(done)
         changes, held = disturbed.end() if disturbed else ([], [])
         if comm.rank == 0:
             _show(results, args)
@@ -274,6 +287,10 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         disturbed.close()
     if recorder and comm.rank == 0:
         report.write_json(args.record, report.envelope(runs=recorder.runs()))
+    if blocks:
+        problem = blocks.problem()
+        if comm.rank == 0:
+            report.write_json(args.profile, problem)
     moves = cutter.moves(comm) if cutter else []
     spilled = _spilled(comm, trainer)
     trainer.close()

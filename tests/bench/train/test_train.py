@@ -14,6 +14,10 @@ from processes import MARK, assert_none_left, marked, new_mark
 
 from lanterne.bench import cli
 from lanterne.bench.train import job as train_setup
+from lanterne.pipeline.model.stage_layers import LayerStage
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 --iterations 6".split()
 LAUNCHERS = {"mpi": "mpi", "ucx": "direct"}
@@ -164,6 +168,26 @@ def test_a_recorded_job_is_what_calibrate_reads(text, tmp_path, capsys):
     assert "recorded" in json.loads((tmp_path / "mine.json").read_text())["gpus"]
 
 
+def test_a_profiled_job_is_a_problem_with_the_memory_that_blocks_take(text, tmp_path, capsys):
+    """What is held by the plan that ran, by the profile, is what its stages held; twice the rows take twice of it."""
+    held = {}
+    for rows in (2, 4):
+        out, most = tmp_path / f"{rows}.json", []
+        with pytest.MonkeyPatch.context() as patch:
+            nbytes_held = LayerStage.nbytes_held.fget
+            seen = property(lambda stage: most.append(nbytes_held(stage)) or most[-1])
+            patch.setattr(LayerStage, "nbytes_held", seen)
+            assert local(text, "-n", "2", "--scheduler", "zb_h1", "--rows", str(rows), "--profile", str(out)) == 0
+        problem = Problem.from_dict({k: v for k, v in json.loads(out.read_text()).items() if k != "unit"})
+        checked = check(plan(problem, "zb_h1"), problem)
+        assert max(checked.peak_memory) == pytest.approx(max(most), rel=0.02)
+        # Of both ranks: where the model is cut depends on how long its layers took.
+        held[rows] = sum(problem.limits.forward)
+        assert min(problem.forward + problem.backward_input + problem.backward_weight) > 0
+    assert held[4] == pytest.approx(2 * held[2], rel=0.05)
+    assert cli.main(["pipeline", "plan", str(out), "--scheduler", "zb_h1"]) == 0
+
+
 BAD = {
     "-n 5 --stages 2": "ranks: got 5 for 2 stages x 1 tensor parts, expected a multiple of 2",
     "-n 4 --stages 2 --data-parallel 3": "ranks: got 4 for 2 stages x 3 copies x 1 tensor parts, expected 6",
@@ -188,6 +212,9 @@ BAD = {
     "-n 2 --timeout 0s": "--timeout: got 0s, expected more than 0",
     "-n 2 --record own.json --adapt": "--record: got --adapt, --mitigate, --cap or --endure beside it, expected",
     "-n 2 --record own.json --scheduler 1f1b": "--record: got a plan of 1f1b, expected one stage per rank, of whole F",
+    "-n 2 --profile own.json --scheduler 1f1b": "--profile: got a plan of 1f1b, expected one stage per rank, of whole",
+    "-n 2 --profile own.json --iterations 2": "--profile: got 2 iterations, expected more than 2",
+    "-n 2 --profile own.json --adapt": "--profile: got --record, --adapt, --mitigate, --cap or --endure beside it",
     "-n 2 --record own.json --slow-rank 1=2x": "--record: got a slow rank, a bandwidth or a dead link, expected",
     "-n 2 --record own.json --slow-link 0=5ms@0:9": "--record: got no iterations without slow links, expected some",
 }
@@ -240,6 +267,11 @@ def test_a_plan_that_does_not_fit_is_named(text, tmp_path, capsys):
 FAULT = """
 import sys
 from lanterne.bench import cli
+from lanterne.bench.train import job as train_setup
+from lanterne.pipeline.model.stage_layers import LayerStage
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.transport.job.bootstrap import launched_rank
 
