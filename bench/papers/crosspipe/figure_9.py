@@ -4,6 +4,7 @@ What the model of the paper's section 5.2 and appendix E gives; see bench/papers
 """
 
 from collections.abc import Sequence
+from math import log2
 
 from lanterne.bench.output import report
 from lanterne.bench.papers.crosspipe.performance_model import TwoDatacenters, compare
@@ -51,25 +52,24 @@ def row(record: Record) -> list[object]:
 
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:
-    """Two maps over latency and bandwidth: speedup over data parallelism, slowdown against one datacenter."""
+    """Two maps over latency and bandwidth: speedup over data parallelism; slowdown against one datacenter, and plan.
+
+    Slowdowns, which differ by ten times, are coloured by their logarithms.
+    """
     latencies = sorted({record["latency_s"] for record in records})
     bandwidths = sorted({record["bandwidth_bytes_per_s"] for record in records})
     by_place = {(record["latency_s"], record["bandwidth_bytes_per_s"]): record for record in records}
     titles = {"speedup": "speedup over data parallelism", "slowdown": "slowdown against one datacenter"}
     for axis, key in zip(figure.subplots(1, 2), titles, strict=True):
-        values = [[by_place[latency, bandwidth][key] for bandwidth in bandwidths] for latency in latencies]
-        axis.imshow(values, aspect="auto", cmap="Blues" if key == "speedup" else "Oranges", vmin=0)
-        for y, line in enumerate(values):
-            for x, value in enumerate(line):
-                axis.text(
-                    x,
-                    y,
-                    f"{value:.2f}",
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    color="white" if value > 0.7 * max(map(max, values)) else "black",
-                )
+        cells = [[by_place[latency, bandwidth] for bandwidth in bandwidths] for latency in latencies]
+        shades = [[log2(cell[key]) if key == "slowdown" else cell[key] for cell in line] for line in cells]
+        axis.imshow(shades, aspect="auto", cmap="Blues" if key == "speedup" else "Oranges", vmin=0)
+        darkest = max(map(max, shades))
+        for y, line in enumerate(cells):
+            for x, cell in enumerate(line):
+                plan = cell["scheduler"].replace("_", "\n") if key == "slowdown" else ""
+                color = "white" if shades[y][x] > 0.7 * darkest else "black"
+                axis.text(x, y, f"{cell[key]:.2f}\n{plan}".strip(), ha="center", va="center", fontsize=7, color=color)
         axis.set_xticks(range(len(bandwidths)), [f"{bandwidth / 1e9:g}" for bandwidth in bandwidths])
         axis.set_yticks(range(len(latencies)), [f"{1e3 * latency:g}" for latency in latencies])
         axis.set_xlabel("bandwidth (GB/s)")
