@@ -232,3 +232,20 @@ def words_of(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_a_job_that_is_not_recorded_is_looked_at_from_outside(tmp_path, capsys):
+    program, variables = "import time; time.sleep(1.2)", {"MASTER_PORT": str(os.getpid())}
+    ranks = [
+        subprocess.Popen([sys.executable, "-S", "-c", program], env={**os.environ, **variables, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    words = ["watch", "--attach", str(ranks[1].pid), "--incidents", "none", "--json", str(tmp_path / "out.json")]
+    assert cli.main([*words, "--listen", "0"]) == 2
+    assert "--listen needs its calls: start it as `lanterne watch -- COMMAND`" in capsys.readouterr().err
+    assert cli.main(words) == 0
+    for rank in ranks:
+        rank.wait(30)
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [(one["rank"], one["pid"]) for one in document["ranks"]] == [(i, rank.pid) for i, rank in enumerate(ranks)]
+    assert document["recorded"] is False and "is not recorded" in capsys.readouterr().err
