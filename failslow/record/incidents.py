@@ -52,10 +52,6 @@ class IncidentLog:
         where: tells where a rank is.
         troubles: tells what telemetry of `hosts` (none: all) speaks for trouble, beside that of so many seconds ago.
 
-    Args:
-        job: what the documents say of the job: plain values.
-        where: tells where a rank is.
-
     Attributes: `counts`, of incidents by kind; `documents`, the latest by id; `failures`, why files could not be
     written.
     """

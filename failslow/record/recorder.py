@@ -327,9 +327,10 @@ def timed(
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         module = frame(1).f_globals.get("__name__", "")
-        if module not in passes:
-            passes[module] = str(module).startswith(internal)
-        if passes[module]:
+        is_internal = passes.get(module)
+        if is_internal is None:
+            is_internal = passes[module] = str(module).startswith(internal)
+        if is_internal:
             return call(*args, **kwargs)
         mark: Mark | None = None
         try:
