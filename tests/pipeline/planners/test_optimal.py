@@ -72,7 +72,7 @@ def test_it_is_the_best_of_all_plans(problem):
 def test_the_simulator_agrees_with_the_solver(data, problem):
     placement = data.draw(placements(problem))
     told = []
-    solution = solve(problem, placement=placement, workers=1, time_limit_s=1, progress=told.append)
+    solution = solve(problem, placement=placement, workers=1, time_limit_s=0.3, progress=told.append)
     checked = check(solution.plan, problem)
     assert simulate(checked, problem).makespan == solution.makespan
     assert solution.improvements == tuple(told)
