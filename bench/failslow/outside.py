@@ -14,7 +14,7 @@ from lanterne.errors import InputError
 from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.incidents import IncidentLog
 from lanterne.failslow.record.job_ledger import about_run
-from lanterne.failslow.record.outside import OddRank, OutsideView, ranks_beside
+from lanterne.failslow.record.outside_view import OddRank, OutsideView, ranks_beside
 from lanterne.failslow.record.recorder import RANK_VARIABLES
 from lanterne.failslow.record.whereabouts import Whereabouts
 from lanterne.transport.job.launch import lives

@@ -53,7 +53,7 @@ MAX_RANKS_PER_HOST = 64
 GRACE_S = 15.0
 
 
-class Cut(NamedTuple):
+class HostCut(NamedTuple):
     """That `hosts` hear nobody and are heard by nobody from `at_s` seconds after the start on."""
 
     hosts: tuple[int, ...]
@@ -189,8 +189,8 @@ def parse_rates(texts: Sequence[str], num_hosts: int) -> tuple[float, ...]:
     return tuple(special.get(host, common) for host in range(num_hosts))
 
 
-def parse_cut(text: str, num_hosts: int) -> Cut:
-    """The Cut that HOST[,...]@S stands for.
+def parse_cut(text: str, num_hosts: int) -> HostCut:
+    """The HostCut that HOST[,...]@S stands for.
 
     Raises:
         InputError: it is none, or of hosts that are not there.
@@ -200,7 +200,7 @@ def parse_cut(text: str, num_hosts: int) -> Cut:
     good = all(host.isascii() and host.isdigit() and int(host) < num_hosts for host in hosts)
     if not at or not good or not re.fullmatch(r"\d+(\.\d+)?", seconds, re.ASCII):
         raise InputError(f"--cut: got {text!r}, expected HOST[,...]@S, hosts from 0 to {num_hosts - 1} and seconds")
-    return Cut(tuple(map(int, hosts)), float(seconds))
+    return HostCut(tuple(map(int, hosts)), float(seconds))
 
 
 def resolve(command: Sequence[str]) -> list[str]:
@@ -242,7 +242,7 @@ def environment(network: Network, token: str, rank: int) -> dict[str, str]:
     return {"LANTERNE_CACHE": "off", **os.environ, **own}
 
 
-def run_ranks(network: Network, command: list[str], cuts: Sequence[Cut] = (), *, witness: bool = False) -> int:
+def run_ranks(network: Network, command: list[str], cuts: Sequence[HostCut] = (), *, witness: bool = False) -> int:
     """Run `command` as every rank of a torchrun-style job; the first exit code that is not 0, of hosts that stay.
 
     Args:

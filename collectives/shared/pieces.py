@@ -12,7 +12,7 @@ from lanterne.errors import InputError
 from lanterne.kernels.cpu.meet import IN, OUT
 
 
-class Copy(NamedTuple):
+class PieceCopy(NamedTuple):
     """`nbytes` from a place, `start` bytes from its beginning, to another.
 
     Places: the slot of a rank, by its number; this rank's arrays: IN, OUT.
@@ -36,8 +36,8 @@ class SharedFold(NamedTuple):
 class SharedPiece(NamedTuple):
     """One piece: copies into this rank's slot, and, once all are there, out of slots."""
 
-    writes: tuple[Copy, ...]
-    reads: tuple[Copy, ...]
+    writes: tuple[PieceCopy, ...]
+    reads: tuple[PieceCopy, ...]
     fold: SharedFold | None
 
 
@@ -127,14 +127,14 @@ def shared_program(
     def piece(nbytes: int) -> SharedPiece:
         if not nbytes:
             return SharedPiece((), (), None)
-        sent = [Copy(rank, i * nbytes, IN, part * part_nbytes, nbytes) for i, part in enumerate(receivers)]
+        sent = [PieceCopy(rank, i * nbytes, IN, part * part_nbytes, nbytes) for i, part in enumerate(receivers)]
         if not reads:
             return SharedPiece(_joined(sent), (), None)
         if way.folds:
             sources = tuple(source(other, nbytes) for other in range(world_size))
             return SharedPiece(_joined(sent), (), SharedFold(0, nbytes // itemsize, sources))
         others = [root or 0] if way.from_root else [r for r in range(world_size) if r != rank or not in_place]
-        got = [Copy(OUT, r * part_nbytes * way.gathers, *source(r, nbytes), nbytes) for r in others]
+        got = [PieceCopy(OUT, r * part_nbytes * way.gathers, *source(r, nbytes), nbytes) for r in others]
         return SharedPiece(_joined(sent), tuple(got), None)
 
     count = max(1, -(-part_nbytes // most))
@@ -143,9 +143,9 @@ def shared_program(
     return SharedProgram(piece(most) if count > 1 else last, last, count, most, first, sources if reads else 0)
 
 
-def _joined(copies: Sequence[Copy]) -> tuple[Copy, ...]:
+def _joined(copies: Sequence[PieceCopy]) -> tuple[PieceCopy, ...]:
     """`copies`, those that go on where the one before ended in one."""
-    joined: list[Copy] = []
+    joined: list[PieceCopy] = []
     for copy in copies:
         before = joined[-1] if joined else None
         if before and copy[:4] == (before.to, before.at + before.nbytes, before.source, before.start + before.nbytes):

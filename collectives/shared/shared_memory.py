@@ -18,12 +18,12 @@ import numpy as np
 
 from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.kernels.cpu.meet import MEMORY, Layout, stamp_of
+from lanterne.kernels.cpu.meet import MEMORY, MeetLayout, stamp_of
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # A rank's line is two cache lines, which processors fetch together.
-LAYOUT: Layout = Layout(slots=8, slot_nbytes=128 << 10, line_nbytes=128)
+LAYOUT: MeetLayout = MeetLayout(slots=8, slot_nbytes=128 << 10, line_nbytes=128)
 
 
 class SharedMemory:

@@ -44,7 +44,9 @@ class TrainingStatus:
         controller: Controller | None = None,
         begun_early: Callable[[], int] | None = None,
     ) -> None:
-        self._ranks, self._controller, self._begun_early = ranks, controller, begun_early
+        self._ranks = ranks
+        self._controller = controller
+        self._begun_early = begun_early
         self._about = about_run(program)
         self._tracker = Tracker()
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)

@@ -91,7 +91,9 @@ class StatusServer:
     ) -> None:
         wanted = token or os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
         self.token: str | None = None if address.is_loopback else wanted
-        self._history, self._patterns, self._patterns_s = history, list[dict[str, Any]](), 0.0
+        self._history = history
+        self._patterns: list[dict[str, Any]] = []
+        self._patterns_s = 0.0
         owner = self
 
         class PageHandler(_Handler):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.failslow.record.hangs import Hang
-from lanterne.failslow.record.outside import OddRank
+from lanterne.failslow.record.outside_view import OddRank
 from lanterne.failslow.record.whereabouts import Whereabouts
 
 SCHEMA_VERSION = 1

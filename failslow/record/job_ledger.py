@@ -73,7 +73,9 @@ class JobLedger:
         begun_early: Callable[[], int] | None = None,
     ) -> None:
         self._job, self._about = job, about
-        self._history, self._thresholds, self._publisher = history, thresholds, publisher
+        self._history = history
+        self._thresholds = thresholds
+        self._publisher = publisher
         self._begun_early = begun_early
         self._hosts: dict[str, deque[tuple[float, dict[str, Any]]]] = {}
         self._stamps: dict[Path, int] = {}

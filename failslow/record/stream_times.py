@@ -221,7 +221,9 @@ class TorchEvents:
     """Events by PyTorch on device `device_id`; streams are PyTorch's."""
 
     def __init__(self, torch: Any, device_id: int) -> None:
-        self._torch, self._cuda, self._device_id = torch, torch.cuda, device_id
+        self._torch = torch
+        self._cuda = torch.cuda
+        self._device_id = device_id
 
     def new_stream(self) -> Stream:
         return self._cuda.Stream(self._device_id)

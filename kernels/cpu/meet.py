@@ -40,7 +40,7 @@ COPY_WORDS, FOLD_WORDS = 5, 2
 IN, OUT = -1, -2
 
 
-class Layout(NamedTuple):
+class MeetLayout(NamedTuple):
     """How the memory is laid out: `slots` of `slot_nbytes` of a rank, and its line of `line_nbytes`.
 
     A line has the number of the last piece that its rank is done with, then a stamp for each slot.
@@ -61,7 +61,7 @@ class Folding(NamedTuple):
 
 
 @functools.cache
-def advance_function(layout: Layout, folding: Folding | None, shared: bool) -> Callable[[int, int], int]:
+def advance_function(layout: MeetLayout, folding: Folding | None, shared: bool) -> Callable[[int, int], int]:
     """The C function `(begins, call)`, which takes a call as far as it goes; compiled on first use.
 
     Piece by piece it writes into this rank's slots where all are done with what was there and stamps that, and once
@@ -73,8 +73,8 @@ def advance_function(layout: Layout, folding: Folding | None, shared: bool) -> C
         shared: ranks share cores: between two looks it lets others have this one.
 
     `begins` is not 0 the first time; `call` the address of the words CALL, whose `memory_at` is that of MEMORY. The
-    pieces are all of the shape at `full_at` but for the last one, each `step` bytes on in input and output. Others learn
-    that this rank is done with a piece with its next stamp, or while it waits for room.
+    pieces are all of the shape at `full_at` but for the last one, each `step` bytes on in input and output. Others
+    learn that this rank is done with a piece with its next stamp, or while it waits for room.
     """
     kernels: list[Any] = []
     ir = _advance_ir(layout, shared, "" if folding is None else _folds(folding, kernels), folding)
@@ -169,7 +169,7 @@ def _at(words: Sequence[str], pointer: str, name: str) -> str:
     return f"  %{name}_p = getelementptr i64, ptr {pointer}, i64 {words.index(name)}"
 
 
-def _advance_ir(layout: Layout, shared: bool, folds: str, folding: Folding | None) -> str:
+def _advance_ir(layout: MeetLayout, shared: bool, folds: str, folding: Folding | None) -> str:
     slots, slot_nbytes, line_nbytes = layout
     pause = _pause(shared)
     fold_ranks = 0 if folding is None else folding.world_size

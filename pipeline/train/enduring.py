@@ -296,7 +296,9 @@ class Enduring:
         )
 
     def _use(self, trainer: Trainer) -> None:
-        self._own, self._neighbours, self._coming = [], [], None
+        self._own = []
+        self._neighbours = []
+        self._coming = None
         self._trainer = trainer
         self._layout = 1 + (self.comm.epoch << 16 | self.comm.communicator_id)
         trainer.use(vote=self._end_copy)

@@ -205,7 +205,9 @@ class Guard:
         self._call(Kind.RESTART, [self._rank, reason.encode()])
         # What was told until then is of the process that has ended.
         self._client.notices.clear()
-        self._outside, self._ended, self._why = True, False, ""
+        self._outside = True
+        self._ended = False
+        self._why = ""
         os.environ["LANTERNE_JOIN"] = os.environ["LANTERNE_STORE"]
         self._child = _start(self._command)
 
@@ -252,10 +254,14 @@ class Guard:
                 grace_s = min(survivors_s(), POLICY.exit_s) if dead == self._rank else survivors_s()
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
             if kind == Kind.WAITING_NOTICE:
-                self._terminate_at, self._why, self._outside = float("inf"), "", True
+                self._terminate_at = float("inf")
+                self._why = ""
+                self._outside = True
             if kind == Kind.GOES_ON_NOTICE and self._rank in unpack_ranks(unpack_fields(body, "bb")[1]):
                 # It has done what a survivor can: no end by itself is asked of it any more.
-                self._terminate_at, self._why, self._outside = float("inf"), "", False
+                self._terminate_at = float("inf")
+                self._why = ""
+                self._outside = False
         return False
 
     def _end_rank(self, delay_s: float, why: str) -> None:

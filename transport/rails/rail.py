@@ -241,7 +241,9 @@ class Rail:
         if self._is_seal:
             assert self._digest is not None
             self._check(self._digest.digest(), 0)
-        self._frame, self._digest, self._is_seal = None, None, False
+        self._frame = None
+        self._digest = None
+        self._is_seal = False
         if frame is None:
             if self._seals:
                 self._check(self._seals.into.of_frame(self._header[: HEADER.size]), HEADER.size)

@@ -60,7 +60,7 @@ def owners(nodes: Nodes, num_chunks: int) -> Ints:
     return np.stack([np.array(ranks)[chunks % len(ranks)] for ranks in nodes])
 
 
-class Crossing(NamedTuple):
+class RailCrossing(NamedTuple):
     """A schedule of nodes on every rail; rounds are those of the schedule.
 
     Attributes:
@@ -77,8 +77,8 @@ class Crossing(NamedTuple):
     last: Ints
 
 
-def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int, only: int | None = None) -> Crossing:
-    """The Crossing of `across`; `only`: with the transfers of this node and no others."""
+def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int, only: int | None = None) -> RailCrossing:
+    """The RailCrossing of `across`; `only`: with the transfers of this node and no others."""
     rails, rounds = num_rails(nodes), across.num_rounds
     index = np.repeat(np.arange(rounds), np.diff(across.offsets))
     first = np.full((len(nodes), across.num_chunks), rounds, np.int64)
@@ -98,7 +98,7 @@ def across_rails(across: CollectiveSchedule, nodes: Nodes, num_chunks: int, only
     kept = chunk < num_chunks
     at, src, dst, _, op = (np.repeat(column, rails)[kept] for column in columns)
     owner, chunk = owners(nodes, num_chunks), chunk[kept]
-    return Crossing(Transfers(at, owner[src, chunk], owner[dst, chunk], chunk, op), used, first, last)
+    return RailCrossing(Transfers(at, owner[src, chunk], owner[dst, chunk], chunk, op), used, first, last)
 
 
 def compose_all_reduce(

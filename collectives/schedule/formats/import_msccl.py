@@ -180,7 +180,9 @@ class _Program:
 
     def __init__(self, program: MscclProgram, order: Order) -> None:
         head, blocks = program.head, program.blocks
-        self.head, self.blocks, self.order = head, blocks, order
+        self.head = head
+        self.blocks = blocks
+        self.order = order
         self.outputs: dict[Place, int] = {}
         # Where input and output are the same memory, the place of the output.
         self.same: dict[Place, Place] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lanterne.bench.lab.command import Cut, parse_cut
+from lanterne.bench.lab.command import HostCut, parse_cut
 from lanterne.errors import InputError
 
 PROGRAM = str(Path(__file__).with_name("partitioned.py"))
@@ -16,8 +16,8 @@ GO_ON_S = 15.0
 
 
 def test_cuts():
-    assert parse_cut("0@10", 4) == Cut((0,), 10.0)
-    assert parse_cut("0,3@1.5", 4) == Cut((0, 3), 1.5)
+    assert parse_cut("0@10", 4) == HostCut((0,), 10.0)
+    assert parse_cut("0,3@1.5", 4) == HostCut((0, 3), 1.5)
 
 
 @pytest.mark.parametrize("text", ["", "0", "@3", "4@1", "0,@1", "0@", "0@x", "-1@2", "0@1e3", "0@-1"])

@@ -17,7 +17,7 @@ from lanterne.collectives.shared.shared_calls import SharedPlan
 from lanterne.collectives.shared.shared_memory import SharedMemory, nbytes_for
 from lanterne.kernels.arrays import address_of
 from lanterne.kernels.cpu import meet
-from lanterne.kernels.cpu.meet import DONE, IDLE, Layout
+from lanterne.kernels.cpu.meet import DONE, IDLE, MeetLayout
 from lanterne.kernels.dtypes import DTYPES
 
 
@@ -25,7 +25,7 @@ from lanterne.kernels.dtypes import DTYPES
 def few_and_small():
     with pytest.MonkeyPatch.context() as patch:
         for module in (shared_calls, shared_memory):
-            patch.setattr(module, "LAYOUT", Layout(slots=2, slot_nbytes=24, line_nbytes=64))
+            patch.setattr(module, "LAYOUT", MeetLayout(slots=2, slot_nbytes=24, line_nbytes=64))
         # A look in vain is soon over.
         patch.setattr(meet, "POLLS", 2)
         meet.advance_function.cache_clear()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shared_outputs import expected
 
 from lanterne.collectives.call.sizes import _PARTS
-from lanterne.collectives.shared.pieces import WAYS, Copy, shared_program
+from lanterne.collectives.shared.pieces import WAYS, PieceCopy, shared_program
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.meet import IN, OUT
 
@@ -87,14 +87,14 @@ def test_a_barrier_is_a_piece_that_all_wait_for():
 
 def test_what_is_a_ranks_own_goes_through_no_slot():
     piece = shared_program("reduce_scatter", 3, 1, None, 8, 8, 64).last
-    assert piece.writes == (Copy(1, 0, IN, 16, 8), Copy(1, 8, IN, 0, 8))
+    assert piece.writes == (PieceCopy(1, 0, IN, 16, 8), PieceCopy(1, 8, IN, 0, 8))
     assert piece.fold.sources == ((0, 0), (IN, 8), (2, 8))
-    assert shared_program("all_to_all", 2, 0, None, 8, 8, 64).last.writes == (Copy(0, 0, IN, 8, 8),)
+    assert shared_program("all_to_all", 2, 0, None, 8, 8, 64).last.writes == (PieceCopy(0, 0, IN, 8, 8),)
     assert shared_program("reduce", 2, 0, 0, 8, 8, 64).last.writes == ()
 
 
 def test_copies_that_go_on_are_one():
-    assert shared_program("all_to_all", 4, 0, None, 8, 8, 64).last.writes == (Copy(0, 0, IN, 8, 24),)
+    assert shared_program("all_to_all", 4, 0, None, 8, 8, 64).last.writes == (PieceCopy(0, 0, IN, 8, 24),)
 
 
 def test_a_slot_holds_an_element_of_each_part():

@@ -6,7 +6,7 @@ import pytest
 
 from lanterne.bench.failslow.outside import OddTeller
 from lanterne.failslow.record.incidents import REMEDIES
-from lanterne.failslow.record.outside import WORDS, OutsideView, odd_kinds, ranks_beside
+from lanterne.failslow.record.outside_view import WORDS, OutsideView, odd_kinds, ranks_beside
 
 TICKS = os.sysconf("SC_CLK_TCK")
 STEP_S = 0.5
