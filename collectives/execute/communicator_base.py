@@ -18,6 +18,7 @@ from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.steering import steers, value
+from lanterne.transport.store.client import StoreLost
 from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
@@ -410,6 +411,8 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
         except (InputError, PeerFailed, TransportTimeout) as told:
             reason = told
             return True
+        except StoreLost:
+            return True  # Nobody will tell of a death any more.
         except LanterneError:
             pass  # Another one that does not know.
         return isinstance(error, PeerFailed)

@@ -12,6 +12,7 @@ from lanterne.collectives.communicator import core_of
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.errors import InputError, PeerFailed, Revoked, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.base import Transport
+from lanterne.transport.store.client import StoreLost
 
 
 class Bare(Transport):
@@ -192,3 +193,18 @@ def test_late_ones_are_waited_for():
         return comm.shrink().ranks
 
     assert lanterne.spawn(3, run) == [(0, 1, 2)] * 3
+
+
+def test_who_has_lost_the_store_blames_nobody():
+    heard = threading.Event()
+
+    def run(comm):
+        if comm.rank == 0:
+            core_of(comm).fail(StoreLost("store 10.0.0.1:4444: connection lost"))
+            return heard.wait(20)
+        with pytest.raises(TransportError, match="connection lost") as caught:
+            comm.barrier(timeout_s=20)
+        heard.set()
+        return type(caught.value)
+
+    assert lanterne.spawn(2, run) == [True, TransportError]

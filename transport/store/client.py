@@ -38,7 +38,9 @@ POLICY = ClientPolicy()
 
 
 class StoreLost(TransportError):
-    """The store has ended, or nobody reaches it: another may take over."""
+    """The store has ended, or nobody reaches it: another may take over. No rank is to blame."""
+
+    rank_unknown: bool = True
 
 
 class StoreClient:

@@ -21,7 +21,7 @@ from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine,
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.growth import enter
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.errors import LanterneError, TransportError
+from lanterne.errors import LanterneError, PeerFailed, TransportError
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient, StoreLost
 from lanterne.transport.store.server import Store
@@ -230,6 +230,8 @@ class GrowingWorld:
                     agreed = after is communicator
                 except TransportError as error:
                     self.baton.note(f"gets {type(error).__name__}: {error}")
+                    if isinstance(error, PeerFailed) and error.reason.startswith("store "):
+                        self.problems.append(f"blamed: {process.name}: {error}")
                     after, agreed = communicator.shrink(), False
                 communicator = after
 

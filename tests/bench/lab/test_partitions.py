@@ -30,7 +30,7 @@ def test_bad_cuts(text):
 @pytest.mark.timing
 @pytest.mark.parametrize(("hosts", "cut"), [(3, (0,)), (3, (2,)), (4, (0, 1)), (5, (0, 2, 4))], ids=str)
 def test_the_hosts_that_reach_the_witness_go_on_and_the_others_end(needs_lab, hosts, cut):
-    words = ["--hosts", str(hosts), "--rate", "200mbit", "--witness", "--cut", f"{','.join(map(str, cut))}@12"]
+    words = ["--hosts", str(hosts), "--rate", "200mbit", "--witness", "--cut", f"{','.join(map(str, cut))}@30"]
     command = [sys.executable, "-P", "-m", "lanterne", "lab", *words, "--", "python", "-P", PROGRAM]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
