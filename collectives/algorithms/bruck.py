@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder, distinct
 from lanterne.collectives.schedule.passes import chain, reverse
 
 
@@ -69,6 +69,6 @@ def doubling_rounds(build: ScheduleBuilder, size: int) -> None:
     while held < size:
         count = min(held, size - held)
         mine = build.mine(size)
-        roles = np.union1d(mine, (mine + held) % size)[:, None]
+        roles = distinct(mine, (mine + held) % size)[:, None]
         build.round((roles, (roles - held) % size, (roles + np.arange(count)) % size, COPY))
         held += count

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, distinct
 from lanterne.collectives.schedule.passes import reverse
 
 
@@ -16,7 +16,7 @@ def rhd_all_reduce(world_size: int, *, only: int | None = None) -> CollectiveSch
     size = 2 ** (world_size.bit_length() - 1)
     build = ScheduleBuilder("all_reduce", "rhd", world_size, size, only=only)
     mine, chunks = build.mine(world_size), np.arange(size)
-    extra = np.intersect1d(np.arange(size, world_size), np.union1d(mine, mine + size))[:, None]
+    extra = np.intersect1d(np.arange(size, world_size), distinct(mine, mine + size))[:, None]
     build.phase("fold")
     if size < world_size:
         build.round((extra, extra - size, chunks, REDUCE))
@@ -68,6 +68,6 @@ def _exchange(build: ScheduleBuilder, size: int, distance: int, op: int) -> None
     A rank that reduces sends its partner's half, one that copies its own.
     """
     mine = build.mine(size)
-    ranks = np.union1d(mine, mine ^ distance)[:, None]
+    ranks = distinct(mine, mine ^ distance)[:, None]
     half = ranks // distance if op == COPY else (ranks ^ distance) // distance
     build.round((ranks, ranks ^ distance, half * distance + np.arange(distance), op))

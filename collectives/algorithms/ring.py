@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, distinct
 
 
 def ring_all_reduce(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
@@ -44,6 +44,6 @@ def ring_all_gather(world_size: int, *, only: int | None = None) -> CollectiveSc
 def ring_rounds(build: ScheduleBuilder, size: int, first: int, op: int) -> None:
     """Append size - 1 rounds among roles 0 to size - 1; in round i role r sends chunk r + first - i to its right."""
     mine = build.mine(size)
-    senders = np.union1d(mine, (mine - 1) % size)
+    senders = distinct(mine, (mine - 1) % size)
     i = np.arange(size - 1)[:, None]
     build.rounds(i, senders, (senders + 1) % size, (senders + first - i) % size, op, count=size - 1)

@@ -242,8 +242,9 @@ def measure_model(communicator: TrialGroup) -> CostModel:
         rounds_s.append(_ring_round_s(communicator, nbytes))
         if rounds_s[-1] * (world_size - 1) > ENOUGH_S:
             break
-    # What adding costs shows in the longest messages.
-    adding_s = max(0.0, (_ring_round_s(communicator, sizes[-1], adds=True) - rounds_s[-1]) / sizes[-1])
+    # What adding costs shows in long messages; the longest take long.
+    at = len(sizes) - 1 - (len(sizes) > 1 and _is_one_host(communicator))
+    adding_s = max(0.0, (_ring_round_s(communicator, sizes[at], adds=True) - rounds_s[at]) / sizes[at])
     tiny, out = trial_array(communicator, 16), trial_array(communicator, 16 * world_size)
     spread_s = _time(communicator, lambda: communicator.all_gather(tiny, out, algorithm="allpairs"))
     # Nearer, in ratio, to one message after the other than to all at once?
@@ -264,9 +265,12 @@ def _ring_round_s(communicator: TrialGroup, nbytes: int, *, adds: bool = False) 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
-    on_host = len(set(communicator.hosts)) == 1
-    limits = (HOST_REPEATS, HOST_S, HOST_PAUSE_S) if on_host else (REPEATS, MEASURE_S, PAUSE_S)
+    limits = (HOST_REPEATS, HOST_S, HOST_PAUSE_S) if _is_one_host(communicator) else (REPEATS, MEASURE_S, PAUSE_S)
     return float(time_calls(communicator, [partial(_repeat, call, calls)], *limits).min()) / calls
+
+
+def _is_one_host(communicator: TrialGroup) -> bool:
+    return len(set(communicator.hosts)) == 1
 
 
 def _repeat(call: Call, times: int) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lanterne.collectives.algorithms.catalogue import SHARED
 from lanterne.collectives.auto.predict import (
     Factor,
     Links,
@@ -91,7 +90,6 @@ class TrialGroup(Protocol):
     def all_gather(self, in_array: Array, out_array: Array, *, algorithm: str) -> None: ...
     def broadcast(self, in_out_array: Array, root: int = 0, *, algorithm: str) -> None: ...
     def barrier(self, *, algorithm: str) -> None: ...
-    def algorithms(self, collective: str) -> tuple[str, ...]: ...
     def split(self, color: int, key: int = 0) -> Any: ...
 
 
@@ -220,17 +218,17 @@ def _round(
     Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.
     """
     samples = np.empty(len(calls))
-    # Through memory, where there is some, ranks meet sooner.
-    through = SHARED if SHARED in communicator.algorithms("barrier") else None
     for index in random.Random(number).sample(range(len(calls)), len(calls)):
-        communicator.barrier(algorithm=through or "dissemination")
+        communicator.barrier(algorithm="dissemination")
         started = time.monotonic() + pause_s
         wait_until(started)
         calls[index]()
         finish(communicator)
         samples[index] = time.monotonic() - started
-    communicator.all_reduce(samples, samples, op="max", algorithm=through or "recursive_doubling")
-    return samples
+    # Nothing is reduced: that would load the compiler.
+    everyone = np.empty((communicator.world_size, len(calls)))
+    communicator.all_gather(samples, everyone, algorithm="bruck")
+    return everyone.max(axis=0)
 
 
 # -- the memory that is measured with: of the host, or of the device over nccl

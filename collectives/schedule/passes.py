@@ -69,7 +69,8 @@ def chain(collective: str, phases: Mapping[str, CollectiveSchedule]) -> Collecti
 def relabelled(schedule: CollectiveSchedule) -> CollectiveSchedule:
     """`schedule` with the ports that it needs, and with late ranks the rounds from their first on named "join"."""
     round_of = np.repeat(np.arange(schedule.num_rounds), np.diff(schedule.offsets))
-    messages = np.unique(np.stack([round_of, schedule.src, schedule.dst], axis=1), axis=0)
+    # With the counts, as `distinct` does.
+    messages, _ = np.unique(np.stack([round_of, schedule.src, schedule.dst], axis=1), axis=0, return_counts=True)
     at_once = [np.unique(messages[:, (0, side)], axis=0, return_counts=True)[1] for side in (1, 2)]
     schedule = replace(schedule, ports=max(1, *(int(count.max(initial=0)) for count in at_once)))
     late = late_set(schedule.late_rank)

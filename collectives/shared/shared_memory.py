@@ -102,12 +102,13 @@ def share_memory(group: CommunicatorBase, call: Call) -> SharedMemory | None:
         call("broadcast", told, told, root=0, options=CallOptions("binomial"))
         if group.rank != 0 and told[2]:
             view = _open(int(told[0]), int(told[1]), nbytes, int(told[2]))
-        good = np.array([view is not None], np.int8)
-        call("all_reduce", good, good, "min", options=CallOptions("recursive_doubling"))
+        have = np.zeros(n, np.int8)
+        # Nothing is reduced: that would load the compiler.
+        call("all_gather", np.array([view is not None], np.int8), have, options=CallOptions("bruck"))
     finally:
         if mine >= 0:
             os.close(mine)
-    if not good[0] or view is None:
+    if view is None or not have.all():
         log.info("no shared memory between %d ranks of one host: calls go by messages", n)
         return None
     return SharedMemory(view[:nbytes], n, group.rank, group.pauses.shared)
