@@ -3,8 +3,9 @@
 The model cannot know what else an algorithm costs or saves: folds of several inputs at once, shared caches, cores that
 ranks share. So those that it ranks close together are tried, at a few sizes, when the group is new; and those that came
 near the best again, briefly, by later jobs on the same hosts. No job waits for long: the first tries a few sizes, later
-ones those between. What disturbs slows most calls of a round alike, so a
-call is compared with the others of its round: that tells the best apart in half the rounds that medians of times need.
+ones those between; of ranks that share memory, through which short calls go anyway, the second is the first that tries.
+What disturbs slows most calls of a round alike, so a call is compared with the others of its round: that tells the best
+apart in half the rounds that medians of times need.
 """
 
 import random
