@@ -35,19 +35,12 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 class EnginePolicy:
     """How calls advance in the background."""
 
-    # After the thread was woken it lets more arrive, since each look costs as much, however much there is: for so many
-    # times what the last one took that found nothing, but no longer than gather_s.
-    gather_looks: float = value(
-        3.0,
-        "looks take a quarter of a core at most while messages trickle in",
-        half="up to 40 % of a core, steps of a call follow sooner",
-        double="up to 14 %, each step of a call waits twice as long",
-    )
+    # After the thread was woken, so long it lets more arrive: each look costs as much, however much there is.
     gather_s: float = value(
         1e-3,
-        "chosen: a look beside others' work may take a time slice",
-        half="twice the looks there",
-        double="calls advance in steps of 2 ms there",
+        "each look costs as much, however much there is",
+        half="twice the looks, finer overlap",
+        double="calls advance in steps of 2 ms",
     )
     # Where a connection takes no more for now, it looks again after this: far less than what was taken needs to leave.
     full_s: float = value(
@@ -272,7 +265,7 @@ class Engine:
     def _run(self, wakes: Wakeup) -> None:
         transport, lock = self._transport, self._transport.lock
         descriptors = Descriptors(transport.machine)
-        usual_s = look_s = 0.0
+        usual_s = 0.0
         while not self._stopping:
             serving = not self._waiters and any(communicator.in_background for communicator in self.busy)
             usual_s = _switch_soon(serving, usual_s)
@@ -280,12 +273,10 @@ class Engine:
             limit_s = None
             self.tell()
             if serving:
-                began_s = transport.machine.now_s()
                 with lock:
                     moved = any([self._advance(communicator) for communicator in list(self.busy)])
                     self._look_for_deaths()
                     ready = None if moved else self._watch()
-                look_s = transport.machine.now_s() - began_s
                 self.tell()
                 if ready is None:
                     if moved:
@@ -297,7 +288,7 @@ class Engine:
             if descriptors.readable((wakes, *watched), limit_s):
                 wakes.clear()
                 if serving:
-                    transport.machine.sleep(min(POLICY.gather_s, POLICY.gather_looks * look_s))
+                    transport.machine.sleep(POLICY.gather_s)
         _switch_soon(False, usual_s)
 
     def _watch(self) -> tuple[int, ...] | None:
