@@ -79,13 +79,14 @@ def rank_main(splits: str, by_line: str, folder: str) -> None:
 
         split(FIRST // THREADS)
         first_nbytes, begun_s = _resident(), time.monotonic()
+        before = None
         if by_line == "1":
             tracemalloc.start(4)
             before = tracemalloc.take_snapshot()
         more = (int(splits) - FIRST) // THREADS
         split(more)
         taken_s, nbytes, lines = time.monotonic() - begun_s, _resident(), list[str]()
-        if by_line == "1":
+        if before is not None:
             lines = [str(each) for each in tracemalloc.take_snapshot().compare_to(before, "lineno")[:TOP]]
         found: dict[str, Any] = {"rank": comm.rank, "splits": FIRST + more * THREADS}
         found |= {"split_s": taken_s / (more * THREADS), "first_nbytes": first_nbytes}

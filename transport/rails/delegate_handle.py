@@ -87,7 +87,10 @@ class Handle:
         words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
         self._ring = Ring(words[:RING_WORDS])
         self.back: Ring = Ring(words[RING_WORDS:])
-        self._process, self._control, self._wakeup = start(arena_fd, ring_fd)
+        process, control, wakeup = start(arena_fd, ring_fd)
+        self._process = process
+        self._control = control
+        self._wakeup = wakeup
         os.close(ring_fd)
         self._poll = machine.poller()
         self._poll.register(self._control, select.POLLHUP)

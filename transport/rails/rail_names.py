@@ -118,8 +118,8 @@ def connect_rails(
                 why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
                 raise InputError(f"spare rails: rank {other}: {why}")
         peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        token = token or every[0]["token"]
-        return join(listeners, hosts, peers, rank, token, SETUP_S, machine, check_dead, seals=seals)
+        proven: str = every[0]["token"] if token is None else token
+        return join(listeners, hosts, peers, rank, proven, SETUP_S, machine, check_dead, seals=seals)
     finally:
         for sock in listeners:
             sock.close()

@@ -176,11 +176,15 @@ def _timed_decisions(comm: Communicator, times_s: list[float]) -> Iterator[None]
         if known_s:
             times_s.append(time.perf_counter() - known_s.pop())
 
-    seat.take, runtime.launch, flags.go = timed_take, timed_launch, timed_go
+    seat.take = timed_take
+    runtime.launch = timed_launch
+    flags.go = timed_go
     try:
         yield
     finally:
-        seat.take, runtime.launch, flags.go = take, launch, go
+        seat.take = take
+        runtime.launch = launch
+        flags.go = go
 
 
 def _launch_times_s(captured: Captured, synchronize: Call, launches: int) -> list[float]:

@@ -42,7 +42,9 @@ class ShimRequest:
     def __init__(self, start: Callable[[], Sequence[Any]], end: Callable[[], None] = _nothing, again: bool = False):
         if isinstance(start, ShimRequest):
             raise NoVerb("handles")
-        self._start, self._end, self._again = start, end, again
+        self._start = start
+        self._end = end
+        self._again = again
         self._parts: Sequence[Any] | None = None if again else start()
         self._free = False
 
