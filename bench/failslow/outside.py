@@ -1,23 +1,26 @@
 """Watch a job that was not started with `lanterne watch`, by what its host shows of its processes."""
 
+from __future__ import annotations
+
 import argparse
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count, format_time, parse_time_s
 from lanterne.errors import InputError
 from lanterne.failslow.operate.thresholds import Thresholds
-from lanterne.failslow.record.incidents import IncidentLog
-from lanterne.failslow.record.job_ledger import about_run
-from lanterne.failslow.record.outside_view import OddRank, OutsideView, ranks_beside
 from lanterne.failslow.record.recorder import RANK_VARIABLES
-from lanterne.failslow.record.whereabouts import Whereabouts
 from lanterne.transport.job.launch import lives
+
+if TYPE_CHECKING:
+    from lanterne.failslow.record.incidents import IncidentLog
+    from lanterne.failslow.record.outside_view import OddRank, OutsideView
+    from lanterne.failslow.record.whereabouts import Whereabouts
 
 LOOK_S = 0.5
 NEEDS = "start it as `lanterne watch -- COMMAND`"
@@ -34,6 +37,8 @@ def attach_outside(args: argparse.Namespace, command: list[str]) -> int:
     Raises:
         InputError: it is no rank of a job, or an option needs calls.
     """
+    from lanterne.failslow.record.outside_view import OutsideView, ranks_beside
+
     processes = ranks_beside(args.attach)
     who = f"--attach: got process {args.attach}, whose calls are not recorded"
     if not processes:
@@ -64,6 +69,9 @@ class OddTeller:
     """
 
     def __init__(self, view: OutsideView, folder: str, command: list[str], patience_s: float) -> None:
+        from lanterne.failslow.record.incidents import IncidentLog
+        from lanterne.failslow.record.job_ledger import about_run
+
         self._view = view
         self._patience_s = patience_s
         self._host = socket.gethostname()
@@ -84,6 +92,8 @@ class OddTeller:
             told, was_incident = self._told.get(rank, (None, False))
             if told == odd and was_incident == is_incident:
                 continue
+            if told is not None and told != odd and was_incident:
+                self._write(told, False, now_s - told.since_s)
             self._told[rank] = odd, is_incident
             file = self._write(odd, True, age_s) if is_incident else None
             lasts = f" for {format_time(age_s)}" if age_s else ""
@@ -99,6 +109,8 @@ class OddTeller:
         return self.incidents.process(odd, self._where(odd.rank, state), lasts, ago_s)
 
     def _where(self, rank: int, state: str) -> Whereabouts:
+        from lanterne.failslow.record.whereabouts import Whereabouts
+
         return Whereabouts(rank, self._host, self._view.processes[rank], state, (), None)
 
 

@@ -88,9 +88,15 @@ def ranks_beside(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
     if own is None:
         return {}
     same = {at: one for at, one in members.items() if one.job == own.job and (any(own.job) or one.parent == own.parent)}
-    # A rank's own children have its environment: its loaders of data, and what a shell has started.
-    tops = {at: one for at, one in same.items() if one.parent not in same or same[one.parent].rank != one.rank}
-    found = {one.rank: at for at, one in sorted(tops.items(), reverse=True)}
+
+    def depth(at: int) -> int:
+        """How many of its ancestors are of its rank, whose environment it has: a shell, what loads data for."""
+        parent = same.get(same[at].parent)
+        return 0 if parent is None or parent.rank != same[at].rank else 1 + depth(same[at].parent)
+
+    # Of the other ranks the same one: their programs, where `pid` is a program that a shell has started.
+    alike = {at: one for at, one in same.items() if depth(at) == depth(pid)}
+    found = {one.rank: at for at, one in sorted(alike.items(), reverse=True)}
     return dict(sorted((found | {own.rank: pid}).items()))
 
 

@@ -67,6 +67,15 @@ def test_the_ranks_of_the_job_and_no_others(host):
     assert ranks_beside(10, host.root) == ranks_beside(201, host.root) == ranks_beside(9999, host.root) == {}
 
 
+def test_of_ranks_that_shells_have_started_it_is_the_program(host):
+    for rank in range(3):
+        host.add(100 + rank, {"RANK": rank, "MASTER_PORT": 5}, parent=10)
+        host.add(200 + rank, {"RANK": rank, "MASTER_PORT": 5}, parent=100 + rank)
+        host.add(150 + rank, {"RANK": rank, "MASTER_PORT": 5}, parent=200 + rank)
+    assert ranks_beside(201, host.root) == {0: 200, 1: 201, 2: 202}
+    assert ranks_beside(101, host.root) == {0: 100, 1: 101, 2: 102}
+
+
 def test_without_a_name_of_the_job_its_ranks_have_one_parent(host):
     for pid, rank, parent in ((100, 0, 10), (101, 1, 10), (102, 1, 11)):
         host.add(pid, {"PMI_RANK": rank}, parent=parent)
@@ -129,3 +138,18 @@ def test_what_is_told_and_when_it_is_an_incident(host, tmp_path, capsys):
     assert teller.incidents.counts == {"process": 2}
     assert all(not document["lasts"] for document in teller.incidents.documents.values())
     assert len(list((tmp_path / "incidents").glob("*.json"))) == 2
+
+
+def test_what_becomes_odd_in_another_way_is_not_any_more_what_it_was(host, capsys):
+    teller = OddTeller(job_of(host, 4), "none", ["x"], 2.0)
+    for step in range(20):
+        host.step({}, {})
+        host.told[102][0] = "T" if step < 10 else "Z"
+        host._write(102)
+        teller.look(host.now_s)
+    stopped, gone = teller.incidents.documents.values()
+    assert ("is stopped" in stopped["text"], stopped["lasts"]) == (True, False)
+    assert ("has ended" in gone["text"], gone["lasts"]) == (True, True)
+    assert [line.split(": ")[1].split(" ", 1)[1].split(" for")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "INCIDENT", "INCIDENT",
+    ]  # fmt: skip
