@@ -83,7 +83,8 @@ def incidents(events: Iterable[LevelEvent], merge_rows: int = MERGE_ROWS) -> lis
 def latest(events: Sequence[LevelEvent], keep: int) -> list[LevelEvent]:
     """The latest of confirmed `events`, at most `keep`: from the first incident on that begins among them.
 
-    So that no incident is cut in two: incidents() finds the later ones as it did.
+    So that no incident is cut in two: incidents() finds the later ones as it did. Of an incident that has more events
+    than that one onset stands for those left out, at the level that they have led to.
     """
     first = len(events) - keep
     if first <= 0:
@@ -92,4 +93,17 @@ def latest(events: Sequence[LevelEvent], keep: int) -> list[LevelEvent]:
         before, event = events[at - 1], events[at]
         if event.kind == "onset" and before.kind == "relief" and event.index - before.index > MERGE_ROWS:
             return list(events[at:])
+    for at in range(first + 1, len(events) + 1):
+        found = incidents(events[:at])
+        if found and found[-1].relief is None:
+            return [_begun(found[-1], events[:at]), *events[at:]]
     return list(events[first:])
+
+
+def _begun(incident: Incident, events: Iterable[LevelEvent]) -> LevelEvent:
+    """An onset in place of all `events` of an `incident` that lasts."""
+    level = 1.0
+    for event in events:
+        if event.index >= incident.onset:
+            level = event.ratio if event.kind == "onset" else 1.0 if event.kind == "relief" else level * event.ratio
+    return LevelEvent("onset", incident.onset, incident.onset, incident.confirmed_at, level)

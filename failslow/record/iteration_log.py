@@ -56,6 +56,7 @@ class IterationLog:
         self._first_row = 0
         self._spacing: int | None = None
         self._earlier: deque[dict[str, Any]] = deque(maxlen=256)
+        # Incidents that are in neither.
         self._unlisted = 0
         self._generation = self._forwards = 0
         self._period = PeriodTracker()
@@ -132,6 +133,7 @@ class IterationLog:
         for incident in self._tracker.incidents:
             record = self._incident(incident)
             end = self._first_row + self._tracker.row
+            self._unlisted += len(self._earlier) == self._earlier.maxlen
             self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
         marker = self._period.marker
         assert marker is not None

@@ -274,3 +274,21 @@ def test_the_latest_events_have_the_latest_incidents(spells, keep):
     kept, all_of = incidents(latest(events, keep)), incidents(events)
     assert len(latest(events, keep)) <= keep
     assert kept == all_of[-len(kept) :] and len(kept) >= min(len(all_of), keep // 3 - 1, 1)
+
+
+@pytest.mark.parametrize("keep", [4, 5, 9, 40])
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(
+    "changes", [(("change", 4 / 3), ("change", 0.75)), (("relief", 1 / 1.5), ("onset", 1.5))], ids=["levels", "returns"]
+)
+def test_an_incident_of_more_events_than_are_kept_is_one(keep, ends, changes):
+    events = [LevelEvent("onset", 100, 100, 105, 1.5)]
+    for row in range(110, 710, 10):
+        kind, ratio = changes[len(events) % 2 - 1]
+        events.append(LevelEvent(kind, row, row, row + 5, ratio))
+    if ends:
+        events.append(LevelEvent("relief", 720, 720, 725, 1 / 1.5))
+    kept = latest(events, keep)
+    assert len(kept) <= keep and latest(kept, keep) == kept
+    (incident,) = incidents(events)
+    assert incident.relief == (720 if ends else None) and incidents(kept) == [incident]
