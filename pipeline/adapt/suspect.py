@@ -5,6 +5,9 @@ from typing import Self
 
 from lanterne.errors import InputError
 
+# A rank is written in one way only.
+NUMBER = r"0|[1-9]\d*"
+
 
 class Suspect(str):
     """A rank, "rank 3", or the link between two, the lower one first, "link 1-2": that text, so JSON has it as it is.
@@ -20,7 +23,7 @@ class Suspect(str):
     ends: tuple[int, ...]
 
     def __new__(cls, text: str) -> Self:
-        found = re.fullmatch(r"rank (\d+)|link (\d+)-(\d+)", text)
+        found = re.fullmatch(rf"rank ({NUMBER})|link ({NUMBER})-({NUMBER})", text, re.ASCII)
         ends = tuple(int(number) for number in found.groups() if number is not None) if found else ()
         if not ends or (len(ends) == 2 and ends[0] >= ends[1]):
             raise InputError(f"suspect: got {text!r}, expected rank R, or link A-B with A below B")

@@ -26,7 +26,9 @@ def test_text_and_value_are_one(suspect, text, ends):
         assert (other, other.ends) == (suspect, ends)
 
 
-@pytest.mark.parametrize("text", ["", "rank", "rank -1", "rank 1.5", "link 1", "link 2-1", "link 1-1", "calibrated"])
+@pytest.mark.parametrize(
+    "text", ["", "rank", "rank -1", "rank 1.5", "rank 03", "rank ٣", "link 1", "link 2-1", "link 1-1", "calibrated"]
+)
 def test_what_is_neither_a_rank_nor_a_link_is_refused(text):
     with pytest.raises(InputError, match="suspect: got"):
         Suspect(text)
