@@ -180,8 +180,9 @@ for i in range(60):
 @pytest.mark.parametrize("kind", ["runs", "stopped", "order"])
 def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
     (tmp_path / "program.py").write_text(HANG.replace("KIND", kind))
-    (tmp_path / "soon.json").write_text('{"patience_s": 1.5, "status_s": 0.3}')
-    words = ["-n", "2", "--thresholds", "soon.json", "--fail-on", "incident", "--json", "report.json"]
+    (tmp_path / "soon.json").write_text('{"status_s": 0.3}')
+    words = ["-n", "2", "--patience", "1.5s", "--thresholds", "soon.json", "--fail-on", "incident"]
+    words += ["--json", "report.json"]
     command = [*WATCH, *words, "--", "python", "program.py"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     lines = []
@@ -205,14 +206,14 @@ def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
 
 
 def test_a_job_that_runs_is_joined(tmp_path):
-    (tmp_path / "program.py").write_text(LOOP.replace("range(80)", "range(120)"))
+    (tmp_path / "program.py").write_text(LOOP.replace("range(80)", "range(150)"))
     job = subprocess.Popen([*WATCH, "--", "python", "program.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while not (found := [pid for pid in children_of(job.pid) if b"program.py" in words_of(pid)]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(0.5)
+        time.sleep(0.3)
         command = [*WATCH, "--attach", str(found[0]), "--json", "joined.json"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
         assert result.returncode == 0, result.stderr

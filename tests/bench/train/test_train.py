@@ -267,11 +267,6 @@ def test_a_plan_that_does_not_fit_is_named(text, tmp_path, capsys):
 FAULT = """
 import sys
 from lanterne.bench import cli
-from lanterne.bench.train import job as train_setup
-from lanterne.pipeline.model.stage_layers import LayerStage
-from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.schedulers import plan
-from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.transport.job.bootstrap import launched_rank
 
