@@ -43,7 +43,7 @@ MAX_REPEATS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transport", metavar="A,B", help="mpi, ucx or both (default mpi); on GPUs nccl")
+    parser.add_argument("--transport", metavar="A,B", help="of mpi, tcp, ucx (default mpi); on GPUs nccl")
     parser.add_argument("--device", default="cpu", choices=SIZES, help="where the messages are (default cpu)")
     parser.add_argument("--bytes", metavar="SIZE,...", help="default 8,1K,64K,1M,64M; on GPUs 64M to 256M by 16M")
     parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")

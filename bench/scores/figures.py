@@ -303,7 +303,7 @@ FIGURES: list[Row] = [
     Row("clusters", "ways of launching that give the right world, or one line", "9 of 9", "./run test -m cluster"),
     Row("clusters", "wrong elements and crashes by 1,000 forged connections", "0", "./run bench strangers"),
     Row("clusters", "tcp over ucx between emulated hosts, 64 MiB", "0.8", P2P),
-    Row("clusters", "memory after 100,000 splits and closes", "within 5 MB", "python -m lanterne.bench.scores.splits"),
+    Row("clusters", "memory after 100,000 splits and closes", "within 5 MB", "./run bench splits --splits 100000"),
     Row(
         "torch",
         "torch's own distributed tests that gloo passes and we do not",
@@ -328,7 +328,12 @@ FIGURES: list[Row] = [
     Row("topology", "4 hosts x 2 ranks, nobody / one late", "1.60 / 1.12", f"{LAB_PEERS} '4*2x8MiB@0,4*2x8MiB@1.1'"),
     Row("topology", "8 hosts, one NIC at a quarter: another late / its own / nobody", "4.5 / 4.5 / 5.0", SLOW_NIC),
     Row("topology", "auto over the best by name on 200 random topologies", "1.05", "./run study --random 200 --seed 1"),
-    Row("going on", "killed in 200 jobs: next call right, one host / 8 hosts", "1 s / 3 s", "./run bench rejoins"),
+    Row(
+        "going on",
+        "killed in 200 jobs: next call right, one host / 8 hosts",
+        "1 s / 3 s",
+        "./run bench rejoins --seeds 200",
+    ),
     Row("going on", "partitions in the lab", "5 s", NOT_BUILT),
     Row(
         "going on",
