@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, whole
-from lanterne.bench.scores.speed.overlap import overlap
+from lanterne.bench.scores.speed.overlap import over_ranks, overlap
 from lanterne.errors import InputError, one_of
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.own_python import own_python
@@ -221,17 +221,10 @@ class CallContest:
         return self._most((time.perf_counter() - started) / calls)
 
     def _most(self, value: float) -> float:
-        return self._over(value, "max")
+        return over_ranks(self.comm, value, "max")
 
     def _sum(self, value: float) -> float:
-        return self._over(value, "sum")
-
-    def _over(self, value: float, op: str) -> float:
-        import numpy as np
-
-        x = np.array([value])
-        self.comm.all_reduce(x, x, op, algorithm="recursive_doubling")
-        return float(x[0])
+        return over_ranks(self.comm, value, "sum")
 
     def cpu(self) -> dict[str, Any]:
         """Seconds of CPU for a gigabyte sent, the mean of the ranks, children's and kernel's included."""

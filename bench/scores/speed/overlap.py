@@ -56,7 +56,7 @@ def overlap(comm: Communicator) -> list[dict[str, Any]]:
         row["over"] = statistics.median(times) / longer_s
         # A program that computes takes its own time, too.
         row["cpu_over"] = statistics.median(cpus) / blocking_cpu_s if name == "asleep" else None
-        rows.append(row | {"wrong": int(_over(comm, wrong, "sum"))})
+        rows.append(row | {"wrong": int(over_ranks(comm, wrong, "sum"))})
     return rows
 
 
@@ -101,10 +101,11 @@ def _timed(comm: Communicator, work: Callable[[], object]) -> tuple[float, float
     cpu_s, began_s = time.process_time(), time.perf_counter()
     work()
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-    return _over(comm, took_s, "max"), _over(comm, cpu_s, "mean")
+    return over_ranks(comm, took_s, "max"), over_ranks(comm, cpu_s, "mean")
 
 
-def _over(comm: Communicator, value: float, op: str) -> float:
+def over_ranks(comm: Communicator, value: float, op: str) -> float:
+    """`op` of all ranks' values."""
     import numpy as np
 
     x = np.array([float(value)])
