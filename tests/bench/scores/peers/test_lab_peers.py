@@ -12,7 +12,8 @@ import pytest
 from lanterne.bench.cli import main
 from lanterne.bench.lab import network as lab_network
 from lanterne.bench.scores.peers import peer_worker as lab_worker
-from lanterne.bench.scores.peers.lab_peers import CASES, PeerCase, parse_case
+from lanterne.bench.scores.peers.lab_peers import CASES, parse_case
+from lanterne.bench.scores.peers.peer_case import PeerCase
 from lanterne.bench.scores.peers.peers_report import BARS, markdown, table
 from lanterne.bench.scores.peers.team import CONTENDERS, find_python
 from lanterne.errors import InputError
