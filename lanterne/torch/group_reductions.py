@@ -20,7 +20,7 @@ class GroupReductions(GroupBase):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
         tensors, opts = options_of("Allreduce", tensors, opts, timeout)
-        op, draft, result = op_of(opts.reduceOp), Draft(), tensors
+        op, draft = op_of(opts.reduceOp), Draft()
         with torch_errors():
             for tensor in tensors:
                 if tensor.layout is torch.sparse_coo:
@@ -30,16 +30,13 @@ class GroupReductions(GroupBase):
                 self.steps.begins(array.nbytes)
                 self._begin(draft, opts, "all_reduce", array, array, op, dtype=dtype)
         draft.at_end.append(self.steps.ends)
-        return self._work(draft, opts, result)
+        return self._work(draft, opts, tensors)
 
     def _sum_sparse(self, draft: Draft, opts: Any, tensor: torch.Tensor, op: Op) -> None:
         self._sequence += 1
         requests, finish = start_sparse_sum(self.communicator, tensor, op, self._limit_s(opts))
         draft.requests += requests
         draft.at_end.append(finish)
-        if not opts.asyncOp and self._together is None:
-            for request in requests:
-                request.wait(self._limit_s(opts))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RequestWork:
         return self.allreduce(tensors, opts if opts is not None else OPTIONS["AllreduceCoalesced"]())
