@@ -37,6 +37,7 @@ LAB = "./run lab --rate 200mbit --hosts"
 SLOW_NIC = "./run lab --hosts 8 --rate 200mbit --rate 5=50mbit -- lanterne bench all_reduce --bytes 4M --delay 0,185ms"
 P2P = "./run lab --hosts 2 --rate 10gbit -- lanterne bench p2p --transport tcp,ucx --no-peer --bytes 8,64M"
 DDP = "./run bench ddp --caps 1,2,25"
+TRAIN = "./run pipeline train -n 4 --data README.md --transport tcp"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
 
 
@@ -345,7 +346,7 @@ FIGURES: list[Row] = [
         "going on",
         "time lost by a death in training",
         "3 iterations and 2 s",
-        "./run pipeline train --help (--endure, --kill)",
+        f"{TRAIN} --endure --copies 1 --restarts 1 --kill 3@20 --check",
     ),
     Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
     Row("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %", NOT_BUILT),
