@@ -99,6 +99,10 @@ class Machine:
         self.sleep: Callable[[float], None] = time.sleep
         self.give_way: Callable[[], None] = os.sched_yield
 
+    def others_cpu_s(self) -> float:
+        """What other threads of this process than the calling one have computed since it began, in seconds."""
+        return time.process_time() - time.thread_time()
+
     def at_exit(self, function: Callable[[], object]) -> None:
         """Call `function` when this process ends in order."""
         atexit.register(function)

@@ -34,8 +34,8 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 class EnginePolicy:
     """How calls advance in the background."""
 
-    # After the thread was woken, so long it lets more arrive: each look costs as much, however much there is. So does a
-    # wait that was woken in vain, at most.
+    # After it was woken and that was not enough, the thread, or a wait, lets more arrive for so long at most: each look
+    # costs as much, however much there is. The thread does so after each wake while the program computes.
     gather_s: float = value(
         1e-3,
         "each look costs as much, however much there is",
@@ -88,6 +88,17 @@ class EnginePolicy:
         half="more looks a message",
         double="waits for long messages last longer",
     )
+    # The program computes where its other threads take more than this part of a core.
+    computes_part: float = value(
+        0.2,
+        "chosen: a thread that waits takes less, one that computes all it gets",
+        half="programs that rest count as computing: calls advance in steps of 1 ms",
+        double="on crowded cores a program that computes is disturbed by each message",
+    )
+    # How often it looks whether the program computes.
+    computes_s: float = value(
+        0.01, "chosen: 1 us a look", half="0.02 % of a core", double="it is seen 10 ms late that it rests"
+    )
 
 
 POLICY = EnginePolicy()
@@ -131,6 +142,54 @@ class Descriptors:
         return bool(self._poll.poll(None if limit_s is None else limit_s * 1e3))
 
 
+class Lull:
+    """Since when nothing has moved for who waits, and how often it was woken in vain since.
+
+    The first wake is looked at once: a message that is short has come whole. What was not enough is followed by more.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._since_s = 0.0
+        self._wakes = 0
+
+    def begin(self, now_s: float) -> None:
+        """Something has moved, or a wait begins."""
+        self._since_s = now_s
+        self._wakes = 0
+
+    def lasts(self, now_s: float) -> float:
+        """For how many seconds."""
+        return now_s - self._since_s
+
+    def gather(self) -> None:
+        """It was woken: let more come first, where that has not been enough before."""
+        if self._wakes:
+            more_s = min(POLICY.gather_s, POLICY.gather_part * self.lasts(self._machine.now_s()))
+            if more_s > POLICY.spin_s:
+                self._machine.sleep(more_s)
+        self._wakes += 1
+
+
+class Computing:
+    """Whether the program computes, in the eyes of one thread of its process."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._at_s = machine.now_s()
+        self._others_s = machine.others_cpu_s()
+        self._computes = False
+
+    def look(self) -> bool:
+        """Whether other threads take a core, or much of it, since about `computes_s`."""
+        now_s = self._machine.now_s()
+        if now_s >= self._at_s + POLICY.computes_s:
+            others_s = self._machine.others_cpu_s()
+            self._computes = others_s - self._others_s > POLICY.computes_part * (now_s - self._at_s)
+            self._at_s, self._others_s = now_s, others_s
+        return self._computes
+
+
 class Listening:
     """The pauses of a wait on a transport that `wakes`: they yield a little, then sleep until something has come.
 
@@ -144,17 +203,14 @@ class Listening:
         self._transport = transport
         self._naps = naps
         self._descriptors = Descriptors(self.machine)
-        # Since something last moved: when that was, and how often this was woken.
-        self._since_s = 0.0
-        self._wakes = 0
+        self._lull = Lull(self.machine)
 
     def pause(self, idle: int, due_s: float = inf) -> bool:
         """See Pauses.pause. True after a sleep."""
         now_s = self.machine.now_s()
         if idle == 1:
-            self._since_s = now_s
-            self._wakes = 0
-        if now_s < self._since_s + POLICY.spin_s:
+            self._lull.begin(now_s)
+        if self._lull.lasts(now_s) < POLICY.spin_s:
             self.machine.give_way()
             return False
         if not self._engine.is_woken:
@@ -167,10 +223,7 @@ class Listening:
                 self.machine.sleep(POLICY.full_s)
             return False
         if self._descriptors.readable(ready, max(0.0, min(POLICY.listen_s, due_s - now_s))):
-            more_s = min(POLICY.gather_s, POLICY.gather_part * (self.machine.now_s() - self._since_s))
-            if self._wakes and more_s > POLICY.spin_s:
-                self.machine.sleep(more_s)
-            self._wakes += 1
+            self._lull.gather()
         return True
 
 
@@ -268,7 +321,10 @@ class Engine:
 
     def _run(self, wakes: Wakeup) -> None:
         transport, lock = self._transport, self._transport.lock
-        descriptors = Descriptors(transport.machine)
+        machine = transport.machine
+        descriptors = Descriptors(machine)
+        lull = Lull(machine)
+        computing = Computing(machine)
         usual_s = 0.0
         while not self._stopping:
             serving = not self._waiters and any(communicator.in_background for communicator in self.busy)
@@ -282,17 +338,22 @@ class Engine:
                     self._look_for_deaths()
                     ready = None if moved else self._watch()
                 self.tell()
+                if moved:
+                    lull.begin(machine.now_s())
                 if ready is None:
                     if moved:
-                        transport.machine.give_way()
+                        machine.give_way()
                     else:
-                        transport.machine.sleep(POLICY.full_s)
+                        machine.sleep(POLICY.full_s)
                     continue
                 watched, limit_s = ready, min(transport.background_s or POLICY.deaths_s, POLICY.deaths_s)
             if descriptors.readable((wakes, *watched), limit_s):
                 wakes.clear()
-                if serving:
-                    transport.machine.sleep(POLICY.gather_s)
+                if serving and computing.look():
+                    # Each look would take the core, or the interpreter, from the program.
+                    machine.sleep(POLICY.gather_s)
+                elif serving:
+                    lull.gather()
         _switch_soon(False, usual_s)
 
     def _watch(self) -> tuple[int, ...] | None:

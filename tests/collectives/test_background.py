@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from driven_machine import DrivenMachine
 
-from lanterne.collectives.execute.background import POLICY, Listening
+from lanterne.collectives.execute.background import POLICY, Computing, Listening, Lull
 from lanterne.collectives.jobs import spawn
 from lanterne.errors import TransportTimeout
+from lanterne.transport.machine import Machine
 
 JOB = Path(__file__).with_name("background_job.py")
 LAUNCH = """import sys
@@ -137,3 +139,54 @@ def test_a_wait_sleeps_on_no_descriptor_where_another_takes_what_comes():
     still.is_woken, still.ready = True, None
     assert still.pauses(2) == []
     assert still.pauses(3) == [("sleep", POLICY.full_s)]
+
+
+def test_the_first_wake_is_looked_at_at_once_and_later_ones_let_more_come():
+    machine = DrivenMachine()
+    lull = Lull(machine)
+    lull.begin(machine.at_s)
+    machine.at_s += POLICY.gather_s
+    lull.gather()
+    assert machine.naps == 0
+    lull.gather()
+    assert machine.last_nap_s == pytest.approx(POLICY.gather_part * POLICY.gather_s)
+    machine.at_s += 1.0
+    lull.gather()
+    assert machine.last_nap_s == POLICY.gather_s
+    # Something has moved: from the beginning again.
+    lull.begin(machine.at_s)
+    lull.gather()
+    assert machine.naps == 2
+
+
+def test_what_is_shorter_than_a_waking_is_not_waited_for():
+    machine = DrivenMachine()
+    lull = Lull(machine)
+    lull.begin(machine.at_s)
+    lull.gather()
+    machine.at_s += POLICY.spin_s
+    lull.gather()
+    assert machine.naps == 0
+
+
+@pytest.mark.parametrize(("part", "computes"), [(0.9, True), (0.3, True), (0.1, False), (0.0, False)])
+def test_a_program_computes_where_its_other_threads_take_much_of_a_core(part, computes):
+    machine = DrivenMachine()
+    computing = Computing(machine)
+    for _ in range(3):
+        machine.at_s += POLICY.computes_s
+        machine.others_s += part * POLICY.computes_s
+        assert computing.look() == computes
+    # A look sooner than that learns nothing new.
+    machine.others_s += 1.0
+    assert computing.look() == computes
+
+
+def test_what_others_compute_is_measured():
+    machine = Machine()
+    before_s = machine.others_cpu_s()
+    sum(range(10**6))
+    mine_s = machine.others_cpu_s() - before_s
+    done = []
+    machine.thread("computes", lambda: done.append(sum(range(10**7)))).join()
+    assert mine_s < machine.others_cpu_s() - before_s

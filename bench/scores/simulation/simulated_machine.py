@@ -129,6 +129,9 @@ class SimulatedMachine(Machine):
     def _give_way(self) -> None:
         self.baton.block(self.baton.now_s + self.baton.random.uniform(*YIELD_S))
 
+    def others_cpu_s(self) -> float:
+        return 0.0
+
     def at_exit(self, function: Callable[[], object]) -> None:
         if self.baton.current is not None:
             self.baton.here.exit_functions.append(function)
