@@ -36,7 +36,7 @@ NOT_HERE = {
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
     r"run test|run figures|scores\.|experiment|--seconds": "minutes, and tests of its own",
-    r"bench (mpi|planner|train|failslow|failover|pipeline|persistence)": "minutes",
+    r"bench (mpi|planner|train|failslow|failover|pipeline|persistence)|rejoins --seeds": "minutes",
     r"--random 200": "minutes",
     r"--seeds 10000|--splits 100000|mutants": "minutes, and tests of its own",
     r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",

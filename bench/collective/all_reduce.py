@@ -270,7 +270,7 @@ def told_late_rank(settings: BenchSettings, algorithms: Sequence[str]) -> dict[s
     return {
         name: {"late_rank": settings.late_rank}
         for name in algorithms
-        if name not in ("auto", "native") and find_algorithm(settings.collective, name).late
+        if name not in ("auto", *UNSCHEDULED) and find_algorithm(settings.collective, name).late
     }
 
 

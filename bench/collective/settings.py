@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from lanterne.bench.cli import family
 from lanterne.bench.collective.arrivals_report import late_rank_of
 from lanterne.bench.output.units import check_sizes, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
-from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
 from lanterne.errors import InputError, one_of
 from lanterne.kernels.dtypes import DTYPES, Dtype
 from lanterne.transport.job.bootstrap import in_a_job
@@ -179,7 +179,7 @@ def _check_device(args: argparse.Namespace) -> None:
 def _algorithms(args: argparse.Namespace, collective: str) -> tuple[str, ...]:
     algorithms = tuple(name.strip() for name in (args.algorithm or "").split(",") if name.strip())
     for name in algorithms:
-        if name not in ("all", "auto", "native"):
+        if name not in ("all", "auto", *UNSCHEDULED):
             try:
                 find_algorithm(collective, name)
             except InputError as error:

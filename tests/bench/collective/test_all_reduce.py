@@ -12,7 +12,7 @@ import pytest
 from lanterne.bench import cli
 from lanterne.bench.collective.all_reduce import chosen, name_of, over_best
 from lanterne.bench.collective.settings import parse
-from lanterne.collectives.algorithms.catalogue import make_schedule
+from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, make_schedule
 from lanterne.collectives.auto.tuning import Choice
 from lanterne.collectives.schedule.formats.export_json import to_json
 
@@ -68,6 +68,21 @@ def test_json_on_standard_output_is_alone_there(capsys):
     assert cli.main(words.split()) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["results"][0]["nbytes"] == 64 and "#wrong" in err
+
+
+def test_all_is_every_algorithm_that_can_run_here(tmp_path):
+    file = tmp_path / "result.json"
+    words = "all_reduce -n 2 --algorithm all --bytes 1K --late-rank 1 --delay 0,1ms --iterations 1 --json".split()
+    result = bench(*words, str(file))
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    records = json.loads(file.read_text())["results"]
+    assert {record["algorithm"] for record in records} >= {"ring", "late_join", *UNSCHEDULED}
+    assert {record["wrong"] for record in records} == {0}
+
+
+@pytest.mark.parametrize("algorithm", UNSCHEDULED)
+def test_what_has_no_schedule_may_be_named(algorithm):
+    assert bench(*f"all_reduce -n 2 --algorithm {algorithm} --bytes 1K --iterations 1".split()).returncode == 0
 
 
 def test_under_a_foreign_mpiexec(tmp_path):
