@@ -48,6 +48,11 @@ DEATHS_S = 0.2
 _lone = itertools.count()
 
 
+def group_id(number: int) -> int:
+    """The communicator id of the group that has this `number`."""
+    return LAST_GROUP_ID - number % GROUP_IDS
+
+
 class Closing(Protocol):
     """What can be closed."""
 
@@ -312,7 +317,7 @@ class CommunicatorCore(CommunicatorBase):
         if store is None and len(ranks) > 1:
             raise Unavailable("group: ranks of one process have no store to meet at; split has what group does")
         number = next(_lone) if store is None else self._agreed_number(store, ranks, timeout_s)
-        free = LAST_GROUP_ID - number % GROUP_IDS
+        free = group_id(number)
         if self.ids.used[free] == OPEN:
             raise InputError(f"group: got no free communicator id, expected fewer than {GROUP_IDS} open groups")
         return self._child(ranks, free, f"group {number}")
@@ -364,8 +369,12 @@ class CommunicatorCore(CommunicatorBase):
         ids = zlib.compress(bytes(self.ids.used), 1)
         cut = self.transport.cut_off(self.ranks)
         came = self.transport.survivors(f"{self._key}/shrink", self.ranks, cut, ids, limit_s)
-        tables = [np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()]
-        free = first_free(np.maximum.reduce(tables))
+        used = np.maximum.reduce([np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()])
+        free = first_free(used)
+        if used[free] == CLOSED:
+            # As in _free_id. Who dies meanwhile is found in the next call.
+            self.transport.reopen(free)
+            self.transport.survivors(f"{self._key}/reopened", tuple(came), (), b"", limit_s)
         members = [index for index, rank in enumerate(self.ranks) if rank in came]
         child = self._child(members, free, f"{self._key}.s/{free}:{self.ranks[members[0]]}", closes=self._closes)
         self._closes, self._successor = (), child
@@ -401,13 +410,24 @@ class CommunicatorCore(CommunicatorBase):
         if self.rank == ranks[0]:
             number = store.add("lanterne/groups", 1, limit_s)
             store.set(key, str(number).encode(), limit_s)
-            return number
+        else:
+            number = int(self._told_by(ranks[0], store, key, limit_s))
+        if number >= GROUP_IDS:
+            # As in _free_id.
+            self.transport.reopen(group_id(number))
+            store.set(f"{key}/{self.rank}", b"", limit_s)
+            for rank in ranks:
+                self._told_by(rank, store, f"{key}/{rank}", limit_s)
+        return number
+
+    def _told_by(self, rank: int, store: "StoreClient", key: str, limit_s: float) -> bytes:
+        """What `rank` of this communicator, which makes a group, has in the store under `key`."""
         until_s = self.machine.now_s() + limit_s
         while True:
             try:
-                return int(store.get(key, max(0.0, min(DEATHS_S, until_s - self.machine.now_s()))))
+                return store.get(key, max(0.0, min(DEATHS_S, until_s - self.machine.now_s())))
             except TransportTimeout:
-                first = self.ranks[ranks[0]]
+                first = self.ranks[rank]
                 self.transport.check_peers((first,))
                 if self.machine.now_s() > until_s:
                     text = f"{self.transport.name} rank {self.transport.rank}: rank {first} did not make the group"
@@ -430,9 +450,14 @@ class CommunicatorCore(CommunicatorBase):
                 self.call("all_reduce", used, used, "max")
                 free = self.ids.take(self.communicator_id, used)
                 if free is not None:
-                    return free
+                    break
         finally:
             self.ids.ask_no_more(self.communicator_id)
+        if used[free] == CLOSED:
+            # Where an id is over, what comes for it is dropped: none may send before all have it open again.
+            self.transport.reopen(free)
+            self.call("all_reduce", np.zeros(1, np.uint8), np.zeros(1, np.uint8), "max")
+        return free
 
     # -- the end
 

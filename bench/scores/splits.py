@@ -1,7 +1,7 @@
 """Benchmark the memory of communicators that are split and closed, over and over, by two threads of each rank.
 
 Two ranks over tcp on this host. Exit code 1 if a rank has grown by more than 5 MB since its first 1,000 splits, an
-element is wrong, or ids run out.
+element is wrong, a thread fails, or ids run out. Ids are used again after 65,000 splits.
 
   lanterne bench splits --splits 100000
   lanterne bench splits --splits 5000 --by-line        # what is left, by the line that made it (slow)
@@ -12,9 +12,9 @@ import gc
 import json
 import os
 import tempfile
-import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
             return exit_code
         results = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
     report.tell(args.json, report.envelope(results=results), print_results)
-    return int(any(each["wrong"] or each["grown_nbytes"] > MOST_NBYTES for each in results))
+    # What is traced takes memory of its own.
+    grown = not args.by_line and any(each["grown_nbytes"] > MOST_NBYTES for each in results)
+    return int(grown or any(each["wrong"] for each in results))
 
 
 def print_results(document: dict[str, Any], file: TextIO) -> None:
@@ -71,11 +73,9 @@ def rank_main(splits: str, by_line: str, folder: str) -> None:
         parents = [comm.split(0) for _ in range(THREADS)]
 
         def split(count: int) -> None:
-            each = [threading.Thread(target=_split, args=(parent, count, wrong)) for parent in parents]
-            for thread in each:
-                thread.start()
-            for thread in each:
-                thread.join()
+            with ThreadPoolExecutor(THREADS) as pool:
+                for done in [pool.submit(_split, parent, count, wrong) for parent in parents]:
+                    done.result()
 
         split(FIRST // THREADS)
         first_nbytes, begun_s = _resident(), time.monotonic()

@@ -19,6 +19,9 @@ from random_calls import random_calls
 from verbs import check_verbs
 
 import lanterne
+from lanterne.collectives.call.ids import CLOSED
+from lanterne.collectives.communicator import core_of
+from lanterne.collectives.core import GROUP_IDS
 from lanterne.collectives.late import calls as late_ranks
 from lanterne.collectives.schedule.cost import CostModel
 
@@ -181,7 +184,51 @@ def stopped(comm):
         sys.exit(5)
 
 
-CASES = {"verbs": verbs, "late": late, "store_dies": store_dies, "stopped": stopped}
+def late_look(comm):
+    """Rank 1 sleeps, and then reads what the others have sent meanwhile."""
+    if comm.rank == 1:
+        time.sleep(0.3)
+        with comm.transport.lock:
+            comm.transport.progress()
+
+
+def adds_up(group):
+    out = np.zeros(100)
+    group.all_reduce(np.ones(100), out, algorithm="ring", timeout_s=10)
+    assert (out == group.world_size).all()
+
+
+def reused_ids(comm):
+    """What the others send over a communicator whose id was used before is not lost on a rank that has none yet."""
+    core = core_of(comm)
+    for _ in range(3):
+        with comm.split(0) as group:
+            adds_up(group)
+    core.ids.used[:-1] = core.ids.used[:-1].replace(b"\0", bytes([CLOSED]))
+    take = core.ids.take
+
+    def take_late(*args):
+        late_look(comm)
+        return take(*args)
+
+    core.ids.take = take_late
+    with comm.split(0) as again:
+        assert again.communicator_id <= group.communicator_id
+        adds_up(again)
+    core.ids.take = take
+    with comm.group(range(comm.world_size)) as first:
+        adds_up(first)
+    comm.barrier()
+    if comm.rank == 0:
+        comm.transport.store.add("lanterne/groups", GROUP_IDS - 1)
+    comm.barrier()
+    late_look(comm)
+    with comm.group(range(comm.world_size)) as second:
+        assert second.communicator_id == first.communicator_id
+        adds_up(second)
+
+
+CASES = {"verbs": verbs, "reused_ids": reused_ids, "late": late, "store_dies": store_dies, "stopped": stopped}
 CASES |= {case: partial(failing, case=case) for case in ("disagrees", "absent", "killed")}
 
 

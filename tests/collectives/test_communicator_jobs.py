@@ -47,9 +47,10 @@ def test_every_rank_is_through(job, transport, n, case):
     assert done.returncode != 0, done.stderr
 
 
-def test_verbs_over_tcp():
-    done = run("tcp", 3, "verbs")
-    assert done.stdout.count("over tcp: verbs fine\n") == 3, done.stdout + done.stderr
+@pytest.mark.parametrize("case", ["verbs", "reused_ids"])
+def test_over_tcp(case):
+    done = run("tcp", 3, case)
+    assert done.stdout.count(f"over tcp: {case} fine\n") == 3, done.stdout + done.stderr
 
 
 @pytest.mark.slow
