@@ -57,6 +57,11 @@ class Hang:
         return tuple(one.rank for one in self.culprits)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether it is known where in its code a culprit is: a rank says so once a second."""
+        return any(one.frames for one in self.culprits)
+
+    @property
     def text(self) -> str:
         """One line for people; that of a call which went on says so only."""
         return self.story if self.ended_after_s is None else f"{self.call} went on after {self.ended_after_s:.1f} s"
@@ -219,7 +224,7 @@ class HangFinder:
         world_size: int | None,
         latest: Mapping[int, int] | None = None,
     ) -> list[Hang]:
-        """What is new: a call that waits, becomes an incident, waits for others, or goes on.
+        """What is new: a call that waits, where those are that it waits for, that it is an incident, or goes on.
 
         Args:
             now_s: of the reader's clock.
@@ -247,6 +252,8 @@ class HangFinder:
             found, before = self._over(), None
         told = hang.kind, hang.ranks
         if before is None or told != self._told or hang.is_incident > before.is_incident:
+            found.append(hang)
+        elif hang.is_placed > before.is_placed and not hang.is_incident:
             found.append(hang)
         if before is not None and before.is_incident and (told == self._told or not hang.is_incident):
             # What was told stays: at the end all are gone, whoever was there.

@@ -168,7 +168,7 @@ for i in range(60):
     if i == 30 and comm.rank == 1:
         if kind == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(3 if kind == "runs" else 0)
+        time.sleep(4 if kind == "runs" else 0)
         if kind == "order":
             comm.Barrier()
     comm.Allreduce(MPI.IN_PLACE, x)
@@ -181,7 +181,7 @@ for i in range(60):
 def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
     (tmp_path / "program.py").write_text(HANG.replace("KIND", kind))
     (tmp_path / "soon.json").write_text('{"status_s": 0.3}')
-    words = ["-n", "2", "--patience", "1.5s", "--thresholds", "soon.json", "--fail-on", "incident"]
+    words = ["-n", "2", "--patience", "2.5s", "--thresholds", "soon.json", "--fail-on", "incident"]
     words += ["--json", "report.json"]
     command = [*WATCH, *words, "--", "python", "program.py"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
@@ -198,7 +198,7 @@ def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
     assert (document["schema_version"], document["call"]["name"], document["kind"]) == (1, "Allreduce", "hang")
     assert document["remedy"] and document["evidence"]
     if kind == "runs":
-        (number,) = (number for number, line in enumerate(HANG.splitlines(), 1) if "time.sleep(3 " in line)
+        (number,) = (number for number, line in enumerate(HANG.splitlines(), 1) if "time.sleep(4 " in line)
         assert any("waiting for" in line and f"program.py:{number} in <module>" in line for line in lines), lines
         assert hang["ended_after_s"] is not None and not document["lasts"]
     else:

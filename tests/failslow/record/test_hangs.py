@@ -85,6 +85,20 @@ def test_a_rank_that_does_not_come(tmp_path, state):
     assert record["ended_after_s"] == pytest.approx(PATIENCE_S + STATUS_S + 1, abs=1)
 
 
+def test_the_place_in_the_code_is_told_as_soon_as_it_is_known(tmp_path):
+    job = Job(tmp_path)
+    where, frames = job.where, ()
+    job.finder._where = lambda rank: where(rank)._replace(frames=frames)
+    job.iterate(20)
+    job.call([0, 1, 3])
+    job.run(STATUS_S + 2)
+    assert ["is not known" in hang.text for hang in job.told] == [True]
+    frames = (("train.py", 3, "step"),)
+    job.run(2)
+    assert ["train.py:3 in step" in hang.text for hang in job.told] == [False, True]
+    assert not any(hang.is_incident for hang in job.told)
+
+
 def test_a_checkpoint_of_one_rank_is_no_incident_and_teaches_patience(tmp_path):
     job = Job(tmp_path, patience_s=25.0)
     for _ in range(3):
