@@ -36,6 +36,8 @@ ACCEPTED, REFUSED = b"+", b"-"
 # By whether what the client says from then on is sealed.
 CLIENTS = {False: b"client", True: b"sealed client"}
 SEAL_NBYTES = 16
+# Who has answered nothing for so long is lost.
+LOST_MS = 4000
 _COUNT = struct.Struct("<q")
 
 
@@ -294,11 +296,17 @@ def send_parts(sock: socket.socket, parts: deque[memoryview], most: int) -> int:
     return sent
 
 
-def configure(sock: socket.socket) -> None:
-    """No delay for small frames, and a lost host noticed within about 4 s."""
+def configure(sock: socket.socket, *, may_stand: bool = False) -> None:
+    """No delay for small frames, and a lost host noticed within about 4 s.
+
+    Args:
+        may_stand: the other end may be alive and read nothing for longer than that. While much waits to be sent, the
+            kernel then tells nothing: somebody has to look (tcp/duplex.py, `silent`).
+    """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 4000)):
+    limit_ms = 0 if may_stand else LOST_MS
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", limit_ms)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
