@@ -35,12 +35,22 @@ class ClientPolicy:
 
 
 POLICY = ClientPolicy()
+# What the kernel says where nothing answers.
+CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class StoreLost(TransportError):
-    """The store has ended, or nobody reaches it: another may take over. No rank is to blame."""
+    """The store has ended, or nobody reaches it: another may take over. No rank is to blame.
+
+    Attributes: `is_cut`, whether nothing has answered from its host for so long that the kernel gave up: what is between
+    has failed, or that host.
+    """
 
     rank_unknown: bool = True
+
+    def __init__(self, text: str, is_cut: bool = False) -> None:
+        super().__init__(text)
+        self.is_cut = is_cut
 
 
 class StoreClient:
@@ -76,7 +86,7 @@ class StoreClient:
         self._where = f"store {address[0]}:{address[1]}"
         self._inbox = bytearray()
         self._request_id = 0
-        self._lost: str | None = None
+        self._lost: StoreLost | None = None
         self._sending: Lock = machine.lock()
         self._receiving: Lock = machine.lock()
         self._key = wire.check_token(token)
@@ -231,7 +241,7 @@ class StoreClient:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._lose(error.strerror)
+            self._lose(error.strerror, error.errno in CUT)
         if not data:
             self._lose("the store has ended or dropped this client")
         self._inbox += data
@@ -252,7 +262,7 @@ class StoreClient:
             except BlockingIOError:
                 return False
             except OSError as error:
-                self._lose(error.strerror)
+                self._lose(error.strerror, error.errno in CUT)
             return MOVED if view else True
 
         if not wait(look, deadline - self.machine.now_s(), self._until_writable):
@@ -261,13 +271,13 @@ class StoreClient:
 
     def _check_open(self) -> None:
         if self._lost is not None:
-            raise StoreLost(f"{self._where}: {self._lost}")
+            raise StoreLost(str(self._lost), self._lost.is_cut)
         if self._sock.fileno() < 0:
             raise TransportError(f"{self._where}: this client is closed")
 
-    def _lose(self, reason: str | None) -> NoReturn:
-        self._lost = f"connection lost: {reason}"
-        raise StoreLost(f"{self._where}: {self._lost}")
+    def _lose(self, reason: str | None, is_cut: bool = False) -> NoReturn:
+        self._lost = StoreLost(f"{self._where}: connection lost: {reason}", is_cut)
+        raise self._lost
 
 
 def _woken(machine: Machine, sock: socket.socket, events: int) -> Woken:
