@@ -301,7 +301,7 @@ def configure(sock: socket.socket, *, may_stand: bool = False) -> None:
 
     Args:
         may_stand: the other end may be alive and read nothing for longer than that. While much waits to be sent, the
-            kernel then tells nothing: somebody has to look (tcp/duplex.py, `silent`).
+            kernel then tells nothing: somebody has to look (tcp_info.py).
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -21,6 +21,7 @@ from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
 from lanterne.transport.steering import steers, value
+from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.waiting import never, wait
 
 # kind, then what the kind says.
@@ -28,9 +29,9 @@ HEADER = struct.Struct("<qqqqq")
 # DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: index
 # and life of a rail that the sender gave up. PING, PONG, BYE: nothing.
 DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
-# Linux's struct tcp_info: the byte that counts the timeouts in a row after which the same bytes were sent again. After
-# MUTE_TIMEOUTS, some 0.6 s, or longer where round trips are, nothing of the other end's kernel comes through.
-RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
+# After so many timeouts in a row after which the same bytes were sent again, some 0.6 s, or longer where round trips are,
+# nothing of the other end's kernel comes through.
+MUTE_TIMEOUTS = 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
@@ -268,8 +269,7 @@ class Rail:
     @property
     def is_mute(self) -> bool:
         """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
-        info: bytes = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RETRANSMITS_AT + 1)
-        return info[RETRANSMITS_AT] >= MUTE_TIMEOUTS
+        return tcp_info(self.sock).resent >= MUTE_TIMEOUTS
 
     def close(self) -> None:
         self.sock.close()

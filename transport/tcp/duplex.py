@@ -16,16 +16,12 @@ from typing import NamedTuple, Protocol
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal
-from lanterne.transport.wire import LOST_MS, SEAL_NBYTES, send_parts
+from lanterne.transport.wire import SEAL_NBYTES, send_parts
 
 HEADER = struct.Struct("<qqqq")
 # DATA: a message. GRANT: the receive of a large message is posted, send it. OFFER: there is such a message of nbytes,
 # not granted yet. BYE: nothing else comes.
 DATA, GRANT, OFFER, BYE = range(1, 5)
-# Linux's struct tcp_info: how often what was sent last was sent again, and probes of a full buffer, both since the last
-# answer; packets that are not acknowledged; milliseconds since an acknowledgement came; bytes that have not been sent.
-RESENT_AT, PROBES_AT, UNACKED_AT, ANSWERED_AT, UNSENT_AT = 2, 3, 24, 56, 144
-_INFO = struct.Struct("<I")
 
 
 @steers
@@ -61,10 +57,6 @@ class DuplexPolicy:
         "headers of many small messages",
         half="more system calls",
         double="twice the memory a connection",
-    )
-    # A full buffer is probed after 0.2 s, 0.4 s, ...: a host that answers none of so many, in 6 s, is lost.
-    probes: int = value(
-        5, "the kernel doubles its waits from 0.2 s on", half="lost in 0.6 s: a busy network's", double="lost in 200 s"
     )
 
 
@@ -123,22 +115,6 @@ class Duplex:
     def idle(self) -> bool:
         """Whether all that was put has left this process."""
         return not self._ready and not self._later
-
-    @property
-    def acknowledged(self) -> bool:
-        """Whether all that has left is in the other end's kernel."""
-        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNSENT_AT + _INFO.size)
-        size = len(info)
-        return not any(at + _INFO.size <= size and _INFO.unpack_from(info, at)[0] for at in (UNACKED_AT, UNSENT_AT))
-
-    @property
-    def silent(self) -> bool:
-        """Whether the other end's kernel has answered nothing for LOST_MS, or to `probes`, though there was what to."""
-        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ANSWERED_AT + _INFO.size)
-        if len(info) < ANSWERED_AT + _INFO.size or not (info[RESENT_AT] or info[PROBES_AT]):
-            return False
-        unacked, answered_ms = _INFO.unpack_from(info, UNACKED_AT)[0], _INFO.unpack_from(info, ANSWERED_AT)[0]
-        return info[PROBES_AT] >= POLICY.probes or (unacked > 0 and answered_ms > LOST_MS)
 
     # -- sending
 

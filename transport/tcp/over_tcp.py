@@ -42,6 +42,7 @@ from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, Duplex, Garbled, Seals
 from lanterne.transport.tcp.duplex import POLICY as DUPLEX
 from lanterne.transport.tcp.seal import Seal, find_openssl
+from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import configure
@@ -233,7 +234,7 @@ class TcpTransport(Transport):
         if now_s >= self._silence_s:
             self._silence_s = now_s + POLICY.silence_s
             for peer in asked:
-                for duplex in [each for each in peer.duplexes if each.silent][:1]:
+                for duplex in [each for each in peer.duplexes if tcp_info(each.sock).is_silent][:1]:
                     self._lose(peer, duplex, "nothing answers there any more")
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
@@ -286,7 +287,7 @@ class TcpTransport(Transport):
 
     def _has_left(self) -> bool:
         self.progress()
-        return all(duplex.idle and duplex.acknowledged for _, duplex in self._by_fd.values())
+        return all(duplex.idle and tcp_info(duplex.sock).has_arrived for _, duplex in self._by_fd.values())
 
 
 class TcpPeer:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from lanterne.bench.scores.simulation.baton import Actor, Baton
 from lanterne.transport.machine import Wakeup
+from lanterne.transport.tcp_info import RESENT_AT
 
 # Latencies of a packet, drawn between; what a lost one takes longer; when a path that takes nothing ends a connection.
 LATENCY_S = 2e-5, 3e-4
@@ -242,7 +243,7 @@ class SimulatedSocket:
         """TCP_INFO: how often the same bytes were sent again."""
         since_s = self.passage.held_since_s
         again = 0 if since_s is None or self.baton.now_s < since_s + 0.6 else 2
-        return bytes([0] * (nbytes - 1) + [again])
+        return bytes([0] * RESENT_AT + [again]).ljust(nbytes, b"\0")
 
     # -- what a poll sees
 

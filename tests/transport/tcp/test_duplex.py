@@ -3,7 +3,6 @@
 import socket
 import struct
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from lanterne.transport.tcp import duplex, seal
 from lanterne.transport.tcp.duplex import DATA, GRANT, OFFER, POLICY, Duplex, Garbled, Seals
 from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal, find_openssl
-from lanterne.transport.wire import LOST_MS, configure
 
 FAST = [pytest.param(True, marks=pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")), False]
 WHOLE, PACED = POLICY.whole_nbytes, POLICY.paced_nbytes
@@ -186,54 +184,3 @@ def test_records_are_digested_as_the_standard_says(number, nbytes):
     padded = message + bytes(-nbytes % 16) + struct.pack("<qq", nbytes, 0)
     expected = poly1305(chacha20(key, struct.pack("<qi", number, 0)), padded)
     assert seal.Poly1305(key)(number, memoryview(message)) == expected
-
-
-class Told:
-    """A socket of which the kernel says what a test does."""
-
-    def __init__(self, resent=0, probes=0, unacked=0, answered_ms=0, nbytes=104):
-        info = bytearray(104)
-        info[duplex.RESENT_AT], info[duplex.PROBES_AT] = resent, probes
-        struct.pack_into("<I", info, duplex.UNACKED_AT, unacked)
-        struct.pack_into("<I", info, duplex.ANSWERED_AT, answered_ms)
-        self.info = bytes(info[:nbytes])
-
-    def getsockopt(self, _level, _option, nbytes):
-        return self.info[:nbytes]
-
-
-LATE_MS = LOST_MS + 1
-
-
-@pytest.mark.parametrize(
-    ("told", "silent"),
-    [
-        (Told(), False),
-        (Told(answered_ms=LATE_MS), False),  # nothing was asked
-        (Told(unacked=3, answered_ms=LATE_MS), False),  # what was sent last has just left
-        (Told(resent=2, unacked=3, answered_ms=100), False),  # a packet was lost
-        (Told(resent=5, unacked=3, answered_ms=LATE_MS), True),
-        (Told(probes=1, answered_ms=60_000), False),  # nobody reads there, and its kernel answers
-        (Told(probes=POLICY.probes, answered_ms=LATE_MS), True),
-        (Told(resent=5, unacked=3, answered_ms=LATE_MS, nbytes=40), False),  # a kernel that tells less
-    ],
-)
-def test_who_is_silent_was_asked_and_does_not_answer(told, silent):
-    assert Duplex(told, Taker(), None).silent == silent
-
-
-@pytest.mark.slow
-def test_an_end_that_reads_nothing_for_long_is_alive():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as writer:
-        reader, _ = server.accept()
-        with reader:
-            configure(writer, may_stand=True)
-            sender = Duplex(writer, Taker(), None)
-            sender.put_message(7, 0, memoryview(bytes(64 << 20)), lambda: None)
-            until_s = time.monotonic() + 1.5 * LOST_MS / 1e3
-            while time.monotonic() < until_s:
-                sender.flush()
-                assert not sender.silent and not sender.idle
-                time.sleep(0.1)
-            while reader.recv(1 << 20) and not sender.idle:
-                sender.flush()

@@ -1,0 +1,47 @@
+"""What Linux says of a TCP connection (struct tcp_info): whether the other end's kernel answers, and has all."""
+
+import socket
+import struct
+from typing import NamedTuple
+
+from lanterne.transport.wire import LOST_MS
+
+# Where in it: how often what was sent last was sent again, and probes of a full buffer, each since the last answer;
+# packets that are not acknowledged; milliseconds since one was; bytes that have not been sent.
+RESENT_AT, PROBES_AT, UNACKED_AT, ANSWERED_AT, UNSENT_AT = 2, 3, 24, 56, 144
+_WORD = struct.Struct("<I")
+# A full buffer is probed after 0.2 s, 0.4 s, ...: a host that answers none of so many, in 6 s, is lost.
+MOST_PROBES = 5
+
+
+class TcpInfo(NamedTuple):
+    """A connection, as the kernel of this end sees it. What an older kernel does not tell is 0.
+
+    Attributes: `resent`, how often what was sent last has been sent again, `probes`, of the other end's full buffer,
+    both since its last answer; `unacked`, packets; `answered_ms`, since an acknowledgement came; `unsent_nbytes`.
+    """
+
+    resent: int
+    probes: int
+    unacked: int
+    answered_ms: int
+    unsent_nbytes: int
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all that has left this process is in the other end's kernel."""
+        return not self.unacked and not self.unsent_nbytes
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the other end's kernel has not answered for LOST_MS what was sent again, or MOST_PROBES."""
+        overdue = self.resent > 0 and self.unacked > 0 and self.answered_ms > LOST_MS
+        return overdue or self.probes >= MOST_PROBES
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo:
+    """The TcpInfo of a connection. Cost: 1 us."""
+    told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNSENT_AT + _WORD.size)
+    info = told.ljust(UNSENT_AT + _WORD.size, b"\0")
+    unacked, answered_ms, unsent = (_WORD.unpack_from(info, at)[0] for at in (UNACKED_AT, ANSWERED_AT, UNSENT_AT))
+    return TcpInfo(info[RESENT_AT], info[PROBES_AT], unacked, answered_ms, unsent)
