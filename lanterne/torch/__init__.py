@@ -2,7 +2,8 @@
 
 Needs PyTorch (extra `torch`); nothing else of lanterne imports this. `torch_internals` has all that depends on how
 torch is made inside, `tensor_views` tensors as arrays, `drafts` calls in the making, `works` what they return,
-`process_group` the verbs over `group_base`, `joining` how groups come to be, `ddp_hook` lanterne in a job of another
+`process_group` the verbs over `group_base`, `monitored_barrier` a barrier that says who did not come, `joining` how
+groups come to be, `served` functions that torch has for its own backends only, `ddp_hook` lanterne in a job of another
 backend, `late_report` who was late.
 """
 
@@ -10,6 +11,7 @@ from lanterne.torch.ddp_hook import comm_hook
 from lanterne.torch.joining import NAME, Options, create, load_libraries
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.served import serve_all
 from lanterne.torch.step_log import LateStep
 from lanterne.torch.torch_internals import register
 
@@ -17,3 +19,4 @@ __all__ = ["LanterneGroup", "LateReport", "LateStep", "Options", "comm_hook", "r
 
 load_libraries()
 register(NAME, create)
+serve_all()

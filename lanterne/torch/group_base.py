@@ -9,6 +9,7 @@ import torch
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, LanterneError
 from lanterne.torch.drafts import Draft, Tensors, check_dtypes
+from lanterne.torch.monitored_barrier import MonitoredBarrier
 from lanterne.torch.step_log import StepLog
 from lanterne.torch.torch_internals import ProcessGroup, seconds, torch_errors
 from lanterne.torch.works import RequestWork
@@ -32,6 +33,7 @@ class GroupBase(ProcessGroup):
         self._name = self._desc = ""
         self._sequence = 0
         self._together: list[Draft] | None = None
+        self._monitored: MonitoredBarrier | None = None
         self.steps: StepLog = StepLog(communicator)
 
     # -- calls
@@ -144,10 +146,30 @@ class GroupBase(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Calls that are given no timeout have this one from now on."""
-        limit_s = seconds(timeout)
+        limit_s = seconds(timeout) if isinstance(timeout, timedelta) else None
         if limit_s is None:
-            raise InputError(f"set_timeout: got {timeout}, expected more than 0")
+            raise InputError(f"set_timeout: got {timeout!r}, expected a timedelta of more than 0")
         self.communicator.timeout_s = limit_s
+
+    def monitored_barrier(
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Return once every rank has called it; rank 0 says who has not: the first, or all if `wait_all_ranks`.
+
+        Args:
+            timeout: None for the group's; a number is seconds.
+
+        Raises:
+            DistBackendError: on every rank that has come.
+        """
+        if timeout is None:
+            limit_s = self.communicator.timeout_s
+        else:
+            limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        with torch_errors():
+            if self._monitored is None:
+                self._monitored = MonitoredBarrier(self.communicator)
+            self._monitored.wait(limit_s, all_ranks=wait_all_ranks)
 
     def errored(self) -> LanterneError | None:
         """What has ended this group; None: it works."""

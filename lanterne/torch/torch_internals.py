@@ -3,6 +3,8 @@
 Checked against torch 2.13 by tests/torch. What changes in another torch changes here only.
 """
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +55,37 @@ def old_names(kind: type) -> type:
     for name, old in OLD_NAMES.items():
         setattr(kind, old, getattr(kind, name))
     return kind
+
+
+def serve(name: str, group_is: str, kind: type, ours: Callable[..., Any]) -> None:
+    """Have torch.distributed's function `name`, which is for torch's own backends, call `ours` for groups of `kind`.
+
+    `ours` has its parameters; `group_is` says which is the group, None of which is the default group.
+    """
+    theirs = getattr(dist.distributed_c10d, name)
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options).arguments
+        group = given.get(group_is)
+        if group is None and dist.is_initialized():
+            group = given[group_is] = dist.group.WORLD
+        return ours(**given) if isinstance(group, kind) else theirs(*args, **options)
+
+    for place in (dist, dist.distributed_c10d):
+        if hasattr(place, name):
+            setattr(place, name, call)
+
+
+def ranks_of(group: Any, members: Sequence[int]) -> list[int]:
+    """What the job's numbers are of those ranks of `group`."""
+    return [dist.get_global_rank(group, member) for member in members]
+
+
+def new_group(ranks: Sequence[int], backend: str, **options: Any) -> Any:
+    """The group of those `ranks` of the job, who alone call it, each as often as the others."""
+    return dist.new_group(list(ranks), backend=backend, use_local_synchronization=True, **options)
 
 
 def seconds(limit: timedelta | None) -> float | None:

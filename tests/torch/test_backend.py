@@ -69,7 +69,6 @@ def test_a_rank_that_is_killed_is_named_by_the_others():
         assert code == 0, errors
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize(
     "phases",
     [("backward",), pytest.param(("data", "forward", "backward", "optimizer"), marks=pytest.mark.slow)],

@@ -403,6 +403,59 @@ def check_bad_input():
     dist.barrier()
 
 
+def check_monitored_barrier():
+    """Who did not come is named, by rank 0 and then by all; whoever has failed can come again, alone or with all."""
+    group = dist.new_group(list(range(SIZE)))
+    for _ in range(2):
+        dist.monitored_barrier(group, timedelta(seconds=40), wait_all_ranks=True)
+    one, two = "Rank 1 failed to pass monitoredBarrier", "Ranks 1, 2 failed to pass monitoredBarrier"
+    for come, every, words in (({0, 2}, False, one), ({0}, True, two), ({0}, False, one)):
+        if RANK in come:
+            told = words if RANK == 0 else f"Rank {RANK} successfully reached monitoredBarrier"
+            refuses(
+                dist.DistBackendError,
+                told,
+                lambda every=every: dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=every),
+            )
+        dist.barrier()
+        dist.monitored_barrier(group)
+    if RANK == 2:
+        refuses(dist.DistBackendError, "rank 0, which did not answer", lambda: dist.monitored_barrier(group, 0.1))
+    dist.barrier()
+    if RANK == 0:
+        refuses(dist.DistBackendError, "Rank 0 timed out", lambda: group.monitored_barrier(timedelta(0)))
+    dist.all_reduce(torch.zeros(2), group=group)
+    dist.monitored_barrier(group)
+    dist.monitored_barrier(GLOO)
+    pair = dist.new_group([1, 2])
+    if RANK:
+        dist.monitored_barrier(pair)
+
+
+def check_functions_of_torchs_own_backends():
+    """_set_pg_timeout, split_group: what they give, what they refuse, and that other backends have theirs."""
+    set_timeout, group = dist.distributed_c10d._set_pg_timeout, dist.new_group(list(range(SIZE)))
+    set_timeout(timedelta(seconds=1), group)
+    set_timeout(timedelta(seconds=40), GLOO)
+    if RANK == 0:
+        refuses(dist.DistBackendError, " Timed out ", lambda: dist.barrier(group))
+    dist.barrier()
+    refuses(ValueError, "expected a timedelta", lambda: set_timeout(3.0, dist.group.WORLD))
+    refuses(ValueError, "expected a timedelta", lambda: set_timeout(timedelta(0)))
+    part = dist.split_group(split_ranks=[[2, 1]])
+    assert (part is None) == (RANK == 0)
+    if part is not None:
+        assert dist.get_process_group_ranks(part) == [1, 2] and part.size() == 2 and part.rank() == RANK - 1
+        dist.all_reduce(x := torch.full((2,), float(RANK)), group=part)
+        assert x.tolist() == [3, 3]
+        single = dist.split_group(part, [[0], [1]], timeout=timedelta(seconds=30))
+        assert dist.get_process_group_ranks(single) == [RANK]
+        refuses(ValueError, "ranks 0 to 1", lambda: dist.split_group(part, [[0, 2]]))
+    for ranks in (None, [], [[0], []], [[0, 1], [1, 2]], [[0, 3]]):
+        refuses(ValueError, "expected lists of ranks 0 to 2", lambda ranks=ranks: dist.split_group(None, ranks))
+    refuses(ValueError, "expected 'lanterne' or None", lambda: dist.split_group(None, [[0]], backend="gloo"))
+
+
 def check_after_the_end():
     """Of a group that was destroyed, calls under way and new ones raise."""
     group = dist.new_group(list(range(SIZE)))
