@@ -313,7 +313,8 @@ FIGURES: list[Row] = [
     ),
     Row("torch", "late rank, DDP, from its backward to its end, over s/rate", "1.20", f"{DDP} --hosts 4 --late 0,2"),
     Row("torch", "one host, 4 ranks, over gloo", "1.02", f"{DDP} --ranks 4"),
-    Row("torch", "init_process_group without a cache", "1 s", NOT_BUILT),
+    Row("torch", "memory of a job on one host, 4 ranks, over gloo's", "1.1", "./run bench ddp --caps 25 --memory"),
+    Row("torch", "init_process_group without a cache", "1 s", "./run bench ddp --init 5"),
     Row(
         "torch",
         "killed in 50 runs: named on all survivors",

@@ -3,6 +3,7 @@
   lanterne bench ddp                                        four ranks of this host, nobody late
   lanterne bench ddp --hosts 4 --late 0,2 --caps 1,2,25     an emulated cluster (root): one rank late by 2 s/rate
   lanterne bench ddp --caps 1,2,25 --memory                 and what memory a job over each takes
+  lanterne bench ddp --init 5                               what init_process_group takes, nothing known from before
 
 Both backends train the same model in the same processes, iteration by iteration; what they have learnt is compared at
 the end of each case. A model of s bytes of gradients needs s/rate to pass a link once. With a late rank, x is what that
@@ -23,7 +24,7 @@ from typing import Any, TextIO
 from lanterne.bench.lab.command import end_in_order, environment, wait_for_all
 from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, create
 from lanterne.bench.output import report
-from lanterne.bench.output.units import parse_rate_bytes_per_s
+from lanterne.bench.output.units import format_time, parse_rate_bytes_per_s, whole
 from lanterne.bench.scores.peers.team import Contender, find_python
 from lanterne.errors import InputError, TransportError, Unavailable
 
@@ -32,6 +33,7 @@ NEEDS = Contender("DDP", "ddp", "none", ("torch", "lanterne"), ".venv-torch")
 # Of one host: what s/rate stands for there, where no link has a rate.
 NO_RATE_BYTES_PER_S = 1e9
 PORT = 29541
+BACKENDS = "gloo", "lanterne"
 # Parameters of both backends may differ by roundings, which training enlarges.
 MOST_DIFFERENCE = 1e-3
 
@@ -45,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=3, help="3.2 MB each (default 3)")
     parser.add_argument("--iterations", type=int, default=5, metavar="K", help="that count, of each (default 5)")
     parser.add_argument("--memory", action="store_true", help="of two more jobs on this host, one over each")
+    parser.add_argument(
+        "--init", type=whole(1), metavar="K", help="time init_process_group alone, of K jobs over each, without a cache"
+    )
     parser.add_argument("--python", metavar="PATH", help="a Python with PyTorch and lanterne")
     parser.add_argument("--json", metavar="FILE", help="write everything")
 
@@ -61,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         "iterations": args.iterations,
         "rate_bytes_per_s": rate,
         "memory_of": None,
+        "init_of": None,
     }
     with tempfile.TemporaryDirectory(prefix="lanterne") as folder:
 
@@ -72,13 +78,33 @@ def run(args: argparse.Namespace) -> int:
                 raise TransportError(f"bench ddp: a rank ended with exit code {code}")
             return json.loads(file.read_text())
 
+        if args.init:
+            about = report.envelope(ranks=args.hosts or args.ranks, hosts=args.hosts, rate_bytes_per_s=rate)
+            turns = [(name, job(args.hosts, init_of=name)) for _ in range(args.init) for name in BACKENDS]
+            report.tell(args.json, about | {"results": _inits(turns)}, _show_inits)
+            return 0
         found = job(args.hosts)
         if args.memory:
-            found["memory_nbytes"] = {name: job(0, memory_of=name) for name in ("gloo", "lanterne")}
+            found["memory_nbytes"] = {name: job(0, memory_of=name) for name in BACKENDS}
     document = report.envelope(**found, ranks=args.hosts or args.ranks, hosts=args.hosts, rate_bytes_per_s=rate)
     document["results"] = [_summed_up(record, rate) for record in found["results"]]
     report.tell(args.json, document, _show)
     return int(any(record["difference"] > MOST_DIFFERENCE for record in document["results"]))
+
+
+def _inits(turns: list[tuple[str, list[float]]]) -> list[dict[str, Any]]:
+    """By backend, what init took the last rank of each job: `init_s`, in order."""
+    return [{"backend": name, "init_s": [max(ranks) for each, ranks in turns if each == name]} for name in BACKENDS]
+
+
+def _show_inits(document: dict[str, Any], file: TextIO) -> None:
+    rows = [
+        (backend, len(init_s), format_time(median(init_s)), format_time(max(init_s)))
+        for backend, init_s in ((record["backend"], record["init_s"]) for record in document["results"])
+    ]
+    columns = [("backend", ""), ("jobs", ""), ("median", ""), ("max", "")]
+    notes = ["init_process_group until it returns on the last rank; the links are measured in each job"]
+    report.print_table(columns, rows, notes=notes, file=file)
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -134,16 +160,16 @@ def _summed_up(record: dict[str, Any], rate: float) -> dict[str, Any]:
 def _show(document: dict[str, Any], file: TextIO) -> None:
     rows = []
     for record in document["results"]:
-        x = [record[name]["x"] for name in ("gloo", "lanterne")]
+        x = [record[name]["x"] for name in BACKENDS]
         row = [f"{record['cap_mb']:g}", f"{record['nbytes'] / 1e6:.1f}", f"{record['late']:g}"]
-        row += [f"{record[name]['end_s'] * 1e3:.0f}" for name in ("gloo", "lanterne")]
+        row += [f"{record[name]['end_s'] * 1e3:.0f}" for name in BACKENDS]
         row += [f"{record['ratio']:.3f}", *("" if each is None else f"{each:.2f}" for each in x)]
         rows.append([*row, f"{record['difference']:.1e}"])
     columns = [("cap", "MB"), ("model", "MB"), ("late", "s/rate"), ("gloo", "ms"), ("lanterne", "ms"), ("ratio", "")]
     columns += [("gloo", "x"), ("lanterne", "x"), ("differ", "")]
     notes = [f"torch {document['torch']}; init_process_group took {document['init_s']:.2f} s"]
     if "memory_nbytes" in document:
-        theirs, ours = (sum(document["memory_nbytes"][name]) for name in ("gloo", "lanterne"))
+        theirs, ours = (sum(document["memory_nbytes"][name]) for name in BACKENDS)
         told = f"gloo {theirs / 1e6:.0f} MB, lanterne {ours / 1e6:.0f} MB, {ours / theirs:.3f} of it"
         notes.append(f"memory of a job: {told}")
     report.print_table(columns, rows, notes=notes, left=(), file=file)

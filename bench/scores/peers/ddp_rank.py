@@ -109,6 +109,19 @@ def memory_of_job(backend: str, layers: int, cap_mb: float) -> list[int]:
     return found
 
 
+def time_of_init(backend: str) -> list[float]:
+    """By rank, seconds that `init_process_group` takes where no earlier job has measured the links."""
+    os.environ["LANTERNE_CACHE"] = "off"
+    load(backend)
+    start_s = time.monotonic()
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    took_s = time.monotonic() - start_s
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, took_s)
+    dist.destroy_process_group()
+    return found
+
+
 def pss_nbytes(pid: int) -> int:
     """Bytes of process `pid`, those that it shares with others in parts."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -125,8 +138,12 @@ def main() -> None:
     """Run all that the options ask for."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    if options["memory_of"]:
-        found = memory_of_job(options["memory_of"], options["layers"], options["caps_mb"][0])
+    if options["memory_of"] or options["init_of"]:
+        found: list[Any]
+        if options["memory_of"]:
+            found = memory_of_job(options["memory_of"], options["layers"], options["caps_mb"][0])
+        else:
+            found = time_of_init(options["init_of"])
         if os.environ["RANK"] == "0":
             Path(options["out"]).write_text(json.dumps(found))
         return
