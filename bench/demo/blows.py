@@ -1,4 +1,4 @@
-"""`lanterne demo --blows`: a link, a rank, then another rank become slow, beside the same job that is left alone.
+"""`lanterne demo`: a link, a rank, then another rank become slow, beside the same job that is left alone.
 
 Four ranks train two copies of a pipeline of two stages, twice: left alone, and watched and mitigated by a ClosedLoop,
 an iteration of each in turn. What is injected is known to nobody else; what is said of who, when and what was done is
@@ -64,7 +64,9 @@ def run_blows(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None
             if comm.rank == 0:
                 report.progress(f"iteration {number + 1} of {work['iterations']}, of both jobs in turn")
             for job in jobs.values():
-                job.iteration()
+                told = job.iteration()
+                if comm.rank == 0:
+                    report.say(told)
         return {name: job.found() for name, job in jobs.items()} if comm.rank == 0 else None
     finally:
         for job in jobs.values():
@@ -96,13 +98,15 @@ class _Job:
         self.results: list[dict[str, Any]] = []
         self.lines: list[str] = []
 
-    def iteration(self) -> None:
-        """One more, and what was done about it."""
+    def iteration(self) -> list[str]:
+        """One more; what was done about it, in words."""
         began_s = time.monotonic()
         done = self.mitigated.iteration()
         took_s, loss = time.monotonic() - began_s, None if done is None else done.loss
         self.results.append({"iteration": len(self.results), "time_s": took_s, "loss": loss})
-        self.lines += self.mitigated.news()
+        told = self.mitigated.news()
+        self.lines += told
+        return told
 
     def found(self) -> dict[str, Any]:
         """On rank 0."""
@@ -175,8 +179,6 @@ COLUMNS = [
 
 def print_blows(document: Mapping[str, Any], file: TextIO) -> None:
     """The table at the end."""
-    for line in document["with"]["lines"]:
-        print(line, file=file)
     rows = [
         [
             *(one["what"], f"{one['first']}-{one['last'] - 1}"),

@@ -1,12 +1,16 @@
-"""See the whole loop in about a minute: ranks train, a link becomes slow, the job notices, finds it, adapts, goes back.
+"""See the whole loop in about a minute: ranks train, something becomes slow, the job notices, finds it, adapts.
 
-  lanterne demo
+  lanterne demo                              a link, a rank, then another rank, beside the same job that is left alone
+  lanterne demo --json demo.json --plot none
+  lanterne demo --slow-link 1=30ms           a link only, on a screen: each step of finding it, adapting, going back
   lanterne demo -n 6 --slow-link 2=40ms --seconds 90
-  lanterne demo --json demo.json --plot none --trace none
-  lanterne demo --blows                      a link, a rank, then another rank, beside the same job that is left alone
 
-Four processes train a small GPT as a pipeline and learn the library's own source text. Each stage computes, then
-waits until --pace is over, as if on a device of its own: so ranks that share few cores do not disturb each other. Then
+Four processes train two copies of a small GPT, each a pipeline of two stages, twice, an iteration of each in turn: left
+alone (the grey line of demo.png), and watched and mitigated: what is slow is named, tested, and worked around by fewer
+microbatches or other places. The picture says who was named when, what was done, and what was gained.
+
+With --slow-link, or another option of it (-n, --seconds, --hold), one link becomes slow. Four processes train the GPT as
+one pipeline and learn the library's own source text. Each stage computes, then waits until --pace is over, as if on a device of its own: so ranks that share few cores do not disturb each other. Then
 the messages of a link are held back; that is the only thing done on purpose. Everything else is measured in this run:
 
   noticed    the detector of `lanterne detect`, on the time of iterations alone, says since when the job is slow
@@ -17,9 +21,6 @@ the messages of a link are held back; that is the only thing done on purpose. Ev
              unless the one that runs is as good
 
 Before the swap the job is left slow for --hold iterations from the onset on, to measure what it would have been like.
---blows trains two copies of a pipeline of two stages, twice, an iteration of each in turn: left alone (a grey line in
-demo.png), and watched and mitigated: what is slow is named, tested, and worked around by fewer microbatches or other
-places.
 
 A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named. Beside other
 work iterations take longer: --limit ends the job wherever it is, and that is said.
@@ -48,14 +49,16 @@ LEAST_HEALTHY, LEAST_AFTER, LEAST_SLOW = 40, 20, 25
 MOST_HELD = 100_000
 HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
 NOTHING, LOCAL = "none", "local"
-# What an iteration of --blows takes, in paces, blows included.
+# Ranks and seconds of the job with one slow link, and slow iterations that are measured, where options say nothing.
+USUAL_RANKS, USUAL_SECONDS, USUAL_HELD = 4, 45.0, 12
+# What an iteration of the job with three blows takes, in paces, blows included.
 EACH_BLOWN = 44
 TRANSPORTS = ("mpi", "ucx", "tcp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the pipeline (default 4)")
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="ranks of the pipeline (default 4)")
     parser.add_argument(
         "--transport", default=usual_transport(), help="mpi, ucx, tcp, or local: threads (default: %(default)s)"
     )
@@ -65,13 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=45.0,
         metavar="S",
         help="about how long to train, from 97 iterations up (default 45)",
     )
-    parser.add_argument("--blows", action="store_true", help="three blows to a job of 4 ranks, beside one left alone")
-    parser.add_argument("--pace", metavar="T", help="that every F, B and W lasts (default 8ms; of --blows 5ms)")
-    parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
+    parser.add_argument("--pace", metavar="T", help="that every F, B and W lasts (default 5ms; with one link 8ms)")
+    parser.add_argument("--hold", type=whole(1), metavar="K", help="slow ones to measure (default 12)")
     parser.add_argument(
         "--limit", metavar="T", help="end the job after so long (default: twice what it should take, and 30s)"
     )
@@ -86,9 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job, show it, sum it up; the exit code."""
-    args.pace = args.pace or ("5ms" if args.blows else "8ms")
-    if args.blows:
-        return run_three(args)
+    options = args.slow_link, args.ranks, args.seconds, args.hold
+    return run_three(args) if all(option is None for option in options) else run_link(args)
+
+
+def run_link(args: argparse.Namespace) -> int:
+    """As `run`, of one link."""
     from lanterne.bench.demo.job import run_demo
     from lanterne.bench.demo.picture import PictureView
     from lanterne.bench.pipeline.measure import on_ranks
@@ -118,21 +122,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_three(args: argparse.Namespace) -> int:
-    """As `run`, of --blows."""
+    """As `run`, with three blows."""
     from lanterne.bench.demo import blows
     from lanterne.bench.pipeline.measure import on_ranks
 
-    about, _ = job_of(args)
-    if args.ranks != blows.RANKS or args.slow_link is not None:
-        raise InputError(f"--blows: got -n {args.ranks} or --slow-link, expected {blows.RANKS} ranks and none")
-    _, iterations = blows.blows(about["pace_s"])
-    expected_s = 2 * iterations * EACH_BLOWN * about["pace_s"]
-    limit_s = about["limit_s"] if args.limit is not None else 2 * expected_s + 30.0
+    pace_s, timeout_s = times_of(args, "5ms")
+    _, iterations = blows.blows(pace_s)
+    expected_s = 2 * iterations * EACH_BLOWN * pace_s
+    limit_s = limit_of(args, expected_s)
     file = sys.stderr if args.json == "-" else sys.stdout
     if launched_rank() == 0:
         print(f"# {blows.RANKS} ranks, twice {iterations} iterations, about {expected_s:.0f} s", file=file, flush=True)
-    work = blows.work_of(about["pace_s"], args.seed, limit_s)
-    found = on_ranks(blows.run_blows, work, blows.RANKS, args.transport, parse_time_s(args.timeout, "--timeout"))
+    work = blows.work_of(pace_s, args.seed, limit_s)
+    found = on_ranks(blows.run_blows, work, blows.RANKS, args.transport, timeout_s)
     report.progress("")
     if found is None:
         return 0
@@ -152,52 +154,74 @@ def job_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         InputError: an option that cannot be.
     """
-    if not 2 <= args.ranks <= 16:
-        raise InputError(f"-n: got {args.ranks}, expected 2 to 16")
-    if not 0 < args.seconds <= 3600:
-        raise InputError(f"--seconds: got {args.seconds:g}, expected more than 0, at most 3600")
-    pace_s = parse_time_s(args.pace, "--pace")
-    if not 1e-3 <= pace_s <= 1:
-        raise InputError(f"--pace: got {args.pace}, expected 1ms to 1s")
-    if parse_time_s(args.timeout, "--timeout") <= 0:
-        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
-    if args.transport != LOCAL and args.transport not in TRANSPORTS:
-        raise InputError(f"--transport: {one_of(args.transport, (LOCAL, *TRANSPORTS))}")
-    if args.hold > MOST_HELD:
-        raise InputError(f"--hold: got {args.hold}, expected 1 to {MOST_HELD}")
-    if args.limit is not None and parse_time_s(args.limit, "--limit") <= 0:
-        raise InputError(f"--limit: got {args.limit}, expected more than 0")
-    link, latency_s = _slow_link(args)
-    healthy, slow, after = _iterations(args.seconds / _iteration_s(pace_s, args.ranks), args.hold)
+    ranks = USUAL_RANKS if args.ranks is None else args.ranks
+    seconds = USUAL_SECONDS if args.seconds is None else args.seconds
+    hold = USUAL_HELD if args.hold is None else args.hold
+    if not 2 <= ranks <= 16:
+        raise InputError(f"-n: got {ranks}, expected 2 to 16")
+    if not 0 < seconds <= 3600:
+        raise InputError(f"--seconds: got {seconds:g}, expected more than 0, at most 3600")
+    if hold > MOST_HELD:
+        raise InputError(f"--hold: got {hold}, expected 1 to {MOST_HELD}")
+    pace_s, _ = times_of(args, "8ms")
+    link, latency_s = _slow_link(args.slow_link, ranks)
+    healthy, slow, after = _iterations(seconds / _iteration_s(pace_s, ranks), hold)
     event = {"links": [link], "latency_s": latency_s, "first": healthy, "last": healthy + slow}
-    expected_s = (healthy + slow + after) * _iteration_s(pace_s, args.ranks)
+    expected_s = (healthy + slow + after) * _iteration_s(pace_s, ranks)
     about = {
-        "ranks": args.ranks,
+        "ranks": ranks,
         "iterations": healthy + slow + after,
         "expected_s": expected_s,
-        "limit_s": 2 * expected_s + 30.0 if args.limit is None else parse_time_s(args.limit, "--limit"),
+        "limit_s": limit_of(args, expected_s),
         "link": f"{link}-{link + 1}",
         "disturbance": f"link {link}-{link + 1} made {format_time(latency_s)} slower, "
         f"iterations {healthy} to {healthy + slow - 1}",
         "first": healthy,
         "last": healthy + slow,
         "pace_s": pace_s,
-        "hold": args.hold,
+        "hold": hold,
         "seed": args.seed,
     }
     work = {name: about[name] for name in ("iterations", "limit_s", "pace_s", "hold", "seed")}
     return about, work | {"event": event, "trace": args.trace != NOTHING}
 
 
-def _slow_link(args: argparse.Namespace) -> tuple[int, float]:
+def times_of(args: argparse.Namespace, usual_pace: str) -> tuple[float, float]:
+    """(pace_s, timeout_s) of either job.
+
+    Raises:
+        InputError: one of them, or the transport, cannot be.
+    """
+    pace = args.pace or usual_pace
+    pace_s, timeout_s = parse_time_s(pace, "--pace"), parse_time_s(args.timeout, "--timeout")
+    if not 1e-3 <= pace_s <= 1:
+        raise InputError(f"--pace: got {pace}, expected 1ms to 1s")
+    if timeout_s <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    if args.transport != LOCAL and args.transport not in TRANSPORTS:
+        raise InputError(f"--transport: {one_of(args.transport, (LOCAL, *TRANSPORTS))}")
+    return pace_s, timeout_s
+
+
+def limit_of(args: argparse.Namespace, expected_s: float) -> float:
+    """After how long the job is ended, that should take `expected_s`."""
+    if args.limit is None:
+        return 2 * expected_s + 30.0
+    limit_s = parse_time_s(args.limit, "--limit")
+    if limit_s <= 0:
+        raise InputError(f"--limit: got {args.limit}, expected more than 0")
+    return limit_s
+
+
+def _slow_link(given: str | None, ranks: int) -> tuple[int, float]:
     """The link that becomes slow, and by how much, in seconds."""
-    text = args.slow_link if args.slow_link is not None else f"{(args.ranks - 1) // 2}=30ms"
+    text = given if given is not None else f"{(ranks - 1) // 2}=30ms"
     event = slow_link(text)
     one, other = sorted(ends(event.links[0])) if event.links else (0, 0)
     if "@" in text or len(event.links) != 1 or not event.latency_s:
         raise InputError(f"--slow-link: got {text!r}, expected one link and a time, such as 1=30ms")
-    if other != one + 1 or other >= args.ranks:
-        raise InputError(f"--slow-link: got {text!r}, expected a link from 0 to {args.ranks - 2}")
+    if other != one + 1 or other >= ranks:
+        raise InputError(f"--slow-link: got {text!r}, expected a link from 0 to {ranks - 2}")
     return one, event.latency_s
 
 

@@ -260,6 +260,13 @@ def progress(text: str) -> None:
         sys.stderr.flush()
 
 
+def say(lines: Sequence[str]) -> None:
+    """Print lines on standard error that stay, above the one of `progress`."""
+    if lines:
+        progress("")
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
 def _is_first_of_a_foreign_job() -> bool:
     from lanterne.transport.job.bootstrap import launched_rank
 

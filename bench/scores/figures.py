@@ -250,6 +250,8 @@ FIGURES: list[Row] = [
     Row("one way", "mutations found within 1,000 seeds", "90 %", "python tests/bench/mutants.py --seeds 1000"),
     Row("operators", "detector on 5,000 fresh jobs, below the oracle", "2 points", WORLD_JOBS),
     Row("operators", "missing rank of a hang named in 50 programs", "50", f"{OPERATORS}.hang_score --jobs 10"),
+    Row("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %", f"{OPERATORS}.live_score --jobs 14"),
+    Row("operators", "traces in foreign formats, thinned by 10 %", "right", "./run test tests/failslow/locate/test_formats.py"),
     Row("operators", "watch, of the loop's time", "0.5 %", "./run bench failslow"),
     Row("operators", "a scrape of 1,024 ranks", "50 ms", f"{OPERATORS}.costs --only scrape"),
     Row("operators", "an update of the detector", "5 us", f"{OPERATORS}.costs --only update"),
@@ -350,8 +352,6 @@ FIGURES: list[Row] = [
         f"{TRAIN} --endure --copies 1 --restarts 1 --kill 3@20 --check",
     ),
     Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
-    Row("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %", NOT_BUILT),
-    Row("operators", "traces kept back in foreign formats, thinned by 10 %", "right", NOT_BUILT),
     Row("gpu", "kernels with spills", "0", "./run info --kernels"),
     Row("gpu", "the stand-ins' suite", "2 minutes", "./run test -m host_cuda"),
 ]

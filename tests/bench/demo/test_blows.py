@@ -1,4 +1,4 @@
-"""`lanterne demo --blows`: three blows, who was named when, what was done, beside the same job left alone."""
+"""`lanterne demo`: three blows, who was named when, what was done, beside the same job left alone."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.demo import blows
+from lanterne.bench.demo import blows, command
 from lanterne.collectives.jobs import spawn
 
 
@@ -80,7 +80,28 @@ def test_its_job_on_threads():
     assert found["without"]["incidents"] == []
 
 
-@pytest.mark.parametrize("words", ["--blows -n 3", "--blows --slow-link 1=20ms"])
-def test_options_that_do_not_fit(words, capsys):
-    assert cli.main(["demo", *words.split()]) == 2
-    assert "--blows: got" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--pace 0", "1ms to 1s"),
+        ("--timeout 0", "more than 0"),
+        ("--limit 0", "more than 0"),
+        ("--transport carrier", "local, mpi, ucx"),
+    ],
+)
+def test_bad_input_is_one_line(options, expected, capsys):
+    assert cli.main(["demo", *options.split()]) == 2
+    said = capsys.readouterr().err
+    assert expected in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "blown"),
+    [("", True), ("--pace 6ms", True), ("--slow-link 1=30ms", False), ("-n 2", False), ("--seconds 9", False)],
+)
+def test_one_link_only_with_an_option_of_it(options, blown, monkeypatch):
+    ran = []
+    monkeypatch.setattr(command, "run_three", lambda args: ran.append("blows") or 0)
+    monkeypatch.setattr(command, "run_link", lambda args: ran.append("link") or 0)
+    assert cli.main(["demo", "--plot", "none", "--trace", "none", *options.split()]) == 0
+    assert ran == ["blows" if blown else "link"]

@@ -1,4 +1,4 @@
-"""`lanterne demo`: its job closes the loop on real processes; what decides and what is drawn are pure functions."""
+"""`lanterne demo --slow-link`: its job closes the loop on real processes; what decides and what is drawn are pure functions."""
 
 import json
 import os
@@ -39,6 +39,7 @@ def ran(tmp_path_factory):
     return json.loads(done.stdout), done.stderr, folder
 
 
+@pytest.mark.timing
 def test_the_steps_come_in_order_and_the_right_link_is_named(ran):
     document, _, _ = ran
     first = {}
@@ -54,6 +55,7 @@ def test_the_steps_come_in_order_and_the_right_link_is_named(ran):
     assert first["noticed"] <= first["located"] <= first["slowed"] + 12
 
 
+@pytest.mark.timing
 def test_the_swap_gains_and_the_end_is_as_the_beginning(ran):
     rates = {phase["name"]: phase["tokens_per_s"] for phase in ran[0]["phases"]}
     assert tuple(rates) == PHASES
@@ -62,6 +64,7 @@ def test_the_swap_gains_and_the_end_is_as_the_beginning(ran):
     assert rates["back to normal"] > 1.2 * rates["slow, plan kept"]
 
 
+@pytest.mark.timing
 def test_delays_are_measured_and_training_goes_on(ran):
     document = ran[0]
     results, about = document["results"], document["about"]
@@ -129,12 +132,12 @@ def test_ctrl_c_gives_the_terminal_back_and_leaves_nothing(tmp_path):
         ("--slow-link 1=10mbit", "one link and a time"),
         ("--slow-link 0+1=30ms", "one link and a time"),
         ("--seconds nan", "more than 0"),
-        ("--pace 0", "1ms to 1s"),
-        ("--timeout 0", "more than 0"),
-        ("--limit 0", "more than 0"),
+        ("-n 4 --pace 0", "1ms to 1s"),
+        ("-n 4 --timeout 0", "more than 0"),
+        ("-n 4 --limit 0", "more than 0"),
         ("--plot picture.doc", "ends in .png, .svg or .pdf"),
         ("--trace no/such/folder.json", "an existing folder"),
-        ("--transport carrier", "local, mpi, ucx"),
+        ("-n 4 --transport carrier", "local, mpi, ucx"),
     ],
 )
 def test_bad_input_is_one_line(options, expected, capsys):

@@ -1,0 +1,202 @@
+"""Score who `lanterne watch` names while seeded jobs run, and whether its report says the same at the end.
+
+A job is a data-parallel loop of 4 to 8 ranks over mpi4py, lanterne, or torch's gloo (DistributedDataParallel; where
+PyTorch is installed): its ranks sleep for data, forward, backward and optimizer, and all-reduce between. One or two
+ranks become 1.3 to 3 times as slow in one of these, or another one takes over (moving), or a rank is slow from the
+start until it recovers, or none is (healthy). A job is right when exactly the slow ranks are named within 6 iterations
+of each change, nobody else ever, and the report names the same.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lanterne.bench.scores.beside import score_jobs
+
+BACKENDS = {"mpi4py": "mpi4py", "lanterne": "lanterne", "gloo": "torch"}
+PATTERNS = ("one", "two", "moving", "start", "healthy")
+PHASES = ("data", "forward", "backward", "optimizer")
+WITHIN, STEP_S, LIMIT_S = 6, 0.04, 180.0
+ITERATIONS, SLOWEST = 130, 3.0
+PROGRAM = """
+import json, os, sys, time
+import numpy as np
+job = json.loads(sys.argv[1])
+SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
+now = 0
+
+def work(phase, part=1.0):
+    extra = sum(s["factor"] - 1 for s in job["slow"]
+                if s["rank"] == rank and s["phase"] == phase and s["first"] <= now < s["last"])
+    time.sleep(job["step_s"] * (SHARES[phase] + extra) * part)
+
+if job["backend"] == "gloo":
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    dist.init_process_group("gloo")
+    rank, last = dist.get_rank(), None
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            work("forward", 0.25)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(context, gradient):
+            work("backward", 0.25)
+            return gradient
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(Slow.apply(x))
+
+    torch.set_num_threads(1)
+    net = DistributedDataParallel(torch.nn.Sequential(*[Layer(64, 64) for _ in range(4)]), bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    for now in range(job["iterations"]):
+        work("data")
+        optimizer.zero_grad()
+        net(torch.ones(4, 64, requires_grad=True)).sum().backward()
+        work("optimizer")
+        optimizer.step()
+    dist.destroy_process_group()
+else:
+    if job["backend"] == "mpi4py":
+        from mpi4py import MPI
+        comm = MPI.COMM_WORLD
+        all_reduce = lambda x: comm.Allreduce(MPI.IN_PLACE, x)
+    else:
+        import lanterne
+        comm = lanterne.init()
+        all_reduce = lambda x: comm.all_reduce(x, x)
+    rank, buckets = comm.rank, [np.zeros(4096 * (k + 1), np.float32) for k in range(4)]
+    for now in range(job["iterations"]):
+        work("data")
+        work("forward")
+        for bucket in buckets:
+            work("backward", 0.25)
+            all_reduce(bucket)
+        work("optimizer")
+    if job["backend"] == "lanterne":
+        comm.close()
+"""
+NOTICE = re.compile(r"lanterne watch: .*?iteration (?P<index>\d+): (?!perhaps)(?P<text>.*)")
+NAMED = re.compile(r"rank (\d+) by [0-9.e+-]+ ms")
+
+
+class Change(NamedTuple):
+    """From iteration `at` on, `ranks` are to be named, and nobody else."""
+
+    at: int
+    ranks: frozenset[int]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 1 if a job was not right."""
+    kinds = [f"{name}-{what}" for name, module in BACKENDS.items() if find_spec(module) for what in PATTERNS]
+    columns = [("kind", ""), ("jobs", ""), ("right", ""), ("healthy blamed", ""), ("report differs", ""), ("after", "")]
+    score = partial(_score, iter(range(1 << 20)))
+    return score_jobs("operators.live_score", __doc__, kinds, score, columns, _row, "watched jobs", arguments)
+
+
+def make_job(kind: str, seed: int) -> tuple[dict[str, Any], int, list[Change]]:
+    """(what PROGRAM is told, its ranks, what is to be named), a pure function of both."""
+    draw = random.Random(f"{kind} {seed}")
+    backend, pattern = kind.split("-")
+    ranks = draw.randint(4, 8)
+    first, second = draw.sample(range(ranks), 2)
+    at = draw.randrange(45, 60)
+    moved = at + draw.randrange(25, 35)
+
+    def slow(rank: int, begin: int, end: int) -> dict[str, Any]:
+        about = {"factor": draw.uniform(1.3, SLOWEST), "phase": draw.choice(PHASES)}
+        return {"rank": rank, "first": begin, "last": end, **about}
+
+    if pattern == "one":
+        slowed, changes = [slow(first, at, ITERATIONS)], [Change(at, frozenset({first}))]
+    elif pattern == "two":
+        slowed = [slow(first, at, ITERATIONS)]
+        # Two are to be named where each is late by a fair part of what the other is.
+        slowed.append({**slowed[0], "rank": second, "phase": draw.choice(PHASES)})
+        changes = [Change(at, frozenset({first, second}))]
+    elif pattern == "moving":
+        slowed = [slow(first, at, moved), slow(second, moved, ITERATIONS)]
+        changes = [Change(at, frozenset({first})), Change(moved, frozenset({second}))]
+    elif pattern == "start":
+        slowed, changes = [slow(first, 0, at)], [Change(at, frozenset({first}))]
+    else:
+        slowed, changes = [], []
+    job = {"backend": backend, "iterations": ITERATIONS, "step_s": STEP_S, "slow": slowed}
+    return job, ranks, changes
+
+
+def _score(seeds: Any, kind: str) -> dict[str, Any]:
+    """Run one job of `kind`; its record."""
+    seed = next(seeds)
+    job, ranks, changes = make_job(kind, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        script, found = Path(folder, "job.py"), Path(folder, "report.json")
+        script.write_text(PROGRAM)
+        program = [str(script), json.dumps(job)]
+        launch = ["-n", str(ranks), "--", sys.executable, *program]
+        if job["backend"] == "gloo":
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            launch = ["--", *torchrun, *program]
+        watch = [sys.executable, "-m", "lanterne", "watch", "--incidents", "none", "--json", str(found)]
+        result = subprocess.run([*watch, *launch], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if result.returncode or not found.exists():
+            raise RuntimeError(f"{kind}, job {seed}: code {result.returncode}: {result.stderr[-2000:]}")
+        report = json.loads(found.read_text())
+    live = _named(result.stderr.splitlines())
+    final = [
+        frozenset(cause["ranks"]) for incident in report["incidents"] for cause in incident["causes"] if cause["ranks"]
+    ]
+    told = [ranks for _, ranks in live]
+    after = [index - change.at for (index, _), change in zip(live, changes, strict=False)]
+    slow = frozenset(one["rank"] for one in job["slow"])
+    return {
+        "kind": kind,
+        "seed": seed,
+        "right": told == [change.ranks for change in changes] and all(0 <= rows <= WITHIN for rows in after),
+        "blamed": bool(frozenset().union(*told, *final) - slow),
+        "agree": told == final,
+        "after": after,
+        "live": [[index, sorted(ranks)] for index, ranks in live],
+        "final": [sorted(ranks) for ranks in final],
+        "job": job,
+        "ranks": ranks,
+    }
+
+
+def _named(lines: list[str]) -> list[tuple[int, frozenset[int]]]:
+    """(iteration in which they were named, ranks) of what was said while the job ran."""
+    found: list[tuple[int, frozenset[int]]] = []
+    index = 0
+    for line in lines:
+        if notice := NOTICE.match(line):
+            index = int(notice["index"])
+        elif line.startswith("lanterne watch:   ") and (ranks := NAMED.findall(line)):
+            found.append((index, frozenset(map(int, ranks))))
+    return found
+
+
+def _row(kind: str, records: list[dict[str, Any]]) -> list[object]:
+    after = sorted(rows for one in records for rows in one["after"])
+    right = sum(one["right"] for one in records)
+    blamed, differ = sum(one["blamed"] for one in records), sum(not one["agree"] for one in records)
+    return [kind, len(records), right, blamed, differ, after[len(after) // 2] if after else "-"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
