@@ -271,6 +271,11 @@ class Rail:
         """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
         return tcp_info(self.sock).resent >= MUTE_TIMEOUTS
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the other end's kernel has answered nothing for so long that its host is lost."""
+        return tcp_info(self.sock).is_silent
+
     def close(self) -> None:
         self.sock.close()
 

@@ -136,6 +136,6 @@ class RailReturn:
         return True
 
     def _give(self, proven: Proven, peer: int, index: int, life: int) -> None:
-        configure(proven.sock)
+        configure(proven.sock, may_stand=True)
         self._found.append(Rail(proven.sock, peer, index, life, proven.seals))
         self._wakeup.set()

@@ -134,7 +134,7 @@ class SpareTransport(Wrapper):
             rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
         }
         for (rank, index), (sock, seals) in sorted(found.items()):
-            configure(sock)
+            configure(sock, may_stand=True)
             rail = Rail(sock, rank, index + 1, seals=seals)
             self.peers[rank].rails.append(rail)
             self._by_fd[rail.fileno()] = rail
@@ -331,12 +331,15 @@ class SpareTransport(Wrapper):
         self._next_s = 0.0 if off else self.machine.now_s() + POLICY.look_s
 
     def _ask(self, peer: SparePeer, now_s: float) -> None:
-        """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question."""
+        """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question.
+
+        The last one is left later: a peer that only computes, and so reads nothing, must not be taken for a lost host.
+        """
         rail = peer.rail
         if rail is None or not (peer.receives or (peer.path != DIRECT and peer.ledger.sent())):
             return
         peer.asked_s = now_s
-        if rail is not peer.rails[-1] and rail.is_mute:
+        if rail.is_silent if rail is peer.rails[-1] else rail.is_mute:
             self._drop(rail, "nothing that is sent over it is acknowledged")
         else:
             rail.put(PING)

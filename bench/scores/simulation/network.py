@@ -1,14 +1,16 @@
 """The sockets of a simulated world: streams in memory, between processes, with what befalls packets on the way.
 
 They have the verbs of socket.socket that lanterne uses. A stream keeps its order; a lost packet comes later, a cut path
-holds all up and, after CUT_S, ends the connection, as wire.configure asks of the kernel. A process that ends closes its
-sockets; one that leaves bytes unread resets them.
+holds all up and, after the user timeout that wire.configure has set, ends the connection; without one, TCP_INFO tells
+how long nothing was answered. A process that ends closes its sockets; one that leaves bytes unread resets them.
 """
 
 import errno
 import os
 import select
 import selectors
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
@@ -16,12 +18,13 @@ from typing import Any, Protocol
 
 from lanterne.bench.scores.simulation.baton import Actor, Baton
 from lanterne.transport.machine import Wakeup
-from lanterne.transport.tcp_info import RESENT_AT
+from lanterne.transport.tcp_info import ANSWERED_AT, RESENT_AT, UNACKED_AT
 
-# Latencies of a packet, drawn between; what a lost one takes longer; when a path that takes nothing ends a connection.
+# Latencies of a packet, drawn between; what a lost one takes longer; when a path that takes nothing ends a connection
+# that has no limit for it.
 LATENCY_S = 2e-5, 3e-4
 RESEND_S = 0.2, 0.6
-CUT_S = 4.0
+GIVEN_UP_S = 900.0
 # How many bytes may be under way or unread, drawn between; below it, how often a part of them is taken all the same.
 WINDOW_NBYTES = 1 << 9, 1 << 17
 PARTLY = 0.1
@@ -190,7 +193,7 @@ class Passage:
             return
         if self.held_since_s is None:
             self.held_since_s = baton.now_s
-        if baton.now_s > self.held_since_s + CUT_S:
+        if baton.now_s > self.held_since_s + (end.user_timeout_s or GIVEN_UP_S):
             for each in (end, peer):
                 each.fail(errno.ETIMEDOUT)
             return
@@ -215,6 +218,7 @@ class SimulatedSocket:
         self.at_end = False
         self.error: int | None = None
         self.timeout_s: float | None = None
+        self.user_timeout_s = 0.0
         self.passage = Passage(self)
         self._fd = network.new_fd(self)
 
@@ -236,14 +240,17 @@ class SimulatedSocket:
     def settimeout(self, seconds: float | None) -> None:
         self.timeout_s = seconds
 
-    def setsockopt(self, *_: object) -> None:
-        pass
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+            self.user_timeout_s = value / 1e3
 
     def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
-        """TCP_INFO: how often the same bytes were sent again."""
-        since_s = self.passage.held_since_s
-        again = 0 if since_s is None or self.baton.now_s < since_s + 0.6 else 2
-        return bytes([0] * RESENT_AT + [again]).ljust(nbytes, b"\0")
+        """TCP_INFO: how often the same bytes were sent again, and for how long nothing was answered."""
+        info, since_s = bytearray(nbytes), self.passage.held_since_s
+        if since_s is not None and (unanswered_s := self.baton.now_s - since_s) >= 0.6:
+            info[RESENT_AT], info[UNACKED_AT] = 2, 1
+            struct.pack_into("<I", info, ANSWERED_AT, round(1e3 * unanswered_s))
+        return bytes(info)
 
     # -- what a poll sees
 

@@ -11,6 +11,7 @@ from verdicts import verdict
 
 from lanterne.bench.scores.rails.rail_faults import mute
 from lanterne.errors import InputError, TransportError
+from lanterne.transport import wire
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rails.ledger import Ledger
@@ -235,6 +236,26 @@ def test_a_path_that_is_only_idle_is_left_alone():
         return transport.moved
 
     assert World(2).run(idle) == [[], []]
+
+
+def test_a_rank_that_reads_nothing_for_long_is_not_taken_for_a_lost_host(monkeypatch):
+    """Nor is its rail given up: the kernel's limit, of a lost host, is short here, and the message fills all buffers."""
+    monkeypatch.setattr(wire, "LOST_MS", 300)
+    message = np.arange(16 << 20, dtype=np.uint8)
+
+    def hand_on(transport):
+        peer, kind = 1 - transport.rank, (Send, Recv)[transport.rank]
+        word = transport.register(np.zeros(1, np.uint8))
+        transport.cut(peer, "reset")
+        transport.post((Send(word, 0, 1, peer, 5), Recv(word, 0, 1, peer, 5))).wait(30)
+        if transport.rank == 1:
+            time.sleep(2.0)
+        whole = message if transport.rank == 0 else np.zeros_like(message)
+        transport.post((kind(transport.register(whole), 0, whole.nbytes, peer),)).wait(30)
+        transport.post(((Recv, Send)[transport.rank](word, 0, 1, peer, 6),)).wait(30)
+        return len(transport.moved), bool((whole == message).all())
+
+    assert World(2, rails=RAILS[:1]).run(hand_on) == [(1, True)] * 2
 
 
 @pytest.mark.parametrize("rails", [(), ("memory",), ("127.0.0.2", "127.0.0.2"), ("192.0.2.1",)])
