@@ -5,10 +5,12 @@ block checks the bytes that arrived.
 
   lanterne bench p2p                                    mpi against bare mpi4py
   lanterne bench p2p --transport mpi,ucx --bytes 8,64MiB --json p2p.json
+  lanterne lab --hosts 2 --rate 10gbit -- lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M
   lanterne bench p2p --device cuda                      GPU to GPU over nccl, 64 to 256 MiB: where NCCL's time has steps
 
 `latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends
-and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
+and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks; so
+are the lines above the table, of what tcp's seals cost beside tcp-unsealed, and of tcp beside ucx.
 On GPUs messages are queued on a stream and times are the device's, by events; StragglAR (appendix H) saw NCCL's time
 rise in steps between 64 and 256 MiB.
 """
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.spread import COVERAGE, median_interval
-from lanterne.bench.output.units import format_time, parse_sizes, parse_time_s
+from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 MODES = ("latency", "one_way", "both_ways")
 PEER = "mpi4py"
+# tcp without the digests that it has between hosts.
+UNSEALED = "tcp-unsealed"
 SIZES = {"cpu": "8,1K,64K,1M,64M", "cuda": ",".join(f"{mib}M" for mib in range(64, 257, 16))}
 # Each block lasts about this long, so that small messages are repeated often and large ones a few times.
 BLOCK_S = 0.1
@@ -43,7 +47,7 @@ MAX_REPEATS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transport", metavar="A,B", help="of mpi, tcp, ucx (default mpi); on GPUs nccl")
+    parser.add_argument("--transport", metavar="A,B", help=f"of mpi, tcp, {UNSEALED}, ucx (default mpi); on GPUs nccl")
     parser.add_argument("--device", default="cpu", choices=SIZES, help="where the messages are (default cpu)")
     parser.add_argument("--bytes", metavar="SIZE,...", help="default 8,1K,64K,1M,64M; on GPUs 64M to 256M by 16M")
     parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")
@@ -63,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
     if args.blocks < 1:
         raise InputError(f"--blocks: got {args.blocks}, expected at least 1")
     from lanterne.transport.job.bootstrap import connect, in_a_job
-    from lanterne.transport.registry import open_transport
 
     if not in_a_job():
         from lanterne.transport.job.launch import launch
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         if group.world_size != 2:
             raise InputError(f"bench p2p: got {group.world_size} ranks, expected 2")
         kind = OnDevice if on_device else Ours
-        contenders: dict[str, Ours | Bare] = {name: kind(open_transport(name, group, timeout_s)) for name in transports}
+        contenders: dict[str, Ours | Bare] = {name: kind(open_contender(name, group, timeout_s)) for name in transports}
         if not args.no_peer and not on_device:
             contenders[PEER] = Bare()
         records = [
@@ -95,6 +98,16 @@ def run(args: argparse.Namespace) -> int:
         document = report.envelope(results=records)
         report.tell(args.json, document, print_records)
     return int(any(record["wrong"] for record in records))
+
+
+def open_contender(name: str, group: Group, timeout_s: float) -> Transport:
+    """The transport `name`, or tcp without seals, between the ranks of `group`."""
+    from lanterne.transport.registry import open_transport
+    from lanterne.transport.tcp.over_tcp import TcpTransport
+
+    if name == UNSEALED:
+        return TcpTransport(group, timeout_s, sealed=False)
+    return open_transport(name, group, timeout_s)
 
 
 class Ours:
@@ -307,4 +320,20 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
         )
         for record in document["results"]
     ]
-    report.print_table(columns, rows, left=(0, 1), file=file)
+    report.print_table(columns, rows, notes=comparisons(document["results"]), left=(0, 1), file=file)
+
+
+def comparisons(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each size and mode of tcp beside tcp-unsealed, and beside ucx; medians over neighbouring blocks."""
+    times_s = {(record["transport"], record["mode"], record["nbytes"]): record["time_s"] for record in records}
+    lines = []
+    for (name, mode, nbytes), samples_s in times_s.items():
+        for other, what in ((UNSEALED, "tcp's seals"), ("ucx", "tcp beside ucx")):
+            if name == "tcp" and (beside_s := times_s.get((other, mode, nbytes))):
+                pairs = list(zip(samples_s, beside_s, strict=True))
+                ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+                more_s = statistics.median(ours - theirs for ours, theirs in pairs)
+                took = f"{ratio:.3f} of its time ({'+' if more_s >= 0 else '-'}{format_time(abs(more_s))})"
+                rate = "" if what == "tcp's seals" else f", {1 / ratio:.2f} of its bandwidth"
+                lines.append(f"{what}, {format_nbytes(nbytes)}, {mode}: {took}{rate}")
+    return lines

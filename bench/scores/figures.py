@@ -35,7 +35,8 @@ ARRIVALS = "./run bench lab-arrivals"
 LAB_PEERS = "./run bench lab-peers --contenders lanterne,gloo --algorithm auto,ring --json FILE --cases"
 LAB = "./run lab --rate 200mbit --hosts"
 SLOW_NIC = "./run lab --hosts 8 --rate 200mbit --rate 5=50mbit -- lanterne bench all_reduce --bytes 4M --delay 0,185ms"
-P2P = "./run lab --hosts 2 --rate 10gbit -- lanterne bench p2p --transport tcp,ucx --no-peer --bytes 8,64M"
+LAB_2 = "./run lab --hosts 2"
+P2P = "lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M"
 DDP = "./run bench ddp --caps 1,2,25"
 TRAIN = "./run pipeline train -n 4 --data README.md --transport tcp"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
@@ -305,7 +306,11 @@ FIGURES: list[Row] = [
     Row("calls", "first init on a host, 4 ranks", "1 s", NOT_BUILT),
     Row("clusters", "ways of launching that give the right world, or one line", "9 of 9", "./run test -m cluster"),
     Row("clusters", "wrong elements and crashes by 1,000 forged connections", "0", "./run bench strangers"),
-    Row("clusters", "tcp over ucx between emulated hosts, 64 MiB", "0.8", P2P),
+    Row("clusters", "the same by 1,000 messages of UCX clients", "0", "./run bench strangers --transport ucx"),
+    Row("clusters", "tcp over ucx between hosts, 64 MiB, 10 Gbit/s", "0.8", f"{LAB_2} --rate 10gbit -- {P2P}"),
+    Row("clusters", "the same, veth without a limit", "0.8", f"{LAB_2} --rate 400gbit -- {P2P}"),
+    Row("clusters", "tcp's half trip over ucx's, 8 B", "10 us", f"{LAB_2} --rate 10gbit -- {P2P}"),
+    Row("clusters", "seals of tcp at 10 Gbit/s, 64 MiB / 8 B", "5 % / 3 us", f"{LAB_2} --rate 10gbit -- {P2P}"),
     Row("clusters", "memory after 100,000 splits and closes", "within 5 MB", "./run bench splits --splits 100000"),
     Row(
         "torch",

@@ -6,23 +6,31 @@ them. Reported are wrong elements, the median call during the bursts over that o
 ranks grew by, and how many connections were refused. tcp's own ports are closed once the ranks have met, and the
 launcher listens on none but the store's, so these are all that a stranger finds.
 
+With --transport ucx the ranks talk over UCX's TCP layer on loopback, and strangers are UCX clients (ucx_strangers.py)
+that send well-formed messages, with tags of their own, to the ports of the ranks' workers.
+
   lanterne bench strangers                               1,000 connections
+  lanterne bench strangers --transport ucx               1,000 messages
   lanterne bench strangers --connections 5000 --json strangers.json
 """
 
 import argparse
 import hmac
 import itertools
+import json
 import os
 import socket
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,11 +45,15 @@ RANKS, COUNT = 2, 1024
 BURST_S = 1.0
 # Of a stranger that drips: between two bytes, and how many.
 DRIP_S, DRIPS = 0.01, 20
+# What has UCX open ports although its ranks share a host.
+UCX_ON_LOOPBACK = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", "LANTERNE_TRUSTED_NETWORK": "1"}
+UCX_STRANGERS_S = 120.0
 # How long the ranks may take to start, and ports to be served after the last burst.
 START_S, SETTLE_S = 60.0, 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--transport", default="tcp", choices=("tcp", "ucx"), help="of the ranks (default tcp)")
     parser.add_argument("--connections", type=whole(1), default=1000, metavar="N", help="forged (default 1000)")
     parser.add_argument("--bursts", type=whole(1), default=10, metavar="K", help="with quiet between (default 10)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -51,11 +63,14 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.transport.job.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
-        attack = Attack(Path(folder), args.connections, args.bursts)
+        attack = (Attack if args.transport == "tcp" else UcxAttack)(Path(folder), args.connections, args.bursts)
+        if args.transport == "ucx":
+            os.environ.update(UCX_ON_LOOPBACK)
         attacker = threading.Thread(target=attack.run, daemon=True)
         attacker.start()
-        code = "import sys; from lanterne.bench.scores.strangers import rank_main; rank_main(sys.argv[1])"
-        exit_code = launch([*own_python(), "-c", code, folder], RANKS, launcher="direct", timeout_s=600)
+        code = "import sys; from lanterne.bench.scores.strangers import rank_main; rank_main(*sys.argv[1:])"
+        command = [*own_python(), "-c", code, folder, args.transport]
+        exit_code = launch(command, RANKS, launcher="direct", timeout_s=600)
         attacker.join(10)
         results = [verdict(Path(folder), attack, exit_code)]
     report.tell(args.json, report.envelope(results=results), print_records)
@@ -65,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
 # -- the job
 
 
-def rank_main(folder: str) -> None:
+def rank_main(folder: str, transport: str) -> None:
     """One rank: calls until the file `stop` is there; its times, and how many elements were wrong, go to `folder`."""
     import numpy as np
 
     import lanterne
     from lanterne.transport.rails.delegate_transport import Delegates
 
-    communicator = lanterne.init(transport="tcp")
+    communicator = lanterne.init(transport=transport)
     rank, told = communicator.rank, Path(folder)
     group = communicator.transport._job
     assert group is not None
@@ -106,8 +121,12 @@ class Attack:
     """Connects to all ports of the job below this process, in bursts.
 
     Attributes: `bursts`, (start, end) of each, and `calm`, of the quiet before each, of time.monotonic; `made`,
-    connections by kind; `grown_nbytes`; `ports`, those found.
+    connections by kind; `grown_nbytes`; `ports`, those found; `what` is made, and the `bars` on (call over the quiet
+    one, growth).
     """
+
+    what = "connections"
+    bars: tuple[float, float] = (SLOWER, GROWTH_NBYTES)
 
     def __init__(self, folder: Path, connections: int, bursts: int) -> None:
         self._folder = folder
@@ -115,7 +134,7 @@ class Attack:
         self._num_bursts = bursts
         self.bursts: list[tuple[float, float]] = []
         self.calm: list[tuple[float, float]] = []
-        self.made: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.made: Counter[str] = Counter()
         self.grown_nbytes = 0
         self.ports: set[tuple[str, int]] = set()
 
@@ -133,7 +152,7 @@ class Attack:
                 began_s = time.monotonic()
                 time.sleep(BURST_S)
                 self.calm.append((began_s, time.monotonic()))
-                self.ports = ports_below(os.getpid())
+                self.ports = self._targets(pids)
                 self._burst(turns, token)
             time.sleep(SETTLE_S)
             self.grown_nbytes = _memory_nbytes() - before
@@ -142,6 +161,9 @@ class Attack:
 
     def _ranks(self) -> list[int]:
         return [int(path.read_text()) for path in self._folder.glob("pid*") if path.read_text()]
+
+    def _targets(self, _pids: list[int]) -> set[tuple[str, int]]:
+        return ports_of(_pids_here())
 
     def _burst(self, turns: Iterator[str], token: str) -> None:
         began_s, opened, ports = time.monotonic(), list[socket.socket](), sorted(self.ports)
@@ -157,6 +179,25 @@ class Attack:
         self.bursts.append((began_s, time.monotonic()))
         for sock in opened:
             sock.close()
+
+
+class UcxAttack(Attack):
+    """Sends messages to the UCX workers of the ranks. What these do with them is UCX's: no bar on times and memory."""
+
+    what = "messages"
+    bars = (inf, inf)
+
+    def _targets(self, pids: list[int]) -> set[tuple[str, int]]:
+        return ports_of(pids)
+
+    def _burst(self, _turns: Iterator[str], _token: str) -> None:
+        began_s = time.monotonic()
+        code = "from lanterne.bench.scores.ucx_strangers import main; main()"
+        ports = [str(port) for _, port in sorted(self.ports)]
+        command = [*own_python(), "-c", code, str(self._per_burst), str(len(self.bursts)), *ports]
+        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=UCX_STRANGERS_S, check=True).stdout
+        self.made.update(json.loads(told))
+        self.bursts.append((began_s, time.monotonic()))
 
 
 def _challenge(sock: socket.socket) -> bytes:
@@ -225,18 +266,17 @@ KINDS: dict[str, Callable[[socket.socket, str], object]] = {
 # -- what is seen from outside
 
 
-def _pids() -> list[int]:
+def _pids_here() -> list[int]:
+    """The job's processes."""
     from lanterne.transport.job.guard import descendants
 
     return descendants(os.getpid())
 
 
-def ports_below(pid: int) -> set[tuple[str, int]]:
-    """(address, port) of all that processes below `pid` listen on."""
-    from lanterne.transport.job.guard import descendants
-
+def ports_of(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """(address, port) of all that these processes listen on."""
     inodes: set[str] = set()
-    for each in descendants(pid):
+    for each in pids:
         with suppress(OSError):
             for fd in os.listdir(f"/proc/{each}/fd"):
                 with suppress(OSError):
@@ -253,7 +293,7 @@ def ports_below(pid: int) -> set[tuple[str, int]]:
 def _memory_nbytes() -> int:
     """Resident memory of the job's processes together."""
     pages = 0
-    for pid in _pids():
+    for pid in _pids_here():
         with suppress(OSError, IndexError):
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -283,6 +323,7 @@ def verdict(folder: Path, attack: Attack, exit_code: int) -> dict[str, Any]:
     wrong = sum(int(file["wrong"]) for file in files)
     failed = crashed or wrong or ratio is None
     return {
+        "what": attack.what,
         "connections": attack.made,
         "ports": len(attack.ports),
         "calls": len(times) // RANKS,
@@ -292,7 +333,8 @@ def verdict(folder: Path, attack: Attack, exit_code: int) -> dict[str, Any]:
         "quiet_call_s": calm,
         "over_quiet": ratio,
         "grown_nbytes": attack.grown_nbytes,
-        "missed": bool(failed or (ratio or 0) > SLOWER or attack.grown_nbytes > GROWTH_NBYTES),
+        "bars": [bar if bar < inf else None for bar in attack.bars],
+        "missed": bool(failed or (ratio or 0) > attack.bars[0] or attack.grown_nbytes > attack.bars[1]),
     }
 
 
@@ -301,16 +343,21 @@ def print_records(document: dict[str, Any], out: TextIO = sys.stdout) -> None:
     for record in document["results"]:
         for kind, count in record["connections"].items():
             print(f"{count:6d}  {kind}", file=out)
-        print(f"{sum(record['connections'].values()):6d}  connections to {record['ports']} ports", file=out)
+        slower, growth_nbytes = record["bars"]
+        print(f"{sum(record['connections'].values()):6d}  {record['what']} to {record['ports']} ports", file=out)
         if record["over_quiet"] is not None:
             quiet, during = (format_time(statistics.median(record[key])) for key in ("quiet_call_s", "call_s"))
             print(
-                f"median call {during}, quiet {quiet}: {record['over_quiet']:.2f} of it (bar {SLOWER:g}); "
+                f"median call {during}, quiet {quiet}: {record['over_quiet']:.2f} of it{_bar(slower)}; "
                 f"{record['calls']} calls",
                 file=out,
             )
         print(
             f"{record['wrong']} wrong elements; {'the job ended' if record['crashed'] else 'no crash'}; memory "
-            f"{record['grown_nbytes'] / 2**20:+.1f} MiB (bar {GROWTH_NBYTES >> 20})",
+            f"{record['grown_nbytes'] / 2**20:+.1f} MiB{_bar(growth_nbytes and growth_nbytes >> 20)}",
             file=out,
         )
+
+
+def _bar(value: float | None) -> str:
+    return "" if value is None else f" (bar {value:g})"

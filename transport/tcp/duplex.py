@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from lanterne.transport.steering import steers, value
-from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal
+from lanterne.transport.tcp.seal import Seal, record_nbytes
 from lanterne.transport.wire import SEAL_NBYTES, send_parts
 
 HEADER = struct.Struct("<qqqq")
@@ -47,10 +47,10 @@ class DuplexPolicy:
     parts: int = value(16, "chosen", half="more system calls of many small messages", double="longer lists")
     # Records of a message that are made ready, or received, at once.
     records: int = value(
-        4,
-        "chosen",
+        2,
+        "chosen: of 256 KiB to 1 MiB, which caches still hold when they leave",
         half="less overlap of sealing and sending",
-        double="twice the memory a connection",
+        double="more is digested before anything leaves",
     )
     inbox_nbytes: int = value(
         32 << 10,
@@ -158,7 +158,7 @@ class Duplex:
             if first.seal is None:
                 self._add(first.rest)
             else:
-                record, first.rest = first.rest[:RECORD_NBYTES], first.rest[RECORD_NBYTES:]
+                record, first.rest = first.rest[: first.record_nbytes], first.rest[first.record_nbytes :]
                 self._add(record)
                 self._add(memoryview(first.seal.of_record(record)))
                 if first.rest:
@@ -285,10 +285,11 @@ class Duplex:
 class _Outgoing:
     """A message that is to leave, or a frame behind one; `rest` of it is not ready yet. `done`: None for a frame."""
 
-    __slots__ = ("done", "rest", "seal")
+    __slots__ = ("done", "record_nbytes", "rest", "seal")
 
     def __init__(self, rest: memoryview, seal: Seal | None, done: Callable[[], object] | None) -> None:
         self.rest = rest
+        self.record_nbytes = record_nbytes(rest.nbytes)
         self.seal = seal
         self.done = done
 
@@ -296,7 +297,7 @@ class _Outgoing:
 class _Incoming:
     """A message that comes; `target`: where its next bytes go, or with a seal those that no record is open for."""
 
-    __slots__ = ("_open", "_parts", "nbytes", "number", "seal", "tag", "target")
+    __slots__ = ("_open", "_parts", "_record_nbytes", "nbytes", "number", "seal", "tag", "target")
 
     def __init__(self, tag: int, number: int, nbytes: int, target: memoryview, seal: Seal | None) -> None:
         self.tag = tag
@@ -304,6 +305,7 @@ class _Incoming:
         self.nbytes = nbytes
         self.target = target
         self.seal = seal
+        self._record_nbytes = record_nbytes(nbytes)
         # The next records, each with its digest, and what of all these has not come.
         self._open: deque[tuple[memoryview, memoryview]] = deque()
         self._parts: deque[memoryview] = deque()
@@ -311,7 +313,7 @@ class _Incoming:
 
     def _open_records(self) -> None:
         while self.seal is not None and self.target and len(self._open) < POLICY.records:
-            record, self.target = self.target[:RECORD_NBYTES], self.target[RECORD_NBYTES:]
+            record, self.target = self.target[: self._record_nbytes], self.target[self._record_nbytes :]
             proof = memoryview(bytearray(SEAL_NBYTES))
             self._open.append((record, proof))
             self._parts += (record, proof)

@@ -95,6 +95,7 @@ class TcpTransport(Transport):
 
     Args:
         timeout_s: the default of every wait.
+        sealed: whether what is said between hosts is, unless all ranks trust the network.
 
     Raises:
         TransportError: a rank did not come.
@@ -103,7 +104,7 @@ class TcpTransport(Transport):
     name = "tcp"
     capabilities: Capabilities = Capabilities(receiver_paced_nbytes=DUPLEX.paced_nbytes)
 
-    def __init__(self, group: Group, timeout_s: float | None = None) -> None:
+    def __init__(self, group: Group, timeout_s: float | None = None, *, sealed: bool = True) -> None:
         self.rank: int = group.rank
         self.world_size: int = group.world_size
         self.machine: Machine = group.machine
@@ -123,7 +124,7 @@ class TcpTransport(Transport):
         self._over = OverTags()
         self._silence_s = 0.0  # when it looks next whether peers that are waited for answer
         self.wakes: bool = len(set(group.hosts)) > 1
-        found, seals = _connect(group)
+        found, seals = _connect(group, sealed=sealed)
         for (rank, index), sock in sorted(found.items()):
             configure(sock, may_stand=True)
             peer = self.peers.setdefault(rank, TcpPeer(rank, self._over))
@@ -509,10 +510,10 @@ class TcpRequest(Request):
         return self.test() or (MOVED if self._transport.moved else False)
 
 
-def _connect(group: Group) -> tuple[dict[tuple[int, int], socket.socket], SealsOf]:
+def _connect(group: Group, *, sealed: bool) -> tuple[dict[tuple[int, int], socket.socket], SealsOf]:
     """The sockets to all others, by rank and index, and their Seals. All ranks make them together."""
     one_host = len(set(group.hosts)) == 1
-    seals: SealsOf = (lambda peer, index: None) if one_host else _agree(group)
+    seals: SealsOf = (lambda peer, index: None) if one_host else _agree(group, trusts=not sealed or is_trusted())
     found = connect_rails(
         group.rank,
         ("tcp",) * (1 if one_host else 2),
@@ -526,10 +527,10 @@ def _connect(group: Group) -> tuple[dict[tuple[int, int], socket.socket], SealsO
     return {key: proven.sock for key, proven in found.items()}, seals
 
 
-def _agree(group: Group) -> SealsOf:
+def _agree(group: Group, *, trusts: bool) -> SealsOf:
     """The Seals of a connection, by peer and index; None inside a host, and where all ranks trust the network."""
     nonce = os.urandom(NONCE_NBYTES)
-    told = group.exchange("lanterne/tcp-seals", nonce + bytes((is_trusted(), find_openssl() is not None)))
+    told = group.exchange("lanterne/tcp-seals", nonce + bytes((trusts, find_openssl() is not None)))
     if all(each[NONCE_NBYTES] for each in told):
         return lambda peer, index: None
     fast = all(each[NONCE_NBYTES + 1] for each in told)

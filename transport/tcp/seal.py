@@ -5,7 +5,7 @@ what it seals; the count goes into the digest, so what comes twice, late or not 
 BLAKE2b of 16 bytes. The bytes of large messages are cut into records, each with a tag of 16 bytes: of ChaCha20-Poly1305
 (RFC 8439) that authenticates them and encrypts nothing, by the OpenSSL that Python has loaded, at 10 GB/s; where there
 is none to be found, keyed BLAKE2b too, at some 1 GB/s. A forged digest passes with a probability of 2^-128 for BLAKE2b;
-of 2^-89 for Poly1305 over a record of RECORD_NBYTES (its bound is 8 * length / 16 * 2^-106).
+of 2^-87 for Poly1305 over a record of MOST_RECORD_NBYTES (its bound is 8 * length / 16 * 2^-106).
 """
 
 import ctypes
@@ -20,8 +20,9 @@ from typing import Any, TypeAlias
 from lanterne.transport.base import address_of
 from lanterne.transport.wire import SEAL_NBYTES, FrameSeal
 
-# Bytes of a large message that one tag is for: they are still in a core's own cache when they are digested.
-RECORD_NBYTES = 256 << 10
+# Bytes of a large message that one tag is for: they are still in a core's own cache when they are digested. A record
+# costs some 5 us of Python at each end, and the first ones have to be digested before anything leaves: a sixteenth each.
+LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES = 256 << 10, 1 << 20
 NONCE_NBYTES = 12
 # Of OpenSSL's evp.h: asks for the tag of an authenticating cipher.
 EVP_CTRL_AEAD_GET_TAG = 0x10
@@ -36,6 +37,13 @@ _FUNCTIONS = (
     ("EVP_CipherFinal_ex", ctypes.c_int, (ctypes.c_void_p,) * 3),
     ("EVP_CIPHER_CTX_ctrl", ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)),
 )
+
+
+
+def record_nbytes(nbytes: int) -> int:
+    """How many bytes of a message of `nbytes` one tag is for."""
+    return min(max(nbytes // 16, LEAST_RECORD_NBYTES), MOST_RECORD_NBYTES)
+
 
 # (number of the record, its bytes) -> the tag.
 Digest: TypeAlias = Callable[[int, memoryview], bytes]

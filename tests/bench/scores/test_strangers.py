@@ -1,6 +1,7 @@
 """The benchmark of forged connections: a job withstands some of each kind; what would be missed is."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,6 +10,49 @@ import numpy as np
 import pytest
 
 from lanterne.bench.scores import strangers
+
+
+# A rank's worker, a receive of tag 7, and what a stranger sends to its port: only a right tag is received.
+HEARD = """
+import os, time
+from concurrent.futures import ThreadPoolExecutor
+from lanterne.bench.scores.strangers import ports_of
+from lanterne.bench.scores.ucx_strangers import UcxStranger
+from lanterne.transport.ucx.worker import load_ucxx, make_worker
+ucxx, array = load_ucxx()
+_, worker = make_worker(ucxx, {})
+((_, port),) = ports_of([os.getpid()])
+buffer, stranger = bytearray(8), UcxStranger()
+receive = worker.tag_recv(array(memoryview(buffer)), ucxx.UCXXTag(7), ucxx.UCXXTagMaskFull)
+for tag in (8, 7):
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(stranger.send, port, tag, bytearray(b"stranger"))
+        until_s = time.monotonic() + (2.0 if tag == 8 else 60.0)
+        while not (sent.done() and receive.completed) and time.monotonic() < until_s:
+            worker.progress_once()
+    print(tag, sent.result(), receive.completed, bytes(buffer))
+"""
+
+
+def test_what_a_ucx_stranger_sends_comes_if_its_tag_is_right():
+    pytest.importorskip("ucxx")
+    variables = os.environ | strangers.UCX_ON_LOOPBACK
+    ended = subprocess.run(
+        [sys.executable, "-c", HEARD], env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    expected = ["8 True False " + str(bytes(8)), "7 True True b'stranger'"]
+    assert ended.stdout.splitlines() == expected, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_job_over_ucx_goes_on():
+    pytest.importorskip("ucxx")
+    options = ["--transport", "ucx", "--connections", "40", "--bursts", "1", "--json", "-"]
+    command = [sys.executable, "-m", "lanterne", "bench", "strangers", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    (record,) = json.loads(ended.stdout)["results"]
+    assert (record["wrong"], record["crashed"], record["ports"]) == (0, False, strangers.RANKS), ended.stderr
+    assert sum(record["connections"].values()) == 40 and record["call_s"] and record["quiet_call_s"]
 
 
 @pytest.mark.slow
@@ -21,16 +65,21 @@ def test_a_job_goes_on():
     assert record["grown_nbytes"] <= strangers.GROWTH_NBYTES and record["call_s"] and record["quiet_call_s"]
 
 
-def record_of(folder, *, slower=1.0, wrong=0, grown=0, exit_code=0, ranks=strangers.RANKS):
+def record_of(folder, *, kind=strangers.Attack, slower=1.0, wrong=0, grown=0, exit_code=0, ranks=strangers.RANKS):
     for rank in range(ranks):
         np.savez(folder / f"rank{rank}.npz", times=[(0.5, 1e-3), (1.5, 1e-3 * slower)], wrong=wrong)
     attack = SimpleNamespace(bursts=[(1, 2)], calm=[(0, 1)], made={"drip": 1}, ports={1}, grown_nbytes=grown)
+    attack.what, attack.bars = kind.what, kind.bars
     return strangers.verdict(folder, attack, exit_code)
 
 
 @pytest.mark.parametrize(
     ("options", "missed"),
-    [({}, False), ({"slower": 1.2}, True), ({"wrong": 1}, True), ({"grown": 65 << 20}, True), ({"exit_code": 1}, True)],
+    [
+        *(({}, False), ({"slower": 1.2}, True), ({"wrong": 1}, True), ({"grown": 65 << 20}, True)),
+        *(({"exit_code": 1}, True), ({"slower": 9.0, "grown": 65 << 20, "kind": strangers.UcxAttack}, False)),
+        ({"wrong": 1, "kind": strangers.UcxAttack}, True),
+    ],
 )
 def test_the_verdict(tmp_path, options, missed):
     assert record_of(tmp_path, **options)["missed"] == missed

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from lanterne.transport.tcp import duplex, seal
 from lanterne.transport.tcp.duplex import DATA, GRANT, OFFER, POLICY, Duplex, Garbled, Seals
-from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal, find_openssl
+from lanterne.transport.tcp.seal import LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES, Seal, find_openssl, record_nbytes
 
 FAST = [pytest.param(True, marks=pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")), False]
 WHOLE, PACED = POLICY.whole_nbytes, POLICY.paced_nbytes
-EDGES = (0, 1, WHOLE, WHOLE + 1, PACED, RECORD_NBYTES - 1, RECORD_NBYTES, 2 * RECORD_NBYTES + 7)
+RECORD = LEAST_RECORD_NBYTES
+EDGES = (0, 1, WHOLE, WHOLE + 1, PACED, RECORD - 1, RECORD, 2 * RECORD + 7)
 
 
 class Taker:
@@ -98,6 +99,20 @@ def test_what_is_put_comes_out(fast, frames, data):
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
     expected = [(kind, 7, number, len(payload), payload) for number, (kind, payload) in enumerate(frames)]
     assert taken(stream, there, cuts) == expected
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [(1, RECORD), (16 * RECORD, RECORD), (8 << 20, 512 << 10), (16 << 20, MOST_RECORD_NBYTES), (1 << 40, 1 << 20)],
+)
+def test_records_of_large_messages_are_larger(nbytes, expected):
+    assert record_nbytes(nbytes) == expected
+
+
+def test_a_message_of_large_records_comes_out():
+    message = np.random.default_rng(0).bytes(5 * (1 << 20) + 7)
+    here, there = seal_pair(fast=False)
+    assert taken(recorded([(DATA, message)], here), there)[0][-1] == message
 
 
 @pytest.mark.parametrize("fast", FAST)
