@@ -3,7 +3,7 @@
 UCX's TCP layer writes to the address that a message names, so whoever reaches such a port can write the process's
 memory, and no setting changes that. So a job takes ucx by itself on one host, where it opens no port, and between hosts
 where all have RDMA, or where LANTERNE_TRUSTED_NETWORK=1 says that nobody else reaches them; else tcp, which then seals
-what it says (tcp/seal.py).
+what it says (tcp/seal.py). LANTERNE_ENCRYPT=1 asks for tcp between hosts, encrypted (tcp/tls.py), and for nothing else.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from lanterne.errors import InputError
 
 VARIABLE = "LANTERNE_TRUSTED_NETWORK"
+ENCRYPT = "LANTERNE_ENCRYPT"
 RDMA_PORTS = "/sys/class/infiniband"
 
 
@@ -24,9 +25,28 @@ def is_trusted() -> bool:
     Raises:
         InputError: it is neither 0 nor 1.
     """
-    text = os.environ.get(VARIABLE, "0")
+    return _is_set(VARIABLE)
+
+
+def is_encrypted() -> bool:
+    """Whether LANTERNE_ENCRYPT asks for what ranks of several hosts send each other to be encrypted.
+
+    Raises:
+        InputError: it is neither 0 nor 1.
+    """
+    return _is_set(ENCRYPT)
+
+
+def refuse_if_encrypted(what: str) -> None:
+    """Raise InputError if what is sent is to be encrypted: `what`, "rails" say, encrypts nothing."""
+    if is_encrypted():
+        raise InputError(f"{ENCRYPT}=1: got {what}, which would send in the clear, expected transport tcp alone")
+
+
+def _is_set(variable: str) -> bool:
+    text = os.environ.get(variable, "0")
     if text not in ("0", "1"):
-        raise InputError(f"{VARIABLE}: got {text!r}, expected 0 or 1")
+        raise InputError(f"{variable}: got {text!r}, expected 0 or 1")
     return text == "1"
 
 

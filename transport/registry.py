@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lanterne.errors import InputError, Unavailable, one_of
 from lanterne.transport.job.bootstrap import in_a_job, is_started_by_mpi
-from lanterne.transport.networks import has_rdma, is_trusted
+from lanterne.transport.networks import has_rdma, is_encrypted, is_trusted, refuse_if_encrypted
 
 if TYPE_CHECKING:
     from lanterne.transport.base import Transport
@@ -41,10 +41,12 @@ def open_transport(name: str, group: "Group", timeout_s: float | None = None) ->
     """The transport `name` between the ranks of `group`.
 
     Raises:
-        InputError: no transport of that name.
+        InputError: no transport of that name, or it encrypts nothing and is to.
         Unavailable: its library is missing here.
     """
     module, cls, _ = find_transport(name)
+    if name != "tcp" and len(set(group.hosts)) > 1:
+        refuse_if_encrypted(f"transport {name} between hosts")
     opened: "Transport" = getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
     return opened
 
@@ -72,16 +74,17 @@ def host_transport(group: "Group", timeout_s: float | None = None, *, by_mpi: bo
     Not `by_mpi`: the job is not the launcher's.
 
     It is ucx where every rank has it, and all share a host, or all hosts have RDMA, or all say that their network
-    is trusted; networks.py says why.
+    is trusted; networks.py says why. It is tcp between hosts where one rank says that it is to be encrypted.
 
     Raises:
-        InputError: LANTERNE_TRUSTED_NETWORK is neither 0 nor 1.
+        InputError: LANTERNE_TRUSTED_NETWORK or LANTERNE_ENCRYPT is neither 0 nor 1.
         TransportTimeout, PeerFailed: as Group.exchange.
     """
-    if by_mpi and is_started_by_mpi():
+    if by_mpi and is_started_by_mpi() and not (is_encrypted() and len(set(group.hosts)) > 1):
         return "mpi"
     one_host = len(set(group.hosts)) == 1
-    rdma, trusted = one_host or has_rdma(), one_host or is_trusted()
+    in_clear = one_host or not is_encrypted()
+    rdma, trusted = in_clear and (one_host or has_rdma()), in_clear and (one_host or is_trusted())
     # Where it is not to be used it is not loaded either, which takes half a second.
     told = bytes(((rdma or trusted) and has_ucx(), rdma, trusted))
     ranks = group.exchange("lanterne/host-transport", told, timeout_s)

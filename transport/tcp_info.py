@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from lanterne.transport.wire import LOST_MS
 
@@ -39,7 +39,13 @@ class TcpInfo(NamedTuple):
         return overdue or self.probes >= MOST_PROBES
 
 
-def tcp_info(sock: socket.socket) -> TcpInfo:
+class Told(Protocol):
+    """A connection of which the kernel tells; see socket.socket."""
+
+    def getsockopt(self, level: int, option: int, nbytes: int, /) -> bytes: ...
+
+
+def tcp_info(sock: Told) -> TcpInfo:
     """The TcpInfo of a connection. Cost: 1 us."""
     told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNSENT_AT + _WORD.size)
     info = told.ljust(UNSENT_AT + _WORD.size, b"\0")

@@ -13,8 +13,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.errors import InputError, TransportError
 
@@ -274,7 +274,14 @@ def in_words(refused: Mapping[str, int]) -> str:
     return ", ".join(f"{why} {count}" for why, count in sorted(refused.items(), key=lambda item: -item[1]))
 
 
-def send_parts(sock: socket.socket, parts: deque[memoryview], most: int) -> int:
+class Sender(Protocol):
+    """A connection that parts of messages are written to; see socket.socket."""
+
+    def send(self, data: memoryview, /) -> int: ...
+    def sendmsg(self, parts: Sequence[memoryview], /) -> int: ...
+
+
+def send_parts(sock: Sender, parts: deque[memoryview], most: int) -> int:
     """Write what the connection takes of the first `most` of `parts`, and remove it there: how many bytes.
 
     Raises:

@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from lanterne.bench.scores.strangers import ports_of
@@ -22,10 +23,10 @@ from lanterne.transport.base import make_tag
 from lanterne.transport.ucx.over_ucx import INTERNAL
 from lanterne.transport.ucx.worker import load_ucxx, make_worker
 
-# Tries of a client before the next one, another worker, takes over.
+# Messages of a client before the next one, another worker, takes over.
 TRIES_EACH = 10
-# How long a message may take to leave: the other end has to let UCX work, too.
-LEAVE_S = 1.0
+# How long they may take to leave: the other end has to let UCX work, too.
+LEAVE_S = 3.0
 # By kind: bytes, of what may leave at once, or waits for a receive.
 SIZES = {"nothing": 0, "a word": 8, "an array": 8192, "more than is expected": 65536}
 # The tags that lanterne has before they are hashed, and any.
@@ -44,23 +45,26 @@ class UcxStranger:
         _, self._worker = make_worker(self._ucxx, {})
         self._address = bytes(self._worker.address)
         self._port = _port_in(self._address)
-        self._kept: list[Any] = []
+        self._sent: list[tuple[str, bytearray, Any, Any]] = []
 
-    def send(self, port: int, tag: int, message: bytearray) -> bool:
-        """Send to who listens on `port`; whether it has left within LEAVE_S."""
+    def send(self, port: int, tag: int, message: bytearray, kind: str) -> None:
+        """Begin to send to who listens on `port`."""
         forged = self._address.replace(self._port, struct.pack(">H", port))
-        try:
+        with suppress(self._ucxx.UCXError):
             address = self._ucxx.UCXAddress.create_from_buffer(forged)
             end = self._ucxx.UCXEndpoint.create_from_worker_address(self._worker, address, True)
             request = end.tag_send(self._array(memoryview(message)), self._ucxx.UCXXTag(tag))
-        except self._ucxx.UCXError:
-            return False
-        self._kept.append((message, end, request))
-        until_s = time.monotonic() + LEAVE_S
-        while not request.completed and time.monotonic() < until_s:
+            self._sent.append((kind, message, end, request))
+
+    def leave(self, limit_s: float) -> Counter[str]:
+        """How many of each kind have left, after at most `limit_s`; what waits for a receive has left as a question."""
+        until_s = time.monotonic() + limit_s
+        while not all(request.completed for *_, request in self._sent) and time.monotonic() < until_s:
             self._worker.progress_once()
-        # What waits for a receive has left, too: as a question.
-        return bool(request.completed) or len(message) > SIZES["an array"]
+        left = Counter[str]()
+        for kind, message, _, request in self._sent:
+            left[kind] += bool(request.completed) or len(message) > SIZES["an array"]
+        return left
 
 
 def _port_in(address: bytes) -> bytes:
@@ -76,12 +80,13 @@ def main() -> None:
     """Send TRIES messages; see the module."""
     tries, seed, *ports = map(int, sys.argv[1:])
     rng = random.Random(seed)
-    left: Counter[str] = Counter()
-    stranger = UcxStranger()
-    for number in range(tries):
-        if number % TRIES_EACH == TRIES_EACH - 1:
-            stranger = UcxStranger()
-        size, tag = rng.choice(list(SIZES)), rng.choice(list(TAGS))
-        if stranger.send(rng.choice(ports), TAGS[tag](rng), bytearray(rng.randbytes(SIZES[size]))):
-            left[f"{size}, {tag}"] += 1
+    left = Counter[str]()
+    while tries > 0:
+        stranger = UcxStranger()
+        for _ in range(min(tries, TRIES_EACH)):
+            size, tag = rng.choice(list(SIZES)), rng.choice(list(TAGS))
+            message = bytearray(rng.randbytes(SIZES[size]))
+            stranger.send(rng.choice(ports), TAGS[tag](rng), message, f"{size}, {tag}")
+        left += stranger.leave(LEAVE_S)
+        tries -= TRIES_EACH
     print(json.dumps(left), flush=True)

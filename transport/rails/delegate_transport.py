@@ -20,6 +20,7 @@ from typing import Any
 
 from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.delegate_handle import POLICY as HANDLES
 from lanterne.transport.rails.delegate_handle import Handle, StartDelegate, start_process
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
@@ -157,6 +158,8 @@ class Delegates:
             near = [peer for peer in self.peers if share_memory(own, every[peer])]
             far = [peer for peer in self.peers if peer not in near]
             several_hosts = len({other["host"] for other in every}) > 1
+            if several_hosts:
+                refuse_if_encrypted("rails of delegates")
             self.addresses = [
                 None if name == MEMORY else bind_address(name, several_hosts=several_hosts, machine=machine)
                 for name in rails

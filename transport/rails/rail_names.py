@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.job.bootstrap import address_of, listen_address
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, Proven, join, listen
 from lanterne.transport.rank_group import host_identity
 
@@ -101,6 +102,9 @@ def connect_rails(
             got = ", ".join(rails) or "none"
             raise InputError(f"spare rails: got {got}, expected a tuple of different addresses or interfaces")
         several_hosts = len({other["host"] for other in every}) > 1
+        # What has no seals of its own has no encryption of its own either.
+        if seals and several_hosts:
+            refuse_if_encrypted("spare rails")
         hosts = [bind_address(name, several_hosts=several_hosts, machine=machine) for name in rails]
         for host in hosts:
             sock, address = listen(host, machine)

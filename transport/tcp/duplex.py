@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp.seal import Seal, record_nbytes
+from lanterne.transport.tcp.tls import TlsSocket
 from lanterne.transport.wire import SEAL_NBYTES, send_parts
 
 HEADER = struct.Struct("<qqqq")
@@ -94,9 +95,11 @@ class Duplex:
         seals: None: nothing is digested.
     """
 
-    def __init__(self, sock: socket.socket, owner: Owner, seals: Seals | None) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, owner: Owner, seals: Seals | None) -> None:
         self.sock = sock
         self._owner = owner
+        # What the connection has read and nobody has taken, and no poll tells of: of an encrypted one.
+        self._pending: Callable[[], int] = getattr(sock, "pending", int)
         self._seals = seals
         # Bytes that are to leave next; messages and frames after them; what to call once so many bytes have left.
         self._ready: deque[memoryview] = deque()
@@ -198,7 +201,7 @@ class Duplex:
             Garbled: something else has come than was sent.
         """
         moved, is_more = 0, True
-        while is_more and moved < POLICY.turn_nbytes:
+        while is_more and (moved < POLICY.turn_nbytes or self._pending()):
             body = self._body
             try:
                 if body is None:

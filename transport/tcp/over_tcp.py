@@ -5,20 +5,17 @@ lies, and comes to where its receive wants it. A large one (`paced_nbytes`) leav
 sends it a GRANT; a smaller one leaves at once, and waits in memory of its own where nobody has asked for it yet.
 
 Between hosts all that is said is sealed (seal.py), unless LANTERNE_TRUSTED_NETWORK says on every rank that nobody else
-reaches the network; between ranks of a host nobody but root could change it.
+reaches the network; between ranks of a host nobody but root could change it. With LANTERNE_ENCRYPT on every rank it is
+encrypted instead (tls.py).
 """
 
-import hmac
 import os
 import select
-import socket
-import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from typing import TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import (
@@ -34,22 +31,15 @@ from lanterne.transport.base import (
 )
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.machine import Machine
-from lanterne.transport.networks import is_trusted
 from lanterne.transport.pauses import Pauses, Woken
-from lanterne.transport.rails.rail_names import connect_rails
 from lanterne.transport.rank_group import Group
 from lanterne.transport.steering import steers, value
-from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, Duplex, Garbled, Seals
+from lanterne.transport.tcp.connections import connections
+from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, Duplex, Garbled
 from lanterne.transport.tcp.duplex import POLICY as DUPLEX
-from lanterne.transport.tcp.seal import Seal, find_openssl
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import MOVED, Moved, wait
-from lanterne.transport.wire import configure
-
-NONCE_NBYTES = 32
-# The Seals of a connection, by peer and index.
-SealsOf: TypeAlias = Callable[[int, int], Seals | None]
 
 
 @steers
@@ -98,6 +88,7 @@ class TcpTransport(Transport):
         sealed: whether what is said between hosts is, unless all ranks trust the network.
 
     Raises:
+        InputError: some ranks want encryption, others do not.
         TransportError: a rank did not come.
     """
 
@@ -124,14 +115,12 @@ class TcpTransport(Transport):
         self._over = OverTags()
         self._silence_s = 0.0  # when it looks next whether peers that are waited for answer
         self.wakes: bool = len(set(group.hosts)) > 1
-        found, seals = _connect(group, sealed=sealed)
-        for (rank, index), sock in sorted(found.items()):
-            configure(sock, may_stand=True)
+        for (rank, _), (sock, seals) in connections(group, sealed=sealed).items():
             peer = self.peers.setdefault(rank, TcpPeer(rank, self._over))
-            duplex = Duplex(sock, peer, seals(rank, index))
+            duplex = Duplex(sock, peer, seals)
             peer.duplexes.append(duplex)
             self._by_fd[sock.fileno()] = peer, duplex
-            self._poll.register(sock, select.POLLIN)
+            self._poll.register(duplex, select.POLLIN)
         self._pid = os.getpid()
         self.machine.at_exit(self.close)
 
@@ -508,43 +497,3 @@ class TcpRequest(Request):
     def _test_and_tell(self) -> bool | Moved:
         """As `test`; MOVED while something moves."""
         return self.test() or (MOVED if self._transport.moved else False)
-
-
-def _connect(group: Group, *, sealed: bool) -> tuple[dict[tuple[int, int], socket.socket], SealsOf]:
-    """The sockets to all others, by rank and index, and their Seals. All ranks make them together."""
-    one_host = len(set(group.hosts)) == 1
-    seals: SealsOf = (lambda peer, index: None) if one_host else _agree(group, trusts=not sealed or is_trusted())
-    found = connect_rails(
-        group.rank,
-        ("tcp",) * (1 if one_host else 2),
-        lambda told: group.exchange("lanterne/tcp", told),
-        group.machine,
-        group.check_peers,
-        group.secret(b"lanterne/tcp").hex(),
-        repeated=True,
-        seals=False,
-    )
-    return {key: proven.sock for key, proven in found.items()}, seals
-
-
-def _agree(group: Group, *, trusts: bool) -> SealsOf:
-    """The Seals of a connection, by peer and index; None inside a host, and where all ranks trust the network."""
-    nonce = os.urandom(NONCE_NBYTES)
-    told = group.exchange("lanterne/tcp-seals", nonce + bytes((trusts, find_openssl() is not None)))
-    if all(each[NONCE_NBYTES] for each in told):
-        return lambda peer, index: None
-    fast = all(each[NONCE_NBYTES + 1] for each in told)
-    told[group.rank] = nonce  # whatever came back
-    secret = group.secret(b"lanterne/tcp-seals")
-
-    def seal(source: int, target: int, index: int) -> Seal:
-        ends = told[source][:NONCE_NBYTES] + told[target][:NONCE_NBYTES] + struct.pack("<qqq", source, target, index)
-        return Seal(hmac.digest(secret, ends, "sha256"), fast=fast)
-
-    def seals(peer: int, index: int) -> Seals | None:
-        here = group.rank
-        if group.hosts[peer] == group.hosts[here]:
-            return None
-        return Seals(seal(here, peer, index), seal(peer, here, index))
-
-    return seals

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from verdicts import verdict
 
-from lanterne.errors import PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import registry
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.job.launchers import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport, LocalWorld
 from lanterne.transport.machine import THIS_MACHINE
-from lanterne.transport.tcp import over_tcp
+from lanterne.transport.networks import ENCRYPT
+from lanterne.transport.tcp import connections
 from lanterne.transport.tcp.duplex import POLICY
 from lanterne.transport.tcp.over_tcp import TcpTransport
 from lanterne.transport.tcp.seal import Poly1305
@@ -70,6 +71,25 @@ def test_the_suite(check, hosts):
     assert Job(3, hosts).run(check) == [None] * 3
 
 
+@pytest.mark.parametrize("check", conformance.IN_THREADS, ids=lambda check: check.__name__)
+def test_the_suite_encrypted(monkeypatch, check):
+    monkeypatch.setenv(ENCRYPT, "1")
+    assert Job(3, "abb").run(check) == [None] * 3
+
+
+def test_some_ranks_that_are_to_encrypt_are_named_on_all(monkeypatch):
+    by_thread = threading.local()
+    monkeypatch.setattr(connections, "is_encrypted", lambda: by_thread.rank == 1)
+
+    def make(group, timeout_s):
+        by_thread.rank = group.rank
+        with pytest.raises(InputError, match="LANTERNE_ENCRYPT: got 1 on rank 1 and 0 on rank 0, expected the same"):
+            TcpTransport(group, timeout_s)
+        return contextlib.nullcontext()
+
+    assert Job(2, "ab").run(lambda _nothing: None, make) == [None] * 2
+
+
 @pytest.mark.parametrize(
     ("trusted", "openssl", "sealed", "fast"),
     [("00", "11", True, True), ("01", "11", True, True), ("11", "11", False, False), ("00", "10", True, False)],
@@ -77,9 +97,9 @@ def test_the_suite(check, hosts):
 def test_ranks_of_different_hosts_seal_what_they_say(monkeypatch, trusted, openssl, sealed, fast):
     """Unless all trust the network; by OpenSSL where all have it."""
     by_thread = threading.local()
-    monkeypatch.setattr(over_tcp, "is_trusted", lambda: trusted[by_thread.rank] == "1")
-    found = over_tcp.find_openssl()
-    monkeypatch.setattr(over_tcp, "find_openssl", lambda: found if openssl[by_thread.rank] == "1" else None)
+    monkeypatch.setattr(connections, "is_trusted", lambda: trusted[by_thread.rank] == "1")
+    found = connections.find_openssl()
+    monkeypatch.setattr(connections, "find_openssl", lambda: found if openssl[by_thread.rank] == "1" else None)
     kinds = {}
 
     def make(group, timeout_s):
