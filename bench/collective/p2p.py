@@ -11,7 +11,7 @@ block checks the bytes that arrived.
 `latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends
 and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks; so
 are the lines above the table, of what tcp's seals cost beside tcp-unsealed, and of tcp beside ucx. The lab trusts its
-network, so tcp seals there with LANTERNE_TRUSTED_NETWORK=0 before the command only, and encrypts with LANTERNE_ENCRYPT=1.
+network: tcp is sealed there if LANTERNE_TRUSTED_NETWORK=0 stands before the command, encrypted if LANTERNE_ENCRYPT=1.
 On GPUs messages are queued on a stream and times are the device's, by events; StragglAR (appendix H) saw NCCL's time
 rise in steps between 64 and 256 MiB.
 """

@@ -29,7 +29,7 @@ class Connection(NamedTuple):
 class Agreement(NamedTuple):
     """What ranks of several hosts do about who else is on the path: neither, `sealed` or `encrypted`.
 
-    Attributes: `fast`, whether all have the library that digests records; `nonces`, of all ranks, and the job's `secret`.
+    Attributes: `fast`, whether all have the library that digests records; `nonces`, of all ranks; `secret`, the job's.
     """
 
     sealed: bool

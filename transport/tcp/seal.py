@@ -21,7 +21,7 @@ from lanterne.transport.base import address_of
 from lanterne.transport.wire import SEAL_NBYTES, FrameSeal
 
 # Bytes of a large message that one tag is for: they are still in a core's own cache when they are digested. A record
-# costs some 5 us of Python at each end, and the first ones have to be digested before anything leaves: a sixteenth each.
+# costs some 5 us of Python at each end; the first ones have to be digested before anything leaves: a sixteenth each.
 LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES = 256 << 10, 1 << 20
 NONCE_NBYTES = 12
 # Of OpenSSL's evp.h: asks for the tag of an authenticating cipher.

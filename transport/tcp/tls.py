@@ -1,4 +1,4 @@
-"""Encrypted connections between ranks: TLS of the standard library, whose ends the job's secret proves. No certificates.
+"""Encrypted connections between ranks: TLS of the standard library; the job's secret proves its ends, no certificates.
 
 The ends agree on keys by a Diffie-Hellman exchange that no certificate signs (TLS 1.2, RFC 5246: DH_anon, in a group of
 RFC 7919), so nobody can read later what was recorded, not even who learns the secret. Each then says a keyed digest of

@@ -63,7 +63,8 @@ def test_sizes_of_devices_are_those_of_the_steps():
 def test_tcp_is_compared_with_itself_unsealed_and_with_ucx_block_by_block():
     """Each block beside its neighbours: what disturbed the second one disturbed all."""
     times_s = {"tcp": [1.05e-3, 5.25e-3, 1.05e-3], "tcp-unsealed": [1e-3, 5e-3, 1e-3], "ucx": [2.1e-3, 10.5e-3, 2.1e-3]}
-    records = [{"transport": name, "mode": "latency", "nbytes": 1 << 20, "time_s": each} for name, each in times_s.items()]
+    same = {"mode": "latency", "nbytes": 1 << 20}
+    records = [{"transport": name, "time_s": each, **same} for name, each in times_s.items()]
     assert comparisons(records) == [
         "tcp's seals, 1 MiB, latency: 1.050 of its time (+50 us)",
         "tcp beside ucx, 1 MiB, latency: 0.500 of its time (-1.05 ms), 2.00 of its bandwidth",

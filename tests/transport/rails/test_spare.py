@@ -239,7 +239,7 @@ def test_a_path_that_is_only_idle_is_left_alone():
 
 
 def test_a_rank_that_reads_nothing_for_long_is_not_taken_for_a_lost_host(monkeypatch):
-    """Nor is its rail given up: the kernel's limit, of a lost host, is short here, and the message fills all buffers."""
+    """Nor is its rail given up: the kernel's limit of a lost host is short here, and the message fills all buffers."""
     monkeypatch.setattr(wire, "LOST_MS", 300)
     message = np.arange(16 << 20, dtype=np.uint8)
 
