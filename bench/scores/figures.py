@@ -39,6 +39,8 @@ LAB_2 = "LANTERNE_TRUSTED_NETWORK=0 ./run lab --hosts 2"
 P2P = "lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M"
 DDP = "./run bench ddp --caps 1,2,25"
 TRAIN = "./run pipeline train -n 4 --data README.md --transport tcp"
+# Long enough for a rank to come back twice.
+SMALL_TRAIN = f"{TRAIN} --stages 2 --blocks 4 --width 16 --length 16 --rows 2 --microbatches 8 --iterations 400"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
 
 
@@ -343,7 +345,7 @@ FIGURES: list[Row] = [
         "1 s / 3 s",
         "./run bench rejoins --seeds 200",
     ),
-    Row("going on", "partitions in the lab", "5 s", NOT_BUILT),
+    Row("going on", "partitions in the lab", "5 s", "./run test -m slow tests/bench/lab/test_partitions.py"),
     Row(
         "going on",
         "10,000 seeds with kills, cuts, joins",
@@ -352,9 +354,9 @@ FIGURES: list[Row] = [
     ),
     Row(
         "going on",
-        "time lost by a death in training",
+        "time lost by a death in training, killed twice",
         "3 iterations and 2 s",
-        f"{TRAIN} --endure --copies 1 --restarts 1 --kill 3@20 --check",
+        f"{SMALL_TRAIN} --endure --copies 1 --restarts 1 --kill 3@10 --kill 0@200 --check",
     ),
     Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
     Row("gpu", "kernels with spills", "0", "./run info --kernels"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Kill(NamedTuple):
-    """That rank `rank` ends itself by SIGKILL when it is about to compute iteration `iteration`, from 0."""
+    """That rank `rank` ends itself by SIGKILL when it is about to compute iteration `iteration`, from 0, or later."""
 
     rank: int
     iteration: int
@@ -90,9 +90,10 @@ def open_training(
 
         def run(*given: Any, **more: Any) -> Any:
             for number, kill in enumerate(kills):
-                if (trainer.iterations, comm.rank) == (kill.iteration, kill.rank) and comm.epoch == number:
-                    if comm.world_size == args.ranks:
-                        os.kill(os.getpid(), signal.SIGKILL)
+                # Where the job has grown again only after that iteration, as soon as it has.
+                is_due = trainer.iterations >= kill.iteration and comm.epoch == number
+                if is_due and comm.rank == kill.rank and comm.world_size == args.ranks:
+                    os.kill(os.getpid(), signal.SIGKILL)
             return execute(*given, **more)
 
         execute = trainer.use(run)
