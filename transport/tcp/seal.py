@@ -6,6 +6,10 @@ BLAKE2b of 16 bytes. The bytes of large messages are cut into records, each with
 (RFC 8439) that authenticates them and encrypts nothing, by the OpenSSL that Python has loaded, at 10 GB/s; where there
 is none to be found, keyed BLAKE2b too, at some 1 GB/s. A forged digest passes with a probability of 2^-128 for BLAKE2b;
 of 2^-87 for Poly1305 over a record of MOST_RECORD_NBYTES (its bound is 8 * length / 16 * 2^-106).
+
+Of what OpenSSL 3.0 has, Poly1305 was the fastest on a core with AVX-512: GMAC had 0.65 of its rate, AES-128-GCM and
+ChaCha20 0.4 and 0.3, BLAKE2b 0.1 (records of 256 KiB in turn, beside other work). A link that is slower than a core
+digests hides the cost; where the path is the memory of one host and both ends have a core each, it cannot be hidden.
 """
 
 import ctypes
