@@ -27,8 +27,8 @@ from lanterne.transport.ucx.worker import load_ucxx, make_worker
 TRIES_EACH = 10
 # How long they may take to leave: the other end has to let UCX work, too.
 LEAVE_S = 3.0
-# By kind: bytes, of what may leave at once, or waits for a receive.
-SIZES = {"nothing": 0, "a word": 8, "an array": 8192, "more than is expected": 65536}
+# By kind: bytes, of what leaves at once, and, from 8 KiB on, of what waits for a receive.
+SIZES = {"nothing": 0, "a word": 8, "an array": 4096, "more than is expected": 65536}
 # The tags that lanterne has before they are hashed, and any.
 TAGS = {
     "plain tag": lambda rng: make_tag(rng.randrange(4), rng.randrange(64)),

@@ -53,7 +53,7 @@ def test_a_job_over_ucx_goes_on():
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     (record,) = json.loads(ended.stdout)["results"]
     assert (record["wrong"], record["crashed"], record["ports"]) == (0, False, strangers.RANKS), ended.stderr
-    assert sum(record["connections"].values()) == 40 and record["call_s"] and record["quiet_call_s"]
+    assert 0 < sum(record["connections"].values()) <= 40 and record["call_s"] and record["quiet_call_s"]
 
 
 @pytest.mark.slow
