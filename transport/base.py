@@ -206,6 +206,10 @@ class Request(ABC):
             TransportError: an operation failed.
         """
 
+    def seen(self) -> bool:
+        """As `test`, where Transport.take_in was called a moment ago: of many requests, one look at what has come."""
+        return self.test()
+
     @abstractmethod
     def pending_peers(self) -> list[int]:
         """The ranks whose operations are not complete, sorted: those that must be alive."""
@@ -291,6 +295,9 @@ class Transport(ABC):
             InputError: an operation is out of its region's range, names no rank, or receives into read-only memory.
             TransportError: the transport is closed.
         """
+
+    def take_in(self) -> None:
+        """Take in what has come, for all requests, where that is cheaper than by each (Request.seen)."""
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return once every rank has called it: ceil(log2 n) rounds of empty messages. No schedule needs it.

@@ -34,6 +34,8 @@ READY_FIRST = "./run pipeline simulate plan.json --jitter 0.02=10"
 ARRIVALS = "./run bench lab-arrivals"
 LAB_PEERS = "./run bench lab-peers --contenders lanterne,gloo --algorithm auto,ring --json FILE --cases"
 LAB = "./run lab --rate 200mbit --hosts"
+STARTING = "python -m lanterne.bench.scores.speed.starting --only"
+CALLS_8 = f"{LAB} 8 -- lanterne bench calls --only"
 SLOW_NIC = "./run lab --hosts 8 --rate 200mbit --rate 5=50mbit -- lanterne bench all_reduce --bytes 4M --delay 0,185ms"
 LAB_2 = "LANTERNE_TRUSTED_NETWORK=0 ./run lab --hosts 2"
 P2P = "lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M"
@@ -272,7 +274,7 @@ FIGURES: list[Row] = [
         f"{LAB_PEERS} '8x25*4MiB@1.1'",
     ),
     Row("calls", "the same, late by 0.5 x total", "1.45", f"{LAB_PEERS} '8x25*4MiB@0.5'"),
-    Row("calls", "left after the last start of a slow backward, in buckets", "1.3", NOT_BUILT),
+    Row("calls", "left after the last start of a slow backward, in buckets", "1.3", f"{CALLS_8} backward"),
     Row(
         "calls",
         "start, compute, wait: total over the longer, asleep / matmul / Python",
@@ -292,7 +294,7 @@ FIGURES: list[Row] = [
         f"{ARRIVALS} --patterns moving --calls 20",
     ),
     Row("calls", "40 patterns of arrivals over ring: median / 90th percentile / worst", "1.03 / 1.08 / 1.10", ARRIVALS),
-    Row("calls", "nobody late, 16 MiB, 8 busy processes beside it", "1.90", NOT_BUILT),
+    Row("calls", "nobody late, 16 MiB, 8 busy processes beside it", "1.90", f"{CALLS_8} crowded"),
     Row("calls", "8 B, 2 ranks of a host: bound over native / plain", "1.5 / 50 us", "./run bench calls --only small"),
     Row(
         "calls",
@@ -303,9 +305,9 @@ FIGURES: list[Row] = [
     Row("calls", "broadcast 1 MiB and 16 MiB over native", "1.3", "./run bench calls --only large"),
     Row("calls", "other collectives over native, 2 ranks, 1 KiB / 1 MiB", "3 / 1.3", "./run bench calls --only large"),
     Row("calls", "two late together by 1.1; three by 0.5, 1 and 1.5", "1.20; 1.35", f"{ARRIVALS} --patterns two,three"),
-    Row("calls", "CPU seconds for a GB that a rank sends", "3.0", f"{LAB} 8 -- lanterne bench calls --only cpu"),
-    Row("calls", "n = 4,096: a rank's own part made, checked, compiled", "1 s, 100 MiB", NOT_BUILT),
-    Row("calls", "first init on a host, 4 ranks", "1 s", NOT_BUILT),
+    Row("calls", "CPU seconds for a GB that a rank sends", "3.0", f"{CALLS_8} cpu"),
+    Row("calls", "n = 4,096: a rank's own part made, checked, compiled", "1 s, 100 MiB", f"{STARTING} own"),
+    Row("calls", "first init on a host, 4 ranks", "1 s", f"{STARTING} init"),
     Row("clusters", "ways of launching that give the right world, or one line", "9 of 9", "./run test -m cluster"),
     Row("clusters", "wrong elements and crashes by 1,000 forged connections", "0", "./run bench strangers"),
     Row("clusters", "the same by 1,000 messages of UCX clients", "0", "./run bench strangers --transport ucx"),

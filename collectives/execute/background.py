@@ -88,6 +88,13 @@ class EnginePolicy:
         half="more looks a message",
         double="waits for long messages last longer",
     )
+    # A wait whose last parts were long is not over soon: it yields no longer than this part of what they lasted.
+    spin_part: float = value(
+        0.1,
+        "chosen: a tenth of a wait",
+        half="what comes each millisecond is not yielded for either: it is seen a waking later",
+        double="a fifth of each quarter of a millisecond is yielded away",
+    )
     # The program computes where its other threads take more than this part of a core.
     computes_part: float = value(
         0.2,
@@ -146,29 +153,39 @@ class Lull:
     """Since when nothing has moved for who waits, and how often it was woken in vain since.
 
     The first wake is looked at once: a message that is short has come whole. What was not enough is followed by more.
+    (To let more come at the first wake, too, for three quarters of what lulls last, takes a fifth less of a core, and
+    loses: 3 hosts at 25 MB/s, 6 MiB, one late by 1.1, 4 buckets 1.10 of s/rate became 1.30, one call 1.11 1.19.)
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._since_s = 0.0
+        self._since_s: float | None = None
+        # What lulls have lasted, the last ones above all, with what was done after each.
+        self._usual_s = 0.0
         self._wakes = 0
 
     def begin(self, now_s: float) -> None:
         """Something has moved, or a wait begins."""
+        if self._since_s is not None:
+            self._usual_s += (now_s - self._since_s - self._usual_s) / 2
         self._since_s = now_s
         self._wakes = 0
 
-    def lasts(self, now_s: float) -> float:
-        """For how many seconds."""
-        return now_s - self._since_s
+    def spins(self, now_s: float) -> bool:
+        """Whether it has just begun, and others were so short that what comes may come at once."""
+        return self._lasts(now_s) < POLICY.spin_s and POLICY.spin_part * self._usual_s < POLICY.spin_s
 
     def gather(self) -> None:
         """It was woken: let more come first, where that has not been enough before."""
         if self._wakes:
-            more_s = min(POLICY.gather_s, POLICY.gather_part * self.lasts(self._machine.now_s()))
+            more_s = min(POLICY.gather_s, POLICY.gather_part * self._lasts(self._machine.now_s()))
             if more_s > POLICY.spin_s:
                 self._machine.sleep(more_s)
         self._wakes += 1
+
+    def _lasts(self, now_s: float) -> float:
+        """For how many seconds."""
+        return 0.0 if self._since_s is None else now_s - self._since_s
 
 
 class Computing:
@@ -210,7 +227,7 @@ class Listening:
         now_s = self.machine.now_s()
         if idle == 1:
             self._lull.begin(now_s)
-        if self._lull.lasts(now_s) < POLICY.spin_s:
+        if self._lull.spins(now_s):
             self.machine.give_way()
             return False
         if not self._engine.is_woken:
@@ -256,7 +273,7 @@ class Engine:
     @property
     def is_woken(self) -> bool:
         """Whether all that calls under way wait for wakes the one thread that waits."""
-        return len(self._waiters) == 1 and all(communicator.in_background for communicator in self.busy)
+        return len(self._waiters) == 1 and all([communicator.in_background for communicator in self.busy])
 
     def pauses(self, naps: Pauses) -> Pausing:
         """What a wait for calls does between looks; `naps`: where nothing wakes it."""
@@ -347,6 +364,8 @@ class Engine:
                         machine.sleep(POLICY.full_s)
                     continue
                 watched, limit_s = ready, min(transport.background_s or POLICY.deaths_s, POLICY.deaths_s)
+            if not serving:
+                lull = Lull(machine)
             if descriptors.readable((wakes, *watched), limit_s):
                 wakes.clear()
                 if serving and computing.look():

@@ -211,6 +211,8 @@ class EventRequest:
     def test(self) -> bool:
         return self._runtime.is_done(self._event)
 
+    seen = test
+
     def pending_peers(self) -> list[int]:
         return []
 

@@ -278,8 +278,9 @@ class Execution:
             PeerFailed, TransportError: as Request.test.
         """
         idle = True
+        self.transport.take_in()
         for queue in self._queues:
-            while queue and queue[0][0].test():
+            while queue and queue[0][0].seen():
                 self._finish(queue.popleft()[1])
                 idle = False
         if idle and self._idle:

@@ -159,6 +159,20 @@ def test_the_first_wake_is_looked_at_at_once_and_later_ones_let_more_come():
     assert machine.naps == 2
 
 
+@pytest.mark.parametrize(
+    ("lulls_s", "spins"), [((), True), ((2e-4,), True), ((2e-3, 2e-3), False), ((2e-3, *[1e-4] * 5), True)]
+)
+def test_what_follows_long_lulls_is_not_yielded_for(lulls_s, spins):
+    machine = DrivenMachine()
+    lull = Lull(machine)
+    lull.begin(machine.at_s)
+    for lull_s in lulls_s:
+        machine.at_s += lull_s
+        lull.begin(machine.at_s)
+    assert lull.spins(machine.at_s) == spins
+    assert not lull.spins(machine.at_s + POLICY.spin_s)
+
+
 def test_what_is_shorter_than_a_waking_is_not_waited_for():
     machine = DrivenMachine()
     lull = Lull(machine)

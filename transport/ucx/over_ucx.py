@@ -260,9 +260,16 @@ class UcxTransport(Transport):
 
     def progress(self) -> bool:
         """Let UCX work; remember whether something moved. True each WAITS.polls_per_check-th time: look closer."""
-        self._moved = self._worker.progress_once()
+        worker = self._worker
+        self._moved = moved = worker.progress_once()
+        if moved:
+            # One step takes a part of what has come, and each look of ours costs as much as many of them.
+            worker.progress()
         self._polls += 1
         return self._polls % WAITS.polls_per_check == 0
+
+    def take_in(self) -> None:
+        self.progress()
 
     def watch(self) -> tuple[int, ...] | None:
         if self._worker.progress_once() or not self._worker.arm():
@@ -343,6 +350,13 @@ class UcxRequest(Request):
         if self._transport.progress():
             return self._look()
         return self._reap()
+
+    def seen(self) -> bool:
+        """See Request. Deaths are for who waits (Transport.check_peers) to look for."""
+        if self._reap():
+            return True
+        self._check_open()
+        return False
 
     def _reap(self) -> bool:
         """Drop the last operations, as far as they are complete; True if none is left."""

@@ -4,6 +4,7 @@
   lanterne bench calls -n 4 --only small
   lanterne lab --hosts 8 --rate 200mbit -- lanterne bench calls --only cpu     (root)
   lanterne lab --hosts 2 --rate 200mbit -- lanterne bench calls --only overlap (root)
+  lanterne lab --hosts 8 --rate 200mbit -- lanterne bench calls --only backward,crowded    (root)
 
 Every case is timed in blocks of calls, one after the other, MPI's own between ours; a block's time is that of the
 slowest rank, over its calls. `over MPI` is the median of the ratios to MPI's block of the same turn. Results are
@@ -12,7 +13,9 @@ algorithm ring; `large`: the other collectives; `cpu`: seconds of CPU that a ran
 in a ring of 16 MiB. `steps`: functions of lanterne that Python enters from `comm.all_reduce(x, y, algorithm="ring")`
 to the transport's `post`, and how often the next one is of another file. `overlap`, if asked for: an all_reduce of 16
 MiB is started, the program sleeps, multiplies matrices or runs a Python loop for as long as the call takes alone, then
-waits; all of it over the longer of the two.
+waits; all of it over the longer of the two. `backward` and `crowded`, if asked for, where the rate of the links is
+known: 8 buckets of 4 MiB with a bucket's time of sleep between their starts, one rank behind by 1.1 times the time of
+all: what is left after its last start; and an all_reduce of 16 MiB beside 8 busy processes.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, whole
 from lanterne.bench.scores.speed.overlap import over_ranks, overlap
+from lanterne.bench.scores.speed.queues import backward, crowded, queue_lines
 from lanterne.errors import InputError, one_of
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.own_python import own_python
@@ -43,7 +48,8 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
 
 PARTS = ("small", "large", "cpu", "steps")
-ALL_PARTS = (*PARTS, "overlap")
+LINK_PARTS = ("backward", "crowded")
+ALL_PARTS = (*PARTS, "overlap", *LINK_PARTS)
 NATIVE = "MPI"
 # Calls of a block take about this long; turns of all cases.
 BLOCK_S, TURNS, MOST_CALLS = 2e-3, 40, 200
@@ -72,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks to start (default 2); not in a job")
     parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help=f"of {', '.join(ALL_PARTS)}")
     parser.add_argument("--transport", default=None, help="default: as every program has it; MPI's own needs mpi")
+    parser.add_argument("--rate", metavar="RATE", help="of the links, for backward and crowded (default: the lab's)")
     parser.add_argument("--turns", type=whole(1), default=TURNS, metavar="K", help=f"of small calls (default {TURNS})")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
@@ -86,6 +93,9 @@ def run(args: argparse.Namespace) -> int:
         # A rank computes on one core; read when numpy is loaded.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ.setdefault(name, "1")
+    rate_bytes_per_s = known_rate_bytes_per_s(args.rate)
+    if rate_bytes_per_s is None and (asked := [part for part in parts if part in LINK_PARTS]):
+        raise InputError(f"--rate: got none for {', '.join(asked)}, expected that of the links, as 200mbit")
     if not 2 <= args.n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.n}, expected 2 to {MAX_WORLD_SIZE}")
     from lanterne.transport.job.bootstrap import in_a_job
@@ -110,13 +120,17 @@ def run(args: argparse.Namespace) -> int:
             document["cpu"] = contest.cpu()
         if "overlap" in parts:
             document["overlap"] = overlap(comm)
+        if rate_bytes_per_s is not None:
+            for part, measure in (("backward", backward), ("crowded", crowded)):
+                if part in parts:
+                    document[part] = measure(comm, rate_bytes_per_s)
         if "steps" in parts:
             calls, changes = steps(comm)
             document["steps"] = {"calls": calls, "changes_of_file": changes}
         report.progress("")
         if comm.rank == 0:
             report.tell(args.json, document, print_document)
-    beside = document.get("overlap", [])
+    beside = [*document.get("overlap", []), *(document[part] for part in LINK_PARTS if part in document)]
     return int(any(row["wrong"] for row in [*beside, *(row for result in results for row in result["rows"])]))
 
 
@@ -308,6 +322,8 @@ def print_document(document: dict[str, Any], file: TextIO) -> None:
     if (cpu := document.get("cpu")) is not None:
         rate = cpu["sent_gb"] / cpu["seconds"] * 1e3
         print(f"cpu: {cpu['cpu_s_per_gb']:.2f} s a GB that a rank sends, at {rate:.0f} MB/s", file=file)
+    for line in queue_lines(document):
+        print(line, file=file)
     if (found := document.get("steps")) is not None:
         print(
             f"steps: {found['calls']} functions, {found['changes_of_file']} changes of file, from all_reduce to post",

@@ -4,6 +4,7 @@ import io
 
 from lanterne.bench import cli
 from lanterne.bench.scores.speed import overlap as beside
+from lanterne.bench.scores.speed import queues
 from lanterne.bench.scores.speed.calls import PARTS, SIZES, CallContest, print_document, steps
 from lanterne.collectives.jobs import spawn
 
@@ -48,6 +49,28 @@ def test_a_call_beside_work_is_timed_and_checked(monkeypatch):
     text = io.StringIO()
     print_document({"results": [], "overlap": [row | {"cpu_over": 0.2} for row in rows]}, text)
     assert "Python loop" in text.getvalue() and "0.20" in text.getvalue()
+
+
+def test_queues_over_links_are_timed_and_checked(monkeypatch):
+    monkeypatch.setattr(queues, "BUCKET_NBYTES", 1 << 14)
+    monkeypatch.setattr(queues, "CROWDED_NBYTES", 1 << 16)
+    monkeypatch.setattr(queues, "PROCESSES", 0)
+
+    def both(comm):
+        return {"backward": queues.backward(comm, 1e9), "crowded": queues.crowded(comm, 1e9)}
+
+    document = spawn(2, both)[0]
+    assert len(document["backward"]["left"]) == queues.TURNS and not document["backward"]["wrong"]
+    assert list(document["crowded"]["over"]) == ["auto", "ring"] and not document["crowded"]["wrong"]
+    text = io.StringIO()
+    print_document({"results": [], **document}, text)
+    assert "buckets left after the last start, 0 wrong" in text.getvalue() and "of s/rate beside" in text.getvalue()
+
+
+def test_a_queue_over_links_needs_their_rate(capsys, monkeypatch):
+    monkeypatch.delenv("LANTERNE_RATE_BYTES_PER_S", raising=False)
+    assert cli.main(["bench", "calls", "--only", "backward"]) == 2
+    assert "--rate: got none for backward, expected that of the links" in capsys.readouterr().err
 
 
 def test_parts_are_known(capsys):
