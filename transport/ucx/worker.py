@@ -17,10 +17,13 @@ then no longer paces its sender. Two connections for each pair cure it and keep 
 """
 
 import ctypes
+import importlib
+import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lanterne.errors import InputError, Unavailable
@@ -30,8 +33,14 @@ UCXX_VERSION = "0.52"
 INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU needed; CUDA 13: ucxx-cu13), or use ./run"
 # Whatever fails raises: what UCX prints beside it, when a peer has died for instance, would only bury that one line.
 QUIET = {"UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
-# Variables that ucxx sets when it is loaded.
-UCXX_SETS = {"UCX_MEMTYPE_CACHE", "UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS"}
+# Variables that ucxx sets when it is loaded, where a user has not. Where there is a GPU it sets another by NVML.
+UCXX_SETS = {
+    "UCX_MEMTYPE_CACHE": "n",
+    "UCX_RNDV_THRESH": "8192",
+    "UCX_RNDV_FRAG_MEM_TYPE": "cuda",
+    "UCX_MAX_RNDV_RAILS": "1",
+}
+GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")
 # UCX passes over what is not there. "sm" would be sysv, too, which moves as posix does: 2 MB a rank for nothing.
 ONE_HOST_TLS = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
 OWN_TLS = ("^tcp", "^posix", "^tcp,posix")
@@ -46,6 +55,8 @@ SETTINGS = {
     "TCP_TX_SEG_SIZE": "64K",
 }
 
+_loading = threading.Lock()
+
 
 def load_ucxx() -> tuple[Any, Callable[[object], Any]]:
     """`ucxx._lib.libucxx`, UCXX's core API, and its Array, the view of memory that it takes.
@@ -58,14 +69,47 @@ def load_ucxx() -> tuple[Any, Callable[[object], Any]]:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        with one_ucx():
-            import ucxx
-            from ucxx._lib import libucxx
-            from ucxx._lib.arr import Array
+        with _loading, one_ucx():
+            is_whole = "ucxx" in sys.modules or any(map(os.path.exists, GPU_DRIVERS))
+            version, libucxx, array = _whole_ucxx() if is_whole else _core_of_ucxx()
     except (ImportError, OSError) as error:
         raise Unavailable(f"ucx: cannot load ucxx ({error}); {INSTALL}") from error
-    if not ucxx.__version__.startswith(f"{UCXX_VERSION}."):
-        raise Unavailable(f"ucx: got ucxx {ucxx.__version__}, expected {UCXX_VERSION}; {INSTALL}")
+    if not version.startswith(f"{UCXX_VERSION}."):
+        raise Unavailable(f"ucx: got ucxx {version}, expected {UCXX_VERSION}; {INSTALL}")
+    return libucxx, array
+
+
+def _whole_ucxx() -> tuple[str, Any, Any]:
+    import ucxx
+
+    return ucxx.__version__, *_core()
+
+
+def _core_of_ucxx() -> tuple[str, Any, Any]:
+    """What load_ucxx needs of ucxx, without what `import ucxx` loads besides: 14 MB of each rank, and 0.3 s.
+
+    Whoever imports ucxx later gets all of it, but for the attribute `ucxx._lib`, which has to be imported by its name.
+    """
+    spec = importlib.util.find_spec("ucxx")
+    if spec is None:
+        raise ImportError("No module named 'ucxx'")
+    for name, value in UCXX_SETS.items():
+        os.environ.setdefault(name, value)
+    # Its modules are found in it, but its own code does not run.
+    sys.modules["ucxx"] = importlib.util.module_from_spec(spec)
+    try:
+        # Of a wheel; another installation's libraries are the system's.
+        with suppress(ModuleNotFoundError):
+            importlib.import_module("libucxx").load_library()
+        return importlib.import_module("ucxx._version").__version__, *_core()
+    finally:
+        del sys.modules["ucxx"]
+
+
+def _core() -> tuple[Any, Any]:
+    from ucxx._lib import libucxx
+    from ucxx._lib.arr import Array
+
     return libucxx, Array
 
 

@@ -136,6 +136,25 @@ def test_another_version_of_ucxx_is_refused(needs_ucxx, monkeypatch):
         load_ucxx()
 
 
+def test_only_the_core_of_ucxx_is_loaded_and_all_of_it_can_be_later(needs_ucxx):
+    program = """if True:
+        import os, sys
+        from lanterne.transport.ucx.worker import GPU_DRIVERS, UCXX_SETS, load_ucxx
+        core, array = load_ucxx()
+        assert load_ucxx() == (core, array)
+        if not any(map(os.path.exists, GPU_DRIVERS)):
+            assert not {"ucxx", "ucxx.core", "pynvml"} & set(sys.modules)
+        ours = {name: os.environ.pop(name) for name in UCXX_SETS}
+        import ucxx
+        import ucxx._lib.arr as arr
+        assert ours == {name: os.environ[name] for name in UCXX_SETS}, ours
+        assert ucxx.libucxx is core and arr.Array is array
+        assert load_ucxx() == (core, array)
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def run_ranks(scenario, world_size, apart, variables=()):
     """Run a scenario; [(exit code, output)] by rank. `apart`: each rank believes that it has a host of its own."""
     with socket.socket() as probe:
