@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lanterne.errors import InputError
-from lanterne.torch.tensor_views import View, check_tensor, view_of, whole_of
+from lanterne.torch.tensor_views import View, check_tensor, check_written, view_of, whole_of
 from lanterne.torch.torch_internals import OPTIONS
 from lanterne.torch.works import Started
 
@@ -28,7 +28,7 @@ class Draft:
 
     def write(self, tensor: torch.Tensor, holds: bool = False) -> View:
         """Where the new contents of `tensor` go, which `holds` what it held, or anything."""
-        check_tensor(tensor)
+        check_written(tensor)
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return view_of(tensor)
         fresh = tensor.contiguous() if holds else torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -44,7 +44,7 @@ class Draft:
     def write_parts(self, tensors: Tensors) -> View:
         """Where the new contents of `tensors` go, one after the other."""
         for tensor in tensors:
-            check_tensor(tensor)
+            check_written(tensor)
         whole = whole_of(tensors)
         if whole is not None:
             return view_of(whole)

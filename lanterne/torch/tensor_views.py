@@ -53,6 +53,16 @@ def check_tensor(tensor: torch.Tensor) -> None:
         raise InputError(f"tensor: got one of {tensor.layout}, expected a dense one")
 
 
+def check_written(tensor: torch.Tensor) -> None:
+    """Raise InputError unless `tensor` is dense, of the CPU, and each of its elements has memory of its own."""
+    check_tensor(tensor)
+    if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise InputError(
+            f"tensor: got one of shape {tuple(tensor.shape)} whose elements share memory, as expand() makes it, "
+            "expected memory for each; clone() it"
+        )
+
+
 def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The flat tensor of which `tensors`, of one size, are the parts in order; None: their memory is not one piece."""
     first = tensors[0]

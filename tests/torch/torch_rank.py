@@ -384,6 +384,8 @@ def check_bad_input():
             "did you mean 'tcp'",
             lambda: dist.new_group(ranks, backend="lanterne", pg_options=lanterne.torch.Options(transport="tpc")),
         ),
+        ("whose elements share memory", lambda: dist.all_reduce(torch.ones(4).expand(3, 4))),
+        ("whose elements share memory", lambda: world.allgather([[one.expand(2, SIZE)] * SIZE], [torch.ones(2, SIZE)])),
         ("expected a dense one", lambda: world.broadcast([one.to_sparse()], 0)),
         ("expected sum or avg", lambda: dist.all_reduce(one.to_sparse(), dist.ReduceOp.MAX)),
         ("which lanterne cannot move", lambda: world.broadcast([torch.zeros(2, dtype=torch.complex32)], 0)),
@@ -396,7 +398,7 @@ def check_bad_input():
         ("expected 0 to 2", lambda: world.broadcast([one], SIZE)),
         ("got peer", lambda: world.send([one], SIZE, 0)),
         ("got tag", lambda: world.send([one], (RANK + 1) % SIZE, -1)),
-        ("expected more than 0", lambda: world.set_timeout(timedelta(0))),
+        ("a timedelta of more than 0", lambda: world.set_timeout(timedelta(0))),
     ):
         refuses(ValueError, words, call)
     refuses(RuntimeError, "expected the CPU", lambda: world._get_backend(torch.device("cuda")))
