@@ -147,11 +147,11 @@ class CallBuilder:
         self._steps.extend((rank, step, start_s, took_s))
 
     def table(self) -> CallTable:
-        """All that was taken."""
+        """All that was taken; then nothing more is: the table's columns are the builder's own memory."""
         import numpy as np
 
-        rank, group, name, number, peer, nbytes, state = (np.array(column, np.int64) for column in self._whole)
-        start_s, took_s = (np.array(column, np.float64) for column in self._real)
+        rank, group, name, number, peer, nbytes, state = (np.frombuffer(column, np.int64) for column in self._whole)
+        start_s, took_s = (np.frombuffer(column, np.float64) for column in self._real)
         members = {member for one in self.groups for member in one.ranks}
         expected = tuple(sorted(self.expected | members | set(np.unique(rank).tolist())))
         compute, steps = (np.array(a).reshape(-1, n) for a, n in ((self._compute, 3), (self._steps, 4)))

@@ -33,8 +33,7 @@ class InspectorReader:
 
     def __init__(self) -> None:
         # Of each line: process, communicator, name (as numbers of `_numbers`), call, peer, bytes; start and time.
-        self._whole = tuple(array("q") for _ in range(6))
-        self._real = array("d"), array("d")
+        self._whole, self._real = _empty_columns()
         self._numbers: tuple[dict[Any, int], ...] = ({}, {}, {})
         # communicator -> (ranks it has, local rank -> process)
         self._communicators: dict[str, tuple[int, dict[int, Place]]] = {}
@@ -70,7 +69,7 @@ class InspectorReader:
         self._real[1].append(took_s)
 
     def finish(self, into: CallBuilder) -> None:
-        """Put what was taken into `into`, with the ranks of the job."""
+        """Put what was taken into `into`, with the ranks of the job, and forget it."""
         import numpy as np
 
         ranks = global_ranks(self._communicators)
@@ -83,12 +82,11 @@ class InspectorReader:
         biggest = max((size for size, _ in self._communicators.values()), default=0)
         if biggest > len(ranks):
             into.expected.update(range(biggest))
-        if not self._real[0]:
+        columns, times, self._whole, self._real = self._whole, self._real, *_empty_columns()
+        if not times[0]:
             return
-        process, communicator_of, name, number, peer, nbytes = (
-            np.frombuffer(column, np.int64) for column in self._whole
-        )
-        start_s, took_s = (np.frombuffer(column, np.float64) for column in self._real)
+        process, communicator_of, name, number, peer, nbytes = (np.frombuffer(column, np.int64) for column in columns)
+        start_s, took_s = (np.frombuffer(column, np.float64) for column in times)
         processes, communicators, names = (list(numbers) for numbers in self._numbers)
         other = np.full(len(process), -1, np.int64)
         # Messages are few, or of few pairs.
@@ -108,6 +106,11 @@ class InspectorReader:
             names, name[own], rank_of[own], group_of[own], number[own], other[own], nbytes[own], start_s[own],
             took_s[own],
         )  # fmt: skip
+
+
+def _empty_columns() -> tuple[tuple[array[int], ...], tuple[array[float], array[float]]]:
+    """(whole numbers, times) of InspectorReader."""
+    return tuple(array("q") for _ in range(6)), (array("d"), array("d"))
 
 
 def global_ranks(communicators: Mapping[str, tuple[int, Mapping[int, Place]]]) -> dict[Place, int]:

@@ -7,13 +7,14 @@ import os
 import pickle
 from pathlib import Path
 
-import encoders
 import numpy as np
 import pytest
 from call_logs import job_calls, write_logs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanterne.bench.scores.operators import foreign_formats as encoders
+from lanterne.bench.scores.operators.foreign_formats import WRITERS
 from lanterne.bench.scores.trace_jobs import make_trace
 from lanterne.errors import InputError
 from lanterne.failslow.locate.calls_verdicts import diagnose
@@ -22,14 +23,6 @@ from lanterne.failslow.locate.formats.folder import read_folder
 from lanterne.failslow.locate.trace import read_records
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
-WRITERS = {
-    "flight recorder": encoders.write_flight_recorder,
-    "flight recorder, JSON": lambda folder, calls: encoders.write_flight_recorder(folder, calls, True, False),
-    "inspector": encoders.write_inspector,
-    "inspector, not verbose": lambda folder, calls: encoders.write_inspector(folder, calls, False),
-    "kineto": encoders.write_kineto,
-    "kineto, packed": lambda folder, calls: encoders.write_kineto(folder, calls, True),
-}
 # Days apart.
 SKEW_S = {rank: encoders.DAY_S * rank for rank in range(200)}
 JOBS = {

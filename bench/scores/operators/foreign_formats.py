@@ -1,10 +1,23 @@
-"""A trace of operations, written as clusters write their calls: what the readers must make the same of."""
+"""A trace of operations, written as clusters write their calls: what the readers must make the same of.
+
+Formats: those that failslow/locate/formats reads, whose docstrings name their sources.
+"""
 
 import gzip
 import json
 import pickle
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+# A call by what it is: rank, step, kind, peer (-1: none), group, desc, number, start_s and took_s.
+Call: TypeAlias = dict[str, Any]
+# Of each rank, in the order of their beginnings.
+Calls: TypeAlias = Mapping[int, list[Call]]
 
 COLLECTIVES = {"grads-reduce-scatter": "_reduce_scatter_base", "params-all-gather": "_allgather_base"}
 NCCL = {
@@ -15,14 +28,27 @@ NCCL = {
 DAY_S = 86_400.0
 
 
-def calls_of(columns, thin=0.0, seed=0, skew_s=None, drop_ranks=()):
-    """{rank: [call as a dict]} in the order of their beginnings, on each rank's own clock, without a share of rows."""
+def calls_of(
+    columns: Mapping[str, NDArray[Any]],
+    thin: float = 0.0,
+    seed: int = 0,
+    skew_s: Mapping[int, float] | None = None,
+    drop_ranks: Collection[int] = (),
+) -> dict[int, list[Call]]:
+    """The Calls that a trace's columns tell, on each rank's own clock, without a share of the rows.
+
+    Args:
+        thin: the share of rows that is lost; `seed`: which.
+        skew_s: how far each rank's clock is ahead.
+        drop_ranks: those that write nothing.
+    """
     rng = np.random.default_rng(seed)
     size = {name: len(values) for name, values in columns.items()}["step"]
     steps = np.unique(columns["step"])
     ends = columns["start_ts"].astype(float) + columns["duration"].astype(float)
     longest = {step: ends[columns["step"] == step].max() for step in steps}
-    begin, now_s = {}, 1.7e9
+    begin: dict[Any, float] = {}
+    now_s = 1.7e9
     for step in steps:
         begin[step] = now_s
         now_s += longest[step] + 0.05
@@ -32,12 +58,13 @@ def calls_of(columns, thin=0.0, seed=0, skew_s=None, drop_ranks=()):
     stages = 1 + max(s for _, s in place.values())
     groups = {s: tuple(sorted(r for r, (_, p) in place.items() if p == s)) for s in range(stages)}
     ends_of = {d: tuple(sorted({at[d, 0], at[d, stages - 1]})) for d in {d for d, _ in place.values()}}
-    found, numbers = {}, {}
+    found: dict[int, list[Call]] = {}
+    numbers: dict[Any, int] = {}
     order = np.lexsort((columns["start_ts"].astype(float), columns["step"], ranks))
     for row in order[:size].tolist():
         rank, step, kind = int(ranks[row]), columns["step"][row], str(columns["optype"][row])
         replica, stage = place[rank]
-        call = {"rank": rank, "step": int(step), "kind": kind, "peer": -1, "group": groups[stage], "desc": f"DP{stage}"}
+        call: Call = {"rank": rank, "step": int(step), "kind": kind, "peer": -1, "group": groups[stage], "desc": f"DP{stage}"}
         call["start_s"] = begin[step] + float(columns["start_ts"][row]) + (skew_s or {}).get(rank, 0.0)
         call["took_s"] = float(columns["duration"][row])
         if kind.endswith(("-send", "-recv")):
@@ -57,11 +84,12 @@ def calls_of(columns, thin=0.0, seed=0, skew_s=None, drop_ranks=()):
     return found
 
 
-def _name(call):
+def _name(call: Call) -> str:
     return "send" if call["kind"].endswith("send") else "recv"
 
 
-def write_flight_recorder(folder, calls, as_json=False, timing=True):
+def write_flight_recorder(folder: Path, calls: Calls, as_json: bool = False, timing: bool = True) -> None:
+    """Dumps of PyTorch's Flight Recorder, a file for each rank; without `timing` they have no durations."""
     groups = sorted({call["group"] for own in calls.values() for call in own if call["group"]})
     names = {group: str(i + 1) for i, group in enumerate(groups)}
     desc = {call["group"]: call["desc"] for own in calls.values() for call in own if call["group"]}
@@ -92,7 +120,8 @@ def write_flight_recorder(folder, calls, as_json=False, timing=True):
         path.write_bytes(json.dumps(dump).encode() if as_json else pickle.dumps(dump, protocol=2))
 
 
-def write_inspector(folder, calls, verbose=True):
+def write_inspector(folder: Path, calls: Calls, verbose: bool = True) -> None:
+    """Lines of NCCL Inspector; `verbose` ones tell when calls began."""
     for rank, own in calls.items():
         with open(folder / f"host{rank // 8}-pid{1000 + rank}.log", "w") as file:
             for call in own:
@@ -101,25 +130,26 @@ def write_inspector(folder, calls, verbose=True):
                 kind = "p2p" if call["peer"] >= 0 else "coll"
                 began_us, took_us = call["start_s"] * 1e6, call["took_s"] * 1e6
                 name = _name(call).title() if kind == "p2p" else NCCL[call["kind"]]
-                perf = {kind: name, f"{kind}_sn": call["number"], f"{kind}_msg_size_bytes": 4096}
+                perf: dict[str, Any] = {kind: name, f"{kind}_sn": call["number"], f"{kind}_msg_size_bytes": 4096}
                 perf[f"{kind}_exec_time_us"] = took_us
                 if kind == "p2p":
                     perf["p2p_peer"] = call["group"].index(call["peer"])
                 if verbose:
                     kernel = {"channel_id": 0, "kernel_start_ts": began_us, "kernel_stop_ts": began_us + took_us}
                     perf["event_trace_ts"] = {f"{kind}_start_ts": began_us, "kernel_events": [kernel]}
-                header = {"id": f"0x{hash(call['group']) & 0xFFFFFFFF:x}", "rank": call["group"].index(rank)}
-                about = {"inspector_output_format_version": "v4.0", "hostname": f"host{rank // 8}", "pid": 1000 + rank}
+                header: dict[str, Any] = {"id": f"0x{hash(call['group']) & 0xFFFFFFFF:x}", "rank": call["group"].index(rank)}
+                about: dict[str, Any] = {"inspector_output_format_version": "v4.0", "hostname": f"host{rank // 8}", "pid": 1000 + rank}
                 about["dump_timestamp_us"] = int(began_us + took_us)
-                line = {"header": header | {"n_ranks": len(call["group"]), "nnodes": 1}, "metadata": about}
+                line: dict[str, Any] = {"header": header | {"n_ranks": len(call["group"]), "nnodes": 1}, "metadata": about}
                 file.write(json.dumps(line | {f"{kind}_perf": perf}) + "\n")
 
 
-def write_kineto(folder, calls, packed=False, seq=True):
+def write_kineto(folder: Path, calls: Calls, packed: bool = False, seq: bool = True) -> None:
+    """Traces of torch.profiler, `packed` by gzip; older ones number no collectives (`seq`)."""
     world = 1 + max(calls)
     for rank, own in calls.items():
-        events = []
-        spans = {}
+        events: list[dict[str, Any]] = []
+        spans: dict[int, tuple[float, float]] = {}
         for call in own:
             ts, dur = call["start_s"] * 1e6, call["took_s"] * 1e6
             low, high = spans.get(call["step"], (ts, ts))
@@ -128,7 +158,7 @@ def write_kineto(folder, calls, packed=False, seq=True):
                 events.append({"ph": "X", "cat": "kernel", "name": "sm90_gemm", "ts": ts, "dur": dur, "args": {}})
                 continue
             is_p2p = call["peer"] >= 0
-            args = {
+            args: dict[str, Any] = {
                 "Collective name": _name(call) if is_p2p else COLLECTIVES.get(call["kind"], "allreduce"),
                 "Process Group Name": call["desc"], "Process Group Ranks": str(list(call["group"])),
                 "Group size": len(call["group"]), "In msg nelems": 1024, "dtype": "Float",
@@ -145,3 +175,13 @@ def write_kineto(folder, calls, packed=False, seq=True):
         text = json.dumps({"schemaVersion": 1, "distributedInfo": about, "traceEvents": events}).encode()
         path = folder / f"trace-rank{rank}.json{'.gz' if packed else ''}"
         path.write_bytes(gzip.compress(text) if packed else text)
+
+
+WRITERS: dict[str, Callable[[Path, Calls], None]] = {
+    "flight recorder": write_flight_recorder,
+    "flight recorder, JSON": partial(write_flight_recorder, as_json=True, timing=False),
+    "inspector": write_inspector,
+    "inspector, not verbose": partial(write_inspector, verbose=False),
+    "kineto": write_kineto,
+    "kineto, packed": partial(write_kineto, packed=True),
+}
