@@ -64,7 +64,8 @@ def calls_of(
     for row in order[:size].tolist():
         rank, step, kind = int(ranks[row]), columns["step"][row], str(columns["optype"][row])
         replica, stage = place[rank]
-        call: Call = {"rank": rank, "step": int(step), "kind": kind, "peer": -1, "group": groups[stage], "desc": f"DP{stage}"}
+        call: Call = {"rank": rank, "step": int(step), "kind": kind, "peer": -1}
+        call |= {"group": groups[stage], "desc": f"DP{stage}"}
         call["start_s"] = begin[step] + float(columns["start_ts"][row]) + (skew_s or {}).get(rank, 0.0)
         call["took_s"] = float(columns["duration"][row])
         if kind.endswith(("-send", "-recv")):
@@ -94,7 +95,7 @@ def write_flight_recorder(folder: Path, calls: Calls, as_json: bool = False, tim
     names = {group: str(i + 1) for i, group in enumerate(groups)}
     desc = {call["group"]: call["desc"] for own in calls.values() for call in own if call["group"]}
     for rank, own in calls.items():
-        entries = []
+        entries: list[dict[str, Any]] = []
         for call in own:
             if not call["group"]:
                 continue
@@ -137,10 +138,12 @@ def write_inspector(folder: Path, calls: Calls, verbose: bool = True) -> None:
                 if verbose:
                     kernel = {"channel_id": 0, "kernel_start_ts": began_us, "kernel_stop_ts": began_us + took_us}
                     perf["event_trace_ts"] = {f"{kind}_start_ts": began_us, "kernel_events": [kernel]}
-                header: dict[str, Any] = {"id": f"0x{hash(call['group']) & 0xFFFFFFFF:x}", "rank": call["group"].index(rank)}
-                about: dict[str, Any] = {"inspector_output_format_version": "v4.0", "hostname": f"host{rank // 8}", "pid": 1000 + rank}
-                about["dump_timestamp_us"] = int(began_us + took_us)
-                line: dict[str, Any] = {"header": header | {"n_ranks": len(call["group"]), "nnodes": 1}, "metadata": about}
+                group = call["group"]
+                header: dict[str, Any] = {"id": f"0x{hash(group) & 0xFFFFFFFF:x}", "rank": group.index(rank)}
+                header |= {"n_ranks": len(group), "nnodes": 1}
+                about: dict[str, Any] = {"inspector_output_format_version": "v4.0", "hostname": f"host{rank // 8}"}
+                about |= {"pid": 1000 + rank, "dump_timestamp_us": int(began_us + took_us)}
+                line: dict[str, Any] = {"header": header, "metadata": about}
                 file.write(json.dumps(line | {f"{kind}_perf": perf}) + "\n")
 
 

@@ -17,6 +17,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -55,7 +56,7 @@ def made_traces(count: int, seed: int) -> Iterator[KnownTrace]:
     from lanterne.bench.scores.trace_jobs import make_trace
 
     for case in make_cases(count, seed):
-        yield KnownTrace(case.kind, make_trace(**case.options), lambda verdicts, case=case: judge(case, verdicts))
+        yield KnownTrace(case.kind, make_trace(**case.options), partial(judge, case))
 
 
 def found_traces(folder: Path) -> Iterator[KnownTrace]:
@@ -65,18 +66,19 @@ def found_traces(folder: Path) -> Iterator[KnownTrace]:
         raise InputError(f"--folder: got {folder}, which holds no trace, expected {' or '.join(TRACES)} files")
     for file in files:
         columns = read_records(file)
-        expected = named(locate(build_trace(columns)))
-        yield KnownTrace(file.name, columns, lambda verdicts, expected=expected: same(named(verdicts), expected))
+        expected = locate(build_trace(columns))
+        yield KnownTrace(file.name, columns, partial(same, expected))
 
 
-def named(verdicts: Sequence[Verdict]) -> frozenset[tuple[object, ...]]:
+def named(verdicts: Sequence[Verdict]) -> frozenset[tuple[str, object]]:
     """What verdicts blame: workers and links by their ranks, a stage by its number, the data."""
     return frozenset((v.cause, v.ranks if v.cause in ("worker", "link") else v.stage) for v in verdicts)
 
 
-def same(one: frozenset[tuple[object, ...]], expected: frozenset[tuple[object, ...]]) -> tuple[bool, bool]:
-    """(whether both are alike, whether the first blames a worker or link that the other does not)."""
-    return one == expected, any(cause in ("worker", "link") for cause, _ in one - expected)
+def same(expected: Sequence[Verdict], verdicts: Sequence[Verdict]) -> tuple[bool, bool]:
+    """(whether `verdicts` blame what is expected, whether they blame a worker or link that it does not)."""
+    right, said = named(expected), named(verdicts)
+    return said == right, any(cause in ("worker", "link") for cause, _ in said - right)
 
 
 def in_format(name: str, calls: Calls) -> list[Verdict]:
@@ -129,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--traces", type=whole(1), default=45, metavar="N", help="how many (default 45)")
     parser.add_argument("--seed", type=whole(0), default=SEED, metavar="N", help=f"of the traces (default {SEED})")
-    parser.add_argument("--thin", type=float, default=0.1, metavar="X", help="share of rows that are lost (default 0.1)")
+    parser.add_argument("--thin", type=float, default=0.1, metavar="X", help="share of rows lost (default 0.1)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="score traces of this folder instead")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     args = parser.parse_args(arguments)

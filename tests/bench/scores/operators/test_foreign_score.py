@@ -32,7 +32,7 @@ def test_traces_of_a_folder_are_compared_with_the_whole(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [(["--thin", "1"], "expected at least 0 and less than 1"), (["--folder", "."], "holds no trace")]
+    ("options", "says"), [(["--thin", "1"], "at least 0 and less than 1"), (["--folder", "."], "holds no trace")]
 )
 def test_what_cannot_be_scored(tmp_path, monkeypatch, options, says, capsys):
     monkeypatch.chdir(tmp_path)
