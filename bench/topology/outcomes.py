@@ -85,7 +85,7 @@ def study_one(
     from lanterne.collectives.algorithms.catalogue import MAX_CELLS, find_algorithm, make_schedule
     from lanterne.collectives.auto.predict import chunk_count, nodes_of_links
     from lanterne.collectives.schedule.check_schedule import check
-    from lanterne.collectives.schedule.cost import late_start, price
+    from lanterne.collectives.schedule.cost import late_start, price, prices
 
     line, size = find_algorithm("all_reduce", name), topology.world_size
     chunks = num_chunks or chunk_count(line, size, nbytes, topology, min_chunk_nbytes=1)
@@ -96,11 +96,10 @@ def study_one(
     schedule = make_schedule("all_reduce", name, size, chunks, late_rank=expected, nodes=nodes)
     if num_chunks is None:
         schedule = check(schedule).schedule
-    together = price(schedule, nbytes, topology)
     joins = [phase.start for phase in schedule.phases if phase.name == "join"] if line.late else []
     delay_s = price(before(schedule, joins[0]), nbytes, topology).makespan_s if joins else 0.0
     start = late_start(size, late, delay_s)
-    late_s = price(schedule, nbytes, topology, start).exposed_s
+    together, lately = prices(schedule, nbytes, topology, [0.0, start])
     by_flows: tuple[float | None, float | None] = (None, None)
     if flows and size <= MAX_FLOW_RANKS and schedule.num_transfers <= MAX_FLOW_TRANSFERS:
         from lanterne.collectives.topology.flows import simulate_flows
@@ -110,7 +109,8 @@ def study_one(
         far = late_start(size, late, max(10 * whole_s, delay_s)) if joins else None
         exposed_s = whole_s if far is None else float(simulate_flows(schedule, nbytes, topology, far).max() - far.max())
         by_flows = whole_s, exposed_s
-    return StudyOutcome(name, schedule.num_chunks, schedule.num_rounds, together.makespan_s, late_s, delay_s, *by_flows)
+    modelled = together.makespan_s, lately.exposed_s, delay_s
+    return StudyOutcome(name, schedule.num_chunks, schedule.num_rounds, *modelled, *by_flows)
 
 
 def auto_of(topology: Topology, nbytes: int, late: LateRank, found: Sequence[StudyOutcome]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ That is of equal links, a CostModel. Whatever else says what the messages of a r
 Topology (topology/topology.py), where ranks share links.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -27,6 +28,9 @@ from lanterne.errors import InputError
 # One number, or an array of them.
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
+# (rank, round) pairs that are priced at once: all rounds of small schedules, and of large ones what caches hold.
+BLOCK = 1 << 16
+
 
 class LinkCosts(Protocol):
     """What messages and sums cost."""
@@ -36,8 +40,14 @@ class LinkCosts(Protocol):
         """Time to add one received byte, s per byte."""
         ...
 
-    def round_s(self, src: Column, dst: Column, nbytes: float, world_size: int) -> NDArray[np.float64]:
-        """Seconds of the message of each transfer of one round, (transfers,), every chunk having `nbytes`."""
+    def messages_s(
+        self, round_of: Ints, src: Column, dst: Column, nbytes: float, world_size: int
+    ) -> NDArray[np.float64]:
+        """Seconds of the message of each transfer, (transfers,), every chunk having `nbytes`.
+
+        Args:
+            round_of: the round of each transfer, from 0: those of one share ports.
+        """
         ...
 
 
@@ -89,11 +99,13 @@ class CostModel:
         time_s: Any = alpha * (messages if self.serial_messages else 1) + beta * nbytes
         return time_s
 
-    def round_s(self, src: Column, dst: Column, nbytes: float, world_size: int) -> NDArray[np.float64]:
+    def messages_s(
+        self, round_of: Ints, src: Column, dst: Column, nbytes: float, world_size: int
+    ) -> NDArray[np.float64]:
         """See LinkCosts: every rank has a port of its own."""
-        sent, received = np.bincount(src, minlength=world_size), np.bincount(dst, minlength=world_size)
-        messages = num_messages(src, dst, src, dst, world_size) if self.serial_messages else 1
-        return self.message_s(nbytes * np.maximum(sent[src], received[dst]), messages)
+        leaves, enters = round_of * world_size + src, round_of * world_size + dst
+        load = nbytes * np.maximum(np.bincount(leaves)[leaves], np.bincount(enters)[enters])
+        return self.message_s(load, num_messages(leaves, enters, leaves, enters) if self.serial_messages else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,38 +155,82 @@ def price(
     Raises:
         InputError: delays of another length, negative or not finite.
     """
+    return prices(schedule, nbytes, links, [start_delay_s])[0]
+
+
+def prices(
+    schedule: CollectiveSchedule,
+    nbytes: float,
+    links: LinkCosts,
+    start_delays_s: Sequence[float | Sequence[float] | NDArray[np.float64]],
+) -> list[Cost]:
+    """As `price`, for each of several start delays: what messages take is found once.
+
+    Cost: of each delay some 5 us a round.
+    """
+    p, unit = schedule.world_size, chunk_nbytes(schedule, nbytes)
+    starts = [_start_of(schedule, each) for each in start_delays_s]
+    ready = [start.copy() for start in starts]
+    load = added = 0
+    for rounds in _blocks(schedule):
+        offsets = schedule.offsets[rounds.start : rounds.stop + 1]
+        part = slice(offsets[0], offsets[-1])
+        src, dst, reduces = schedule.src[part], schedule.dst[part], schedule.op[part] == REDUCE
+        round_of = np.repeat(np.arange(len(rounds)), np.diff(offsets))
+        sent, received, reduced = (
+            np.bincount(round_of[mask] * p + side[mask], minlength=len(rounds) * p).reshape(-1, p)
+            for side, mask in ((src, slice(None)), (dst, slice(None)), (dst, reduces))
+        )
+        load += np.maximum(sent.max(axis=1), received.max(axis=1)).sum()
+        added += reduced.max(axis=1).sum()
+        took_s = links.messages_s(round_of, src, dst, unit, p)
+        adding_s = links.gamma_s_per_byte * unit * reduced
+        bounds = (offsets - offsets[0]).tolist()
+        for index, (begin, end) in enumerate(pairwise(bounds)):
+            its_src, its_dst, its_s = src[begin:end], dst[begin:end], took_s[begin:end]
+            for each in ready:
+                done = np.maximum(each[its_src], each[its_dst]) + its_s
+                np.maximum.at(each, its_src, done)
+                np.maximum.at(each, its_dst, done)
+                each += adding_s[index]
+    scale = unit / nbytes if nbytes else 0.0
+    parts = schedule.num_rounds, float(load * scale), float(added * scale)
+    ends = [float(each.max()) for each in ready]
+    return [
+        Cost(each, end, end - float(start.max()), *parts)
+        for each, end, start in zip(ready, ends, starts, strict=True)
+    ]
+
+
+def _blocks(schedule: CollectiveSchedule) -> Iterator[range]:
+    """The rounds of `schedule` in ranges of some BLOCK pairs of a rank and a round."""
+    size = max(1, BLOCK // schedule.world_size)
+    for first in range(0, schedule.num_rounds, size):
+        yield range(first, min(first + size, schedule.num_rounds))
+
+
+def _start_of(
+    schedule: CollectiveSchedule, start_delay_s: float | Sequence[float] | NDArray[np.float64]
+) -> NDArray[np.float64]:
     p = schedule.world_size
-    start = np.array(
-        np.broadcast_to(np.asarray(start_delay_s, float), (p,)) if np.ndim(start_delay_s) == 0 else start_delay_s, float
-    )
+    given = np.asarray(start_delay_s, float)
+    start = np.full(p, given) if given.ndim == 0 else given
     if start.shape != (p,) or not np.isfinite(start).all() or (start < 0).any():
         raise InputError(
             f"{schedule.name}: got start delays {start_delay_s}, expected {p} finite numbers, none negative"
         )
-    unit = chunk_nbytes(schedule, nbytes)
-    ready, load, added = start.copy(), 0, 0
-    for index in range(schedule.num_rounds):
-        src, dst, _, op = schedule.columns(index)
-        if not len(src):
-            continue
-        sent, received = np.bincount(src, minlength=p), np.bincount(dst, minlength=p)
-        reduced = np.bincount(dst[op == REDUCE], minlength=p)
-        took_s = links.round_s(src, dst, unit, p)
-        done = np.maximum(ready[src], ready[dst]) + took_s
-        np.maximum.at(ready, src, done)
-        np.maximum.at(ready, dst, done)
-        ready += links.gamma_s_per_byte * unit * reduced
-        load += max(sent.max(), received.max())
-        added += reduced.max()
-    scale = unit / nbytes if nbytes else 0.0
-    end = float(ready.max())
-    return Cost(ready, end, end - float(start.max()), schedule.num_rounds, float(load * scale), float(added * scale))
+    return start
 
 
-def num_messages(src: Column, dst: Column, leaves: Ints | Column, enters: Ints | Column, links: int) -> Ints:
-    """For every transfer, the messages at the busier of the two links that it `leaves` and `enters`, of `links`."""
-    _, firsts = np.unique(src.astype(np.int64) << 32 | dst, return_index=True)
-    sent, received = (np.bincount(side[firsts], minlength=links) for side in (leaves, enters))
+def num_messages(src: Ints, dst: Ints, leaves: Ints, enters: Ints) -> Ints:
+    """For every transfer, the messages at the busier of the two links that it `leaves` and `enters`.
+
+    Args:
+        src, dst: the ranks, with the round: those from one to the other in one round are one message.
+    """
+    _, firsts = np.unique(src << 32 | dst, return_index=True)
+    sent = np.bincount(leaves[firsts], minlength=1 + leaves.max(initial=0))
+    received = np.bincount(enters[firsts], minlength=1 + enters.max(initial=0))
     return np.maximum(sent[leaves], received[enters])
 
 

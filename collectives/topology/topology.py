@@ -204,9 +204,9 @@ class Topology:
             kind = KINDS[links.kind]
             mask = np.where(inside, kind.inside, kind.between)
             if links.kind == MESH:
-                pair = (src.astype(np.int64) * self.world_size + dst)[mask]
-                size = self.world_size**2
-                found.append(Crossing(mask, pair, pair, size, np.ones(size)))
+                # Only pairs that are used: there are as many as ranks, squared.
+                used, pair = np.unique((src.astype(np.int64) * self.world_size + dst)[mask], return_inverse=True)
+                found.append(Crossing(mask, pair, pair, len(used), np.ones(len(used))))
                 continue
             size = len(links.shared_by)
             link_of = np.full(self.world_size, size, np.int64)
@@ -216,18 +216,22 @@ class Topology:
             found.append(Crossing(mask, link_of[src[mask]], link_of[dst[mask]], size + 1, slowdown))
         return found
 
-    def round_s(self, src: Column, dst: Column, nbytes: float, world_size: int) -> NDArray[np.float64]:
+    def messages_s(
+        self, round_of: Ints, src: Column, dst: Column, nbytes: float, world_size: int
+    ) -> NDArray[np.float64]:
         """See LinkCosts."""
         starts_s, moves_s = np.zeros(len(src)), np.zeros(len(src))
         for links, (mask, leaves, enters, size, slowdown) in zip(self.links, self.crossings(src, dst), strict=True):
             if not len(leaves):
                 continue
-            out = np.bincount(leaves, minlength=size) * slowdown
-            into = np.bincount(enters, minlength=size) * slowdown
-            load = nbytes * np.maximum(out[leaves], into[enters])
+            its_round = round_of[mask]
+            out, into = its_round * size + leaves, its_round * size + enters
+            sent, received = np.bincount(out)[out], np.bincount(into)[into]
+            load = nbytes * np.maximum(sent * slowdown[leaves], received * slowdown[enters])
             alpha, beta = links.model.alpha_beta(load)
             if links.model.serial_messages:
-                alpha = alpha * num_messages(src[mask], dst[mask], leaves, enters, size)
+                ranks = (its_round * world_size + src[mask], its_round * world_size + dst[mask])
+                alpha = alpha * num_messages(*ranks, out, into)
             starts_s[mask] += alpha
             moves_s[mask] = np.maximum(moves_s[mask], beta * load)
         return starts_s + moves_s

@@ -71,9 +71,10 @@ def test_a_slow_nic_makes_a_topology_of_hosts_with_one_rank_each():
     assert not topology.is_flat
     assert topology.links[0].model == faster(model, 4.0)
     # The slow link costs what was measured.
-    src, dst = np.array([0]), np.array([1])
-    assert topology.round_s(src, dst, 1e5, 4) == pytest.approx(model.round_s(src, dst, 1e5, 4))
-    assert topology.round_s(src, np.array([2]), 1e5, 4) < 0.5 * model.round_s(src, dst, 1e5, 4)
+    one, other, third = (np.array([rank]) for rank in (0, 1, 2))
+    slow_s = model.messages_s(np.zeros(1, np.int64), one, other, 1e5, 4)
+    assert topology.messages_s(np.zeros(1, np.int64), one, other, 1e5, 4) == pytest.approx(slow_s)
+    assert topology.messages_s(np.zeros(1, np.int64), one, third, 1e5, 4) < 0.5 * slow_s
 
 
 def test_few_hosts_are_not_asked():

@@ -32,6 +32,11 @@ def test_equal_links_cost_what_the_cost_model_says(model, name, nbytes):
     np.testing.assert_array_equal(ours.finish_s, theirs.finish_s)
 
 
+def one_round_s(links, src, dst, nbytes):
+    """What the messages from `src` to `dst` take, all of one round."""
+    return links.messages_s(np.zeros(len(src), np.int64), np.array(src), np.array(dst), nbytes, 4)
+
+
 def test_a_round_is_as_long_as_its_busiest_link():
     """Two nodes of two ranks, one NIC each of which the second is half as fast: all by hand."""
     document = {
@@ -44,16 +49,19 @@ def test_a_round_is_as_long_as_its_busiest_link():
     }
     topology = from_document(document)
     assert topology.node_of == (0, 1, 0, 1)
-    src, dst = np.array([0, 0, 2, 1]), np.array([2, 1, 3, 3])
+    src, dst = [0, 0, 2, 1], [2, 1, 3, 3]
     # Inside: rank 0 to 2 alone. Two messages of 10 bytes enter node 1: 20 s by its NIC, 40 by the trunk.
-    np.testing.assert_allclose(topology.round_s(src, dst, 10.0, 4), [2.0, 46.0, 46.0, 2.0])
+    np.testing.assert_allclose(one_round_s(topology, src, dst, 10.0), [2.0, 46.0, 46.0, 2.0])
+    # Two rounds are as each alone.
+    twice_s = topology.messages_s(np.repeat([0, 1], 4), np.tile(src, 2), np.tile(dst, 2), 10.0, 4)
+    np.testing.assert_allclose(twice_s, np.tile([2.0, 46.0, 46.0, 2.0], 2))
     # One leaves node 0, which takes 5 s there and 10 at the other end.
-    assert topology.round_s(np.array([0]), np.array([1]), 10.0, 4)[0] == pytest.approx(6.0 + 20.0)
+    assert one_round_s(topology, [0], [1], 10.0)[0] == pytest.approx(6.0 + 20.0)
     without = from_document(document | {"links": document["links"][:2]})
-    assert without.round_s(np.array([0]), np.array([1]), 10.0, 4)[0] == pytest.approx(2.0 + 10.0)
+    assert one_round_s(without, [0], [1], 10.0)[0] == pytest.approx(2.0 + 10.0)
     part = topology.of_ranks([3, 1])
     assert part.nodes == ((0, 1),) and [links.kind for links in part.links] == ["inside"]
-    assert without.of_ranks([1, 3, 0, 2]).round_s(np.array([2]), np.array([1]), 10.0, 4)[0] == pytest.approx(12.0)
+    assert one_round_s(without.of_ranks([1, 3, 0, 2]), [2], [1], 10.0)[0] == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("name", PRESETS)
