@@ -9,22 +9,18 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from lanterne.errors import InputError, TransportError, Unavailable
-from lanterne.kernels.arrays import Event, Stream, import_cupy, on_stream, require_device
-from lanterne.kernels.cuda.device_view import DeviceView, stream_address
+from lanterne.kernels.arrays import Event, Stream, import_cupy, require_device
+from lanterne.kernels.cuda.device_memory import DeviceMemory
+from lanterne.kernels.cuda.device_view import DeviceView
+from lanterne.kernels.cuda.here import Here
+from lanterne.kernels.cuda.streams import own_stream
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
-_NO_MEMORY = 2  # cudaErrorMemoryAllocation
-_INVALID_HANDLE = 400  # cudaErrorInvalidResourceHandle
 _NOT_READY = 600  # cudaErrorNotReady
-_CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
-_REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 _WRITE_AFTER_EARLIER_WRITES = 0  # CU_STREAM_WRITE_VALUE_DEFAULT
 _WAIT_FOR_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
@@ -106,12 +102,10 @@ class CudaRuntime:
         except ImportError as error:
             raise Unavailable(f"cuda.bindings: {error}; install lanterne[cuda12] or lanterne[cuda13]") from error
         self._cupy = import_cupy()
-        self._pinned: dict[int, tuple[int, int]] = {}
         self.device_id = device_id
         self.device: Any = self._cupy.cuda.Device(device_id)
-        self._here = _Here(self.device if num_devices > 1 else None, device_id, self._cupy.cuda)
-        # Nothing runs on it: memory that the pool gives it was never another stream's, and is reused only once freed.
-        self._memory_stream = self.new_stream()
+        self._here = Here(self.device if num_devices > 1 else None, device_id, self._cupy.cuda)
+        self._memory = DeviceMemory(self._here, self._cupy, self._driver, self.new_stream())
         _leave_in_order(self._cupy.cuda, device_id)
 
     def new_stream(self) -> Stream:
@@ -133,7 +127,7 @@ class CudaRuntime:
         with suppress(TransportError, *self._here.errors):
             self.device.use()
             relaxed = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            self._check(self._driver.cuThreadExchangeStreamCaptureMode(relaxed))
+            self._here.value(self._driver.cuThreadExchangeStreamCaptureMode(relaxed))
 
     @property
     def identity(self) -> str:
@@ -141,44 +135,8 @@ class CudaRuntime:
         return str(self.device.pci_bus_id)
 
     def as_stream(self, stream: Stream) -> Stream:
-        """The stream object of `stream`: CuPy's, another library's, or an address; None for the current one.
-
-        Raises:
-            InputError: a stream of another device, one that is gone, or one that is being captured: what a call needs
-                besides its stream (messages of other ranks, a watch over them) is no part of a graph of the user's.
-            TransportError: work on the device has failed.
-        """
-        if stream is None:
-            stream = self.current_stream()
-        elif not isinstance(stream, self._cupy.cuda.Stream):
-            stream = _ForeignStream(stream_address(stream), stream)
-        if stream.device_id not in (-1, self.device_id):
-            raise InputError(f"stream: got one of device {stream.device_id}, expected device {self.device_id}")
-        if self._is_captured(stream):
-            raise InputError(
-                "stream: got one that is being captured, expected one that runs; Communicator.capture makes a graph of "
-                "a call"
-            )
-        return stream
-
-    def _is_captured(self, stream: Stream) -> bool:
-        runtime = self._cupy.cuda.runtime
-        with self._here:
-            try:
-                return bool(runtime.streamIsCapturing(stream.ptr))
-            except runtime.CUDARuntimeError as error:
-                # Of the default stream, while one is captured that waits for it.
-                if error.status == _CAPTURE_IMPLICIT:
-                    return True
-                if error.status == _INVALID_HANDLE:
-                    raise InputError(
-                        f"stream: got {stream.ptr:#x}, which CUDA does not know on device {self.device_id}, expected a "
-                        "stream of that device which has not been destroyed"
-                    ) from error
-                raise
-            except RuntimeError:
-                # A capture that something has broken: CuPy's own error.
-                return True
+        """The stream object of `stream`; see streams.own_stream."""
+        return own_stream(self._here, self._cupy, stream)
 
     def device_of(self, address: int) -> int:
         """The number of the device whose memory `address` is in; -1 for host memory."""
@@ -191,22 +149,7 @@ class CudaRuntime:
         Raises:
             Unavailable: the device has no room for it.
         """
-        cuda = self._cupy.cuda
-        with self._here, on_stream(self._cupy, self._memory_stream):
-            try:
-                memory = cuda.alloc(nbytes)
-            except (cuda.memory.OutOfMemoryError, cuda.runtime.CUDARuntimeError) as error:
-                # The pool's error, or, where the user has chosen another allocator, CUDA's.
-                if getattr(error, "status", _NO_MEMORY) != _NO_MEMORY:
-                    raise
-                free, total = cuda.runtime.memGetInfo()
-                raise Unavailable(
-                    f"{what}: device {self.device_id} has no room for {nbytes} bytes ({free} of {total} free); use "
-                    "smaller arrays or a smaller segment_nbytes, or cupy.get_default_memory_pool().free_all_blocks()"
-                ) from error
-            # An allocator that is ordered on streams (cupy.cuda.malloc_async) has given it to this one only.
-            self._memory_stream.synchronize()
-        return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
+        return self._memory.empty(nbytes, what)
 
     def prepare_fold(self, op: str, dtype: object, num_inputs: int) -> Callable[..., None]:
         """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see reduce_on_device.py."""
@@ -307,13 +250,13 @@ class CudaRuntime:
         """Write the uint32 `value` to pinned host memory after everything before it on `stream`, copies included."""
         with self._here:
             flag = self.device_address(address)
-            self._check(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
+            self._here.value(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
 
     def wait_flag(self, address: int, value: int, stream: Stream) -> None:
         """Hold `stream` back until the uint32 in pinned host memory is at least `value`: no multiprocessor waits."""
         with self._here:
             flag = self.device_address(address)
-            self._check(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_FOR_AT_LEAST))
+            self._here.value(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_FOR_AT_LEAST))
 
     def pin(self, address: int, nbytes: int) -> None:
         """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed.
@@ -321,22 +264,11 @@ class CudaRuntime:
         Raises:
             Unavailable: the system does not let so much be pinned.
         """
-        runtime = self._cupy.cuda.runtime
-        with self._here:
-            try:
-                runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
-            except runtime.CUDARuntimeError as error:
-                raise Unavailable(
-                    f"pinned memory: cannot pin {nbytes} bytes ({error}); use smaller messages"
-                ) from error
-            mapped = self._check(self._driver.cuMemHostGetDevicePointer(address, 0))
-        self._pinned[address] = nbytes, int(mapped)
+        self._memory.pin(address, nbytes)
 
     def unpin(self, address: int) -> None:
         """Undo `pin` of the memory that begins at `address`."""
-        del self._pinned[address]
-        with self._here:
-            self._cupy.cuda.runtime.hostUnregister(address)
+        self._memory.unpin(address)
 
     def device_address(self, address: int) -> int:
         """Where the device sees the pinned host memory at `address`.
@@ -344,58 +276,4 @@ class CudaRuntime:
         Raises:
             InputError: it is not pinned.
         """
-        # A copy: a buffer that goes meanwhile, on this thread or another, is unpinned.
-        for start, (nbytes, mapped) in tuple(self._pinned.items()):
-            if start <= address < start + nbytes:
-                return mapped + address - start
-        raise InputError(f"device_address: got {address:#x}, expected an address in pinned memory")
-
-    def _check(self, returned: tuple[Any, ...]) -> Any:
-        status, *values = returned
-        if int(status) != 0:
-            raise TransportError(f"device {self.device_id}: CUDA driver: got {status.name}, expected CUDA_SUCCESS")
-        return values[0] if values else None
-
-
-class _Here:
-    """A block on a runtime's device, in which CUDA's errors become ours, so that they end a communicator by name."""
-
-    __slots__ = ("_device", "_device_id", "errors")
-
-    def __init__(self, device: Any, device_id: int, cuda: Any):
-        """`device`: None where there is but one, which is the current one anyway."""
-        self._device = device
-        self._device_id = device_id
-        self.errors: tuple[type[Exception], ...] = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
-
-    def __enter__(self) -> None:
-        if self._device is not None:
-            try:
-                self._device.__enter__()
-            except self.errors as error:
-                # One that has failed refuses even to become the current one.
-                raise self._ours(error) from error
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        try:
-            if self._device is not None:
-                self._device.__exit__()
-        except self.errors as refused:
-            # A device that has failed may refuse even to give way to the one before.
-            error = error or refused
-        if error is not None and isinstance(error, self.errors):
-            raise self._ours(error) from error
-
-    def _ours(self, error: BaseException) -> TransportError:
-        return TransportError(f"device {self._device_id}: {error}")
-
-
-class _ForeignStream:
-    """A stream of another library, with what the verbs above and CuPy's launches ask of one: its address."""
-
-    __slots__ = ("owner", "ptr")
-    device_id = -1
-
-    def __init__(self, address: int, owner: object):
-        self.ptr = address
-        self.owner = owner
+        return self._memory.device_address(address)

@@ -190,7 +190,7 @@ def test_no_room_on_the_device_is_named(make_runtime, refusal):
 def test_memory_is_there_for_all_streams(make_runtime):
     """An allocator may give it in the order of a stream: that on which nothing runs, and then it is waited for."""
     runtime, cuda = make_runtime(0, 1)
-    log = runtime._memory_stream.log
+    log = runtime._memory.stream.log
     cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     cuda.alloc = lambda nbytes: log.append("allocated") or SimpleNamespace(ptr=4096)
     view = runtime.empty(9)
@@ -203,7 +203,7 @@ def test_the_users_stream_is_the_current_one_again(make_runtime):
     runtime, cuda = make_runtime(0, 1)
     cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     cuda.users, order = cuda.Stream(True), []
-    runtime._memory_stream.log = cuda.users.log = order
+    runtime._memory.stream.log = cuda.users.log = order
     cuda.users.use = lambda: order.append("used again")
     cuda.alloc = lambda nbytes: order.append("allocated") or SimpleNamespace(ptr=4096)
     runtime.empty(9)
@@ -222,7 +222,7 @@ def test_what_cuda_refuses_is_an_error_of_ours(make_runtime, error):
     stream = SimpleNamespace(ptr=7, begin_capture=refuse, end_capture=refuse)
     cuda.runtime.streamWaitEvent = cuda.runtime.memcpyAsync = cuda.runtime.pointerGetAttributes = cuda.Event = refuse
     cuda.get_elapsed_time = cuda.runtime.hostUnregister = refuse
-    runtime._pinned[4096] = 1, 4096
+    runtime._memory.pinned[4096] = 1, 4096
     for verb in (
         lambda: runtime.record(stream),
         lambda: runtime.wait_event(SimpleNamespace(ptr=0), stream),
@@ -236,7 +236,7 @@ def test_what_cuda_refuses_is_an_error_of_ours(make_runtime, error):
     ):
         with pytest.raises(TransportError, match=f"device 0: {error}"):
             verb()
-        assert cuda.current == 0
+        assert cuda.current == 0, verb
     assert prepared is not None
 
 
@@ -308,10 +308,10 @@ def test_a_buffer_that_goes_during_a_look_up(make_runtime):
 
     class Going(int):
         def __le__(self, other):
-            runtime._pinned.pop(4096, None)
+            runtime._memory.pinned.pop(4096, None)
             return int(self) <= other
 
-    runtime._pinned = {Going(0): (64, 1 << 20), 4096: (64, 2 << 20), 8192: (64, 3 << 20)}
+    runtime._memory.pinned = {Going(0): (64, 1 << 20), 4096: (64, 2 << 20), 8192: (64, 3 << 20)}
     assert runtime.device_address(8200) == (3 << 20) + 8
     with pytest.raises(InputError, match="expected an address in pinned memory"):
         runtime.device_address(4096 + 64)
@@ -368,7 +368,7 @@ def test_no_pinned_memory_is_named(make_runtime):
     cuda.runtime.hostRegister = refuse
     with pytest.raises(Unavailable, match="cannot pin 4096 bytes .cudaErrorMemoryAllocation"):
         runtime.pin(0, 4096)
-    assert not runtime._pinned
+    assert not runtime._memory.pinned
 
 
 def test_failed_work_is_an_error(make_runtime):
