@@ -41,7 +41,7 @@ RECOVERED, LONG_ROWS = 2.0, 12
 class JobState:
     """What is known of a job: `level` now, `reference`, rows `held` back, how bursts are weighed, whether it is `slow`.
 
-    `last`: the last confirmed event.
+    `last`: the last confirmed event; `warm`: whether the warm-up is over.
     """
 
     level: Level
@@ -50,6 +50,7 @@ class JobState:
     weighing: Weighing
     slow: bool = False
     last: LevelEvent | None = None
+    warm: bool = False
 
     def since(self, row: int) -> int:
         """Rows from the last event up to `row`: those before it are of another level."""

@@ -27,14 +27,11 @@ Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (ben
 medians instead of means, provisional and confirmed events, the slow path, re-anchoring.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
 from math import exp, inf, log
 
 from lanterne.errors import InputError
+from lanterne.failslow.detect.confirmed import ConfirmedEvents
 from lanterne.failslow.detect.decisions import (
-    ACCEPT,
-    MAX_WARM_UP_ROWS,
     MIN_FALL_ROWS,
     MIN_SAMPLES,
     SKIPPED_ROWS,
@@ -43,35 +40,43 @@ from lanterne.failslow.detect.decisions import (
     findings,
     other_level,
 )
-from lanterne.failslow.detect.events import Incident, LevelEvent, incidents, latest
+from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
+from lanterne.failslow.detect.learning import Learning
 from lanterne.failslow.detect.level import REVIEW_ROWS, Level
 from lanterne.failslow.detect.reference import Healthy, Reference
 from lanterne.failslow.detect.votes import MIN_RATE, PROVISIONAL, SHIFT, best_split, median, split
 
+# Suspects that are taken once more where all were let go: an incident may have begun with them.
 TAKEN_AGAIN = 8
-# Rows from one event on in which another of its direction is the same fact, better known.
-SAME_FACT_ROWS = 8
 
 
 class Tracker:
     """Finds onsets, reliefs and other changes in a stream of iteration times.
 
-    Attributes: `events`: confirmed events so far; `row`: rows seen; `warm`: warm-up is over.
+    Attributes: `row`: rows seen.
 
     Cost: see bench/results/cpu-2-cores.md; memory is constant but for the confirmed events.
     """
 
     def __init__(self) -> None:
-        self.events: list[LevelEvent] = []
         self.row: int = 0
-        self.warm: bool = False
         level = Level(SKIPPED_ROWS)
         reference = Reference(Healthy(level, level.noise, MIN_RATE, MIN_RATE))
         self._job = JobState(level, reference, HeldRows(), Weighing())
-        self._pushes = 0
-        self._forget = 1 / 64
+        self._confirmed = ConfirmedEvents(self._job)
+        self._learning = Learning(self._job)
+
+    @property
+    def events(self) -> list[LevelEvent]:
+        """Confirmed events so far."""
+        return self._confirmed.events
+
+    @property
+    def warm(self) -> bool:
+        """Warm-up is over."""
+        return self._job.warm
 
     @property
     def slow(self) -> bool:
@@ -81,12 +86,7 @@ class Tracker:
     @property
     def incidents(self) -> list[Incident]:
         """The incidents so far, the last one open where its `relief` is None; its `ratio` follows the level."""
-        found = incidents(self.events)
-        if found and found[-1].relief is None:
-            now = exp(self._job.level.median - self._job.reference.anchor)
-            single = self.events[-1].confirmed_at == found[-1].confirmed_at
-            found[-1] = replace(found[-1], ratio=now if single else max(found[-1].ratio, now))
-        return found
+        return self._confirmed.incidents
 
     @property
     def level_s(self) -> float | None:
@@ -95,11 +95,7 @@ class Tracker:
 
     def forget(self, keep: int) -> int:
         """Keep the latest confirmed events, at most `keep`, once there are twice as many; the incidents forgotten."""
-        if len(self.events) <= 2 * keep:
-            return 0
-        known = len(incidents(self.events))
-        self.events = latest(self.events, keep)
-        return known - len(incidents(self.events))
+        return self._confirmed.forget(keep)
 
     def update(self, time_s: float) -> LevelEvent | None:
         """Take the next time in seconds; return the LevelEvent that it makes provisional or confirmed, if there is one.
@@ -117,7 +113,7 @@ class Tracker:
         row = self.row
         self.row = row + 1
         if row < SKIPPED_ROWS:
-            self._skip(y)
+            self._learning.skip(y, row)
             return None
         event = self._take(y, row)
         return self._look_back(row) if event is None and job.slow and row % REVIEW_ROWS == 0 else event
@@ -137,21 +133,9 @@ class Tracker:
             return self._clear(y, row)
         return self._suspect(y, row)
 
-    def _skip(self, y: float) -> None:
-        job = self._job
-        job.level.push(y)
-        job.reference.drop(job.level.median)
-        if self.row == SKIPPED_ROWS:
-            job.level.review()
-            job.weighing.bursts.pass_rows(SKIPPED_ROWS)
-            for value in job.level.window.values:
-                job.weighing.bursts.see(value - job.reference.anchor, job.level.core_scale)
-
     def _absorb(self, y: float, row: int) -> LevelEvent | None:
         """Let an ordinary row into the level."""
-        self._job.level.push(y)
-        self._pushes += 1
-        return self._review(row) if self._pushes % REVIEW_ROWS == 0 else None
+        return self._review(row) if self._learning.push(y) else None
 
     def _clear(self, y: float, row: int) -> LevelEvent | None:
         """No run is alive any more: let the suspects and `y` into the window and learn how often such things happen."""
@@ -159,36 +143,14 @@ class Tracker:
         rows, held.rows = [*held.rows, y], []
         event: LevelEvent | None = None
         for value in rows:
-            self._learn(value)
+            self._learning.learn(value)
             event = self._absorb(value, row) or event
         return event
 
-    def _learn(self, value: float) -> None:
-        """Learn from a suspect that was cleared; among them rows that are none by themselves."""
-        level, held, bursts = self._job.level, self._job.held, self._job.weighing.bursts
-        z = value - level.median
-        if self._job.slow:
-            if value - self._job.reference.base < SHIFT / 2:
-                held.back.set_rate(min(held.back.rate + 1 / 64, 0.2))
-        elif 2 * z < level.shift:
-            bursts.end()
-        else:
-            bursts.see(z, level.core_scale)
-        if abs(z) > max(SHIFT / 2, 2 * level.scale):
-            run = held.up if z > 0.0 else held.down
-            run.set_rate(run.rate + self._forget)
-
     def _review(self, row: int) -> LevelEvent | None:
-        """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
+        """Every 8 samples: learn from them, walk the slow path."""
         job = self._job
-        job.level.review()
-        if not job.slow:
-            job.weighing.bursts.pass_rows(REVIEW_ROWS)
-        self._forget = 1 / min(64 + self._pushes, 256)
-        job.held.up.forget(REVIEW_ROWS * self._forget)
-        job.held.down.forget(REVIEW_ROWS * self._forget)
-        if not self.warm:
-            self._review_warm_up(row)
+        self._learning.review(row)
         full = len(job.level.window) >= WINDOW_ROWS // 2
         if job.slow:
             back = job.level.median - job.reference.base < SHIFT / 2
@@ -205,7 +167,7 @@ class Tracker:
         if job.last is not None:
             # The window may hold rows of before the last incident.
             index = max(index, job.last.index + 1)
-        return self._confirm(kind, index, row, row, values[start:], old)
+        return self._confirmed.confirm(kind, index, row, row, values[start:], old)
 
     def _look_back(self, row: int) -> LevelEvent | None:
         """Confirm another level inside an incident that its last rows show together."""
@@ -213,19 +175,7 @@ class Tracker:
         if found is None:
             return None
         values, start, old = found
-        return self._confirm("change", row + 1 - len(values) + start, row, row, values[start:], old)
-
-    def _review_warm_up(self, row: int) -> None:
-        """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
-        level = self._job.level
-        self._job.reference.drop(level.median)
-        if len(level.window) < SKIPPED_ROWS:
-            return
-        values = list(level.window.values)
-        older, newer = median(values[:8]), median(values[8:16])
-        if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * level.error(8, 8)):
-            self.warm = True
-            level.window.capacity = WINDOW_ROWS
+        return self._confirmed.confirm("change", row + 1 - len(values) + start, row, row, values[start:], old)
 
     def _suspect(self, y: float, row: int) -> LevelEvent | None:
         """Hold `y` back; return the event that it makes provisional or certain."""
@@ -263,7 +213,7 @@ class Tracker:
         level, new = job.level, median(suspects[-8:])
         if kind == "warm":
             # A warm-up ends downwards; that is no event.
-            self._restart(suspects[-SKIPPED_ROWS:])
+            self._confirmed.restart(suspects[-SKIPPED_ROWS:])
             job.reference.drop(job.level.median)
             return None
         if kind == "relief" and job.slow:
@@ -279,46 +229,11 @@ class Tracker:
         index = row + 1 - len(rows) + start
         if job.last is not None and index <= job.last.index and kind != "change":
             index, start = job.last.index + 1, start + job.last.index + 1 - index
-        if kind == "change" and self._is_same_fact(index, new > level.median):
-            self._restart(rows[start:])
+        if kind == "change" and self._confirmed.is_same_fact(index, new > level.median):
+            self._confirmed.restart(rows[start:])
             if not job.slow:
                 job.reference.drop(job.level.median)
             return None
         suspected = run.suspected if run.suspected is not None else row
         old = job.reference.anchor if kind == "onset" else level.median
-        return self._confirm(kind, index, max(suspected, index), row, rows[start:], old)
-
-    def _is_same_fact(self, index: int, slower: bool) -> bool:
-        """Whether the last event told of a change in that direction at `index` already."""
-        last = self._job.last
-        return last is not None and index < last.index + SAME_FACT_ROWS and slower == (last.ratio > 1)
-
-    def _confirm(
-        self, kind: str, index: int, provisional_at: int, row: int, values: Sequence[float], old: float
-    ) -> LevelEvent:
-        job, new = self._job, median(values[-8:])
-        small = kind == "change" and not job.slow and new - old > -ACCEPT
-        if kind == "onset":
-            job.reference.begin(Healthy(job.level, job.level.noise, job.held.up.rate, job.held.down.rate))
-        self._restart(values)
-        if kind == "relief":
-            # What was known of the healthy job counts again.
-            healthy = job.reference.healthy
-            job.held.up.set_rate(healthy.up_rate)
-            job.held.down.set_rate(healthy.down_rate)
-            job.level = job.reference.recovered(job.level, values, WINDOW_ROWS)
-        job.slow = kind == "onset" or (job.slow and kind != "relief")
-        self.warm = True
-        job.reference.told = job.level.median
-        if not job.slow and not small:
-            job.reference.drop(job.level.median)
-        job.last = LevelEvent(kind, index, provisional_at, row, exp(new - old))
-        self.events.append(job.last)
-        return job.last
-
-    def _restart(self, values: Sequence[float]) -> None:
-        """Begin a new level with `values`; the spread stays until there are enough samples for another."""
-        job = self._job
-        job.level = Level(WINDOW_ROWS, list(values), job.level)
-        job.held.clear()
-        job.held.back.set_rate(MIN_RATE)
+        return self._confirmed.confirm(kind, index, max(suspected, index), row, rows[start:], old)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Mapping
+from math import isnan
 from statistics import median
 from typing import NamedTuple
 
@@ -106,6 +107,27 @@ class Suspicion:
     def measured(self, name: Suspect, severity: float) -> None:
         """An examination knows the severity of `name` better."""
         self._recent[name] = deque([severity], maxlen=RECENT)
+
+    def confirmed(
+        self, suspects: Collection[Suspect], found: Mapping[Suspect, float], iteration: int, unit_s: float
+    ) -> tuple[Suspect, ...]:
+        """Those of `suspects` that an examination in `iteration` found slow; the others are acquitted.
+
+        Args:
+            found: severities, as Controller.validated has them.
+            unit_s: what severities of links are measured in.
+        """
+        slow = []
+        for name in suspects:
+            least = self._settings.slow_rank if name.is_rank else self._settings.slow_link * unit_s
+            severity = found.get(name, 0.0)
+            if isnan(severity) or severity < least:
+                self.acquit(name, iteration, is_sure=not isnan(severity))
+                continue
+            slow.append(name)
+            if not name.is_rank:
+                self.measured(name, severity)
+        return tuple(slow)
 
     def take_relieved(self) -> list[Suspect]:
         """What was blamed and has been well for long enough; it is forgotten."""

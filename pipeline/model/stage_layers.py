@@ -1,7 +1,8 @@
 """Stages made of layers: a model is cut between any two of its layers, and computes the same however it is cut."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
@@ -10,13 +11,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import address_of
 from lanterne.pipeline.execute.stage import Message, Samples, Stage
-from lanterne.pipeline.model.layer import Array, Ints, Kept, Layer, LayerChain
+from lanterne.pipeline.model.held import HeldMicrobatch, HeldMicrobatches
+from lanterne.pipeline.model.layer import Array, Ints, Layer, LayerChain
 from lanterne.pipeline.model.losses import Loss
 
 Shape: TypeAlias = tuple[int, ...]
 Check: TypeAlias = Callable[[Array], None]
+Through: TypeAlias = Callable[[int, HeldMicrobatch, Message], None]
 
 
 class Optimizer(Protocol):
@@ -104,19 +106,6 @@ def check_starts(model: StageModel, num_stages: int, starts: Sequence[int]) -> t
     return starts
 
 
-@dataclass(slots=True)
-class _Microbatch:
-    """What is held for one: an entry per layer and one for the loss, and what a part hands to the next.
-
-    `state` is the kind that comes next; `passed` counts the layers that B has passed.
-    """
-
-    entries: list[Kept]
-    carried: Any = None
-    state: str = "F"
-    passed: int = 0
-
-
 class LayerStage(Stage):
     """Layers start to stop - 1 of a model.
 
@@ -129,6 +118,7 @@ class LayerStage(Stage):
 
     Attributes:
         chain: the LayerChain of its layers.
+        held: what it holds of the microbatches under way.
         parameters, gradients: (chain.num_parameters,) arrays, or longer; gradients are the sums of this iteration's W
             so far, of the mean of the microbatches' losses.
     """
@@ -155,15 +145,13 @@ class LayerStage(Stage):
         self.output_shape: Shape | None = model.shapes[stop] if stop < len(model.layers) else None
         self.parameters: Array = xp.zeros(-(-chain.num_parameters // multiple) * multiple, self.dtype)
         if seed is not None:
-            draws = [layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(self.layers)]
-            drawn = np.concatenate(draws).astype(self.dtype)
-            self.parameters[: len(drawn)] = xp.asarray(drawn)
+            drawn = _drawn(self.layers, start, seed)
+            self.parameters[: len(drawn)] = xp.asarray(drawn.astype(self.dtype))
         self.gradients: Array = xp.zeros_like(self.parameters)
         self._start = start
         self._parameters = chain.split(self.parameters)
         self._gradients = chain.split(self.gradients)
-        self._held: dict[int, _Microbatch] = {}
-        self._aside: dict[int, _Microbatch] = {}
+        self.held: HeldMicrobatches = HeldMicrobatches()
         self._losses: dict[int, Array] = {}
         self._scale = 1.0
         self._inputs: Any = None
@@ -188,22 +176,12 @@ class LayerStage(Stage):
         """
         if self.in_flight:
             raise InputError(f"begin: microbatches {self.in_flight} are under way, expected all W before")
+        given = partial(_given, self.xp, self.dtype)
         self._losses, self._scale = {}, 1 / microbatches
         if self.input_shape is None:
-            self._inputs = self._given("inputs", inputs, microbatches, self.model.check_inputs)
+            self._inputs = given("inputs", inputs, microbatches, self.model.check_inputs)
         if self.output_shape is None:
-            self._targets = self._given("targets", targets, microbatches, self.model.check_targets)
-
-    def _given(self, what: str, given: Samples, microbatches: int, check: Check | None) -> Array:
-        if given is None or len(given) != microbatches:
-            got = "none" if given is None else len(given)
-            raise InputError(f"{what}: got {got}, expected one for each of {microbatches} microbatches")
-        arrays: Array = self.xp.asarray(given)
-        if np.issubdtype(arrays.dtype, np.floating):
-            arrays = arrays.astype(self.dtype, copy=False)
-        if check is not None:
-            check(arrays)
-        return arrays
+            self._targets = given("targets", targets, microbatches, self.model.check_targets)
 
     def forward(
         self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
@@ -214,14 +192,15 @@ class LayerStage(Stage):
             InputError: out of order, or an array of another shape or dtype.
         """
         if part == 1:
-            if microbatch in self.in_flight:
-                raise InputError(f"F of microbatch {microbatch}: it is held already, expected its W before")
-            x = self._inputs[microbatch] if self.input_shape is None else self._checked("x", x, self.input_shape)
-            self._held[microbatch] = _Microbatch([None] * (len(self.layers) + 1), x)
-        held = self._state(microbatch, "F")
-        for index in self._run(part, parts):
+            if self.input_shape is not None:
+                x = _checked("x", x, self.dtype, self.input_shape)
+            elif microbatch not in self.in_flight:
+                x = self._inputs[microbatch]
+            self.held.begin(microbatch, len(self.layers), x)
+        held = self.held.waiting(microbatch, "F")
+        for index in _run(len(self.layers), part, parts):
             last = index == len(self.layers) - 1
-            target = self._lent(out, self.output_shape) if last and self.output_shape else None
+            target = _lent(out, self.dtype, self.output_shape) if last and self.output_shape else None
             held.carried, held.entries[index] = self.layers[index].forward(
                 self._parameters[index], held.carried, target
             )
@@ -241,61 +220,49 @@ class LayerStage(Stage):
         Raises:
             InputError: out of order, or an array of another shape or dtype.
         """
-
-        def through(index: int, held: _Microbatch, target: Message) -> None:
-            held.carried, held.entries[index] = self.layers[index].backward_input(
-                self._parameters[index], held.entries[index], held.carried, target
-            )
-
-        dx = self._back(microbatch, dy, out, part, parts, through)
+        held, dx = self._back(microbatch, dy, out, part, parts, self._through_input)
         if part == parts:
-            self._held[microbatch].state = "W"
+            held.state = "W"
         return dx
 
     def backward(
         self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
     ) -> Message:
-        """See Stage.
-
-        Raises:
-            InputError: out of order, or an array of another shape or dtype.
-        """
-
-        def through(index: int, held: _Microbatch, target: Message) -> None:
-            held.carried = self.layers[index].backward(
-                self._parameters[index], held.entries[index], held.carried, self._gradients[index], target
-            )
-            held.entries[index] = None
-
-        dx = self._back(microbatch, dy, out, part, parts, through)
+        """See Stage; raises as `backward_input`."""
+        _, dx = self._back(microbatch, dy, out, part, parts, self._through_both)
         if part == parts:
-            del self._held[microbatch]
+            self.held.end(microbatch)
         return dx
 
+    def _through_input(self, index: int, held: HeldMicrobatch, target: Message) -> None:
+        held.carried, held.entries[index] = self.layers[index].backward_input(
+            self._parameters[index], held.entries[index], held.carried, target
+        )
+
+    def _through_both(self, index: int, held: HeldMicrobatch, target: Message) -> None:
+        held.carried = self.layers[index].backward(
+            self._parameters[index], held.entries[index], held.carried, self._gradients[index], target
+        )
+        held.entries[index] = None
+
     def _back(
-        self,
-        microbatch: int,
-        dy: Message,
-        out: Message,
-        part: int,
-        parts: int,
-        through: Callable[[int, _Microbatch, Message], None],
-    ) -> Message:
-        """Go back `through` the layers of a part; the gradient by the stage's input after the last."""
-        held = self._state(microbatch, "B")
+        self, microbatch: int, dy: Message, out: Message, part: int, parts: int, through: Through
+    ) -> tuple[HeldMicrobatch, Message]:
+        """Go back `through` the layers of a part; what is held, and the gradient by the input after the last part."""
+        held = self.held.waiting(microbatch, "B")
         if part == 1 and self.output_shape is not None:
-            held.carried = self._checked("dy", dy, self.output_shape)
+            held.carried = _checked("dy", dy, self.dtype, self.output_shape)
         elif part == 1:
             held.carried = self.model.loss.backward_input(held.entries[-1], self._scale)
             held.entries[-1] = None
-        for index in self._run(part, parts, backward=True):
-            target = None if index or self.input_shape is None else self._lent(out, self.input_shape)
+        for index in _run(len(self.layers), part, parts, backward=True):
+            target = None if index or self.input_shape is None else _lent(out, self.dtype, self.input_shape)
             through(index, held, target)
             held.passed += 1
         if part < parts:
-            return None
+            return held, None
         dx, held.carried = held.carried, None
-        return dx if self.input_shape is not None else None
+        return held, dx if self.input_shape is not None else None
 
     def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         """See Stage. With the same parts as B, a part of W may follow the same part of B at once: BW in parts.
@@ -303,15 +270,15 @@ class LayerStage(Stage):
         Raises:
             InputError: out of order.
         """
-        run = self._run(part, parts, backward=True)
-        held = self._held.get(microbatch)
+        run = _run(len(self.layers), part, parts, backward=True)
+        held = self.held.find(microbatch)
         if held is None or part == parts or held.passed < len(self.layers) - min(run, default=len(self.layers)):
-            held = self._state(microbatch, "W")
+            held = self.held.waiting(microbatch, "W")
         for index in run:
             self.layers[index].backward_weight(held.entries[index], self._gradients[index])
             held.entries[index] = None
         if part == parts:
-            del self._held[microbatch]
+            self.held.end(microbatch)
 
     def step(self) -> None:
         """See Stage.
@@ -327,7 +294,7 @@ class LayerStage(Stage):
     @property
     def in_flight(self) -> list[int]:
         """The microbatches whose F has begun and whose W has not ended, ascending."""
-        return sorted((*self._held, *self._aside))
+        return self.held.numbers
 
     @property
     def losses(self) -> dict[int, float]:
@@ -336,65 +303,44 @@ class LayerStage(Stage):
     @property
     def nbytes_held(self) -> int:
         """See Stage. Memory that several layers hold counts once; what is set aside does not."""
-        arrays = {}
-        for microbatch in self._held:
-            for array in self.held_arrays(microbatch):
-                arrays[address_of(array), array.nbytes] = array.nbytes
-        return sum(arrays.values())
-
-    def held_arrays(self, microbatch: int) -> list[Array]:
-        """The arrays held for a microbatch; some may share memory."""
-        held = self._held.get(microbatch)
-        return [] if held is None else list(_arrays((held.entries, held.carried)))
-
-    def set_aside(self, microbatch: int, replace: Callable[[Array], object]) -> None:
-        """Hold replace(array), anything, in place of each array held for a microbatch, until it is brought back."""
-        held = self._held.pop(microbatch)
-        held.entries, held.carried = _replaced([held.entries, held.carried], replace)
-        self._aside[microbatch] = held
-
-    def bring_back(self, microbatch: int, replace: Callable[[Any], Array]) -> None:
-        """Hold the array replace(x) in place of each x that `set_aside` put there."""
-        held = self._aside.pop(microbatch)
-        held.entries, held.carried = _replaced([held.entries, held.carried], replace)
-        self._held[microbatch] = held
-
-    def _run(self, part: int, parts: int, *, backward: bool = False) -> range:
-        """The layers of a part, in the order in which they run."""
-        count = len(self.layers)
-        order = range(count)[::-1] if backward else range(count)
-        return order[count * (part - 1) // parts : count * part // parts]
-
-    def _state(self, microbatch: int, kind: str) -> _Microbatch:
-        held = self._held.get(microbatch)
-        if held is None or held.state != kind:
-            got = "is not held" if held is None else f"waits for its {held.state}"
-            raise InputError(f"{kind} of microbatch {microbatch}: it {got}, expected F, B and W in this order")
-        return held
-
-    def _checked(self, what: str, array: Message, shape: Shape) -> Array:
-        if array is None or tuple(array.shape) != shape or array.dtype != self.dtype:
-            got = "none" if array is None else f"{array.dtype} {tuple(array.shape)}"
-            raise InputError(f"{what}: got {got}, expected {self.dtype} {shape}")
-        return array
-
-    def _lent(self, out: Message, shape: Shape) -> Message:
-        if out is not None and not self._checked("out", out, shape).flags.c_contiguous:
-            raise InputError("out: got a non-contiguous array, expected a C-contiguous one")
-        return out
+        return self.held.nbytes
 
 
-def _arrays(held: Kept) -> Iterator[Array]:
-    """The arrays in nested lists and tuples."""
-    if isinstance(held, (list, tuple)):
-        for item in held:
-            yield from _arrays(item)
-    elif held is not None:
-        yield held
+def _drawn(layers: Sequence[Layer], start: int, seed: int) -> Array:
+    """The initial parameters of layers `start` and on of a model, whatever its cut."""
+    return np.concatenate([layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(layers)])
 
 
-def _replaced(held: Kept, replace: Callable[[Any], Any]) -> Kept:
-    """`held` with replace(array) for each array in its lists and tuples."""
-    if isinstance(held, (list, tuple)):
-        return type(held)(_replaced(item, replace) for item in held)
-    return None if held is None else replace(held)
+def _run(count: int, part: int, parts: int, *, backward: bool = False) -> range:
+    """The layers of a part, among `count`, in the order in which they run."""
+    order = range(count)[::-1] if backward else range(count)
+    return order[count * (part - 1) // parts : count * part // parts]
+
+
+def _given(
+    xp: ModuleType, dtype: np.dtype[Any], what: str, given: Samples, microbatches: int, check: Check | None
+) -> Array:
+    """`given` as an array, if it is one for each microbatch and what the model takes."""
+    if given is None or len(given) != microbatches:
+        got = "none" if given is None else len(given)
+        raise InputError(f"{what}: got {got}, expected one for each of {microbatches} microbatches")
+    arrays: Array = xp.asarray(given)
+    if np.issubdtype(arrays.dtype, np.floating):
+        arrays = arrays.astype(dtype, copy=False)
+    if check is not None:
+        check(arrays)
+    return arrays
+
+
+def _checked(what: str, array: Message, dtype: np.dtype[Any], shape: Shape) -> Array:
+    if array is None or tuple(array.shape) != shape or array.dtype != dtype:
+        got = "none" if array is None else f"{array.dtype} {tuple(array.shape)}"
+        raise InputError(f"{what}: got {got}, expected {dtype} {shape}")
+    return array
+
+
+def _lent(out: Message, dtype: np.dtype[Any], shape: Shape) -> Message:
+    """`out`, if it is None or may be written as an array of that dtype and shape."""
+    if out is not None and not _checked("out", out, dtype, shape).flags.c_contiguous:
+        raise InputError("out: got a non-contiguous array, expected a C-contiguous one")
+    return out

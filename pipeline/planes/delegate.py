@@ -9,7 +9,7 @@ Paper: ADAPTRA, section 5.2.
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 from time import monotonic_ns as now_ns
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,6 +40,35 @@ Kind: TypeAlias = tuple[Shape, np.dtype[Any]]
 MEMORY_SHARE = 0.5
 # Messages with which the rate of a queue is measured, and their size.
 PROBES, PROBE_NBYTES = 16, 1 << 20
+
+
+class NearArrays:
+    """The arrays of messages that are read where they lie: in the arenas of peers that share memory.
+
+    Args:
+        arenas: by peer, as bytes.
+    """
+
+    def __init__(self, arenas: Mapping[int, memoryview]) -> None:
+        self.arenas = arenas
+        # (peer, offset, shape, dtype) -> array; id -> (peer, offset) of those that are read now.
+        self._made: dict[tuple[int, int, Shape, np.dtype[Any]], Buffer] = {}
+        self._read: dict[int, tuple[int, int]] = {}
+
+    def read(
+        self, peer: int, offset: int, shape: Shape, dtype: np.dtype[Any], staged: Callable[[Buffer], Buffer]
+    ) -> Buffer:
+        """The array at `offset` of a peer's arena; a new one is `staged` first."""
+        key = peer, offset, shape, dtype
+        array = self._made.get(key)
+        if array is None:
+            array = self._made[key] = staged(_array(self.arenas[peer], offset, shape, dtype))
+        self._read[id(array)] = peer, offset
+        return array
+
+    def take_place(self, buffer: Buffer) -> tuple[int, int] | None:
+        """The peer and offset of an array that is not read any more; None if it is none of these."""
+        return self._read.pop(id(buffer), None)
 
 
 class DelegatePlane(DataPlane):
@@ -92,7 +121,7 @@ class DelegatePlane(DataPlane):
             token=None if store is None else store.secret(b"lanterne/delegates").hex(),
         )
         self._memory = self.delegates.arena.view
-        self._near = self.delegates.arenas
+        self.near: NearArrays = NearArrays(self.delegates.arenas)
         self._senders = self.delegates.senders
         # Arrays that are free; id -> (offset, nbytes, array) of all.
         self._free: dict[Kind, list[Buffer]] = {}
@@ -100,9 +129,6 @@ class DelegatePlane(DataPlane):
         # Offset -> array of those that are sent and not released yet; offsets of those from earlier iterations.
         self._out: dict[int, Buffer] = {}
         self._earlier: set[int] = set()
-        # (peer, offset, shape, dtype) -> array in that peer's arena; id -> (peer, offset) of those that are read.
-        self._theirs: dict[tuple[int, int, Shape, np.dtype[Any]], Buffer] = {}
-        self._read: dict[int, tuple[int, int]] = {}
         # Of stages on a device; buffers that were released while it copies from them.
         self._staging: MessageStaging | None = None
         self._copied: list[Buffer] = []
@@ -145,7 +171,7 @@ class DelegatePlane(DataPlane):
             assert self.direct is not None, WITHOUT
             return self.direct.receive(shape, dtype, peer)
         # What a neighbour sends is read in its memory.
-        buffer = None if peer in self._near else self._take(shape, dtype)
+        buffer = None if peer in self.near.arenas else self._take(shape, dtype)
         offset, nbytes = (0, _nbytes(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
         receive = self._receive(shape, dtype, peer, buffer)
         self.delegates.receive(offset, nbytes, peer, receive.arrived)
@@ -156,17 +182,12 @@ class DelegatePlane(DataPlane):
 
     def read(self, peer: int, offset: int, shape: Shape, dtype: np.dtype[Any]) -> Buffer:
         """The array for a message that lies in a peer's arena."""
-        key = peer, offset, shape, dtype
-        array = self._theirs.get(key)
-        if array is None:
-            array = self._theirs[key] = self._staged(_array(self._near[peer], offset, shape, dtype))
-        self._read[id(array)] = peer, offset
-        return array
+        return self.near.read(peer, offset, shape, dtype, self._staged)
 
     def release(self, buffer: Buffer) -> None:
         if self._staging is not None and not self._staging.is_free(buffer):
             self._copied.append(buffer)
-        elif (place := self._read.pop(id(buffer), None)) is not None:
+        elif (place := self.near.take_place(buffer)) is not None:
             self.delegates.release(*place)
         elif id(buffer) in self._lent:
             self._give(buffer)

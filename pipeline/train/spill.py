@@ -100,7 +100,7 @@ class Spill:
             InputError: what is held for this one microbatch is more than the cap, or the store is full.
         """
         before = self._sizes.pop(key, 0)
-        nbytes = sum(array.nbytes for array in distinct(self.stages[key[0]].inner.held_arrays(key[1])))
+        nbytes = sum(array.nbytes for array in distinct(self.stages[key[0]].inner.held.arrays(key[1])))
         if nbytes > self.cap_nbytes:
             raise InputError(
                 f"spill: got a cap of {self.cap_nbytes} bytes, expected at least {nbytes}, "
@@ -158,7 +158,7 @@ class Spill:
                 slots[place.identity] = self.store.put(place.dense(array))
             return place
 
-        self.stages[key[0]].inner.set_aside(key[1], away)
+        self.stages[key[0]].inner.held.set_aside(key[1], away)
         self._away[key] = _Kept(slots, nbytes)
         self.spilled_nbytes += nbytes
 
@@ -174,7 +174,7 @@ class Spill:
                 back[place.identity] = self.store.take(kept.slots[place.identity])
             return place.laid(back[place.identity])
 
-        self.stages[key[0]].inner.bring_back(key[1], here)
+        self.stages[key[0]].inner.held.bring_back(key[1], here)
         self._sizes[key] = kept.nbytes
 
 

@@ -12,28 +12,17 @@ import json
 import math
 import os
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
-from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.errors import InputError, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
+from lanterne.transport.rails.delegate_flows import Flows
 from lanterne.transport.rails.delegate_handle import POLICY as HANDLES
 from lanterne.transport.rails.delegate_handle import Handle, StartDelegate, start_process
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
-from lanterne.transport.rails.delegate_process import (
-    DROPPED,
-    LOST,
-    MISFIT,
-    RECEIVE,
-    RECEIVED,
-    RETURNED,
-    SEND,
-    SENT,
-)
 from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
 from lanterne.transport.rails.neighbours import Done, Neighbours, meet
 from lanterne.transport.rails.rail import MEMORY, Address, listen
@@ -91,8 +80,6 @@ class Delegates:
             nothing of ours. With a ticket for the departure (delegate_memory.py) a device may be copying them there.
         addresses: of the rails here; None for MEMORY.
         arena: this rank's; `arenas`, by peer, of those that share memory.
-        dropped: (peer, queue, rail, when: now_s of the machine) of the rails that died; returned: of those of them that
-            were made anew, and are used again.
 
     Raises:
         InputError: queues or rails that cannot be.
@@ -120,21 +107,15 @@ class Delegates:
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
         self.rank = rank
         self.peers: tuple[int, ...] = tuple(sorted(peers))
-        self.dropped: list[tuple[int, int, int, float]] = []
-        self.returned: list[tuple[int, int, int, float]] = []
         self._on_sent = on_sent
         self._machine = machine
         self._start_delegate = start
         self.arena: Arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
         self.neighbours: Neighbours = Neighbours(machine)
-        self._under_way = 0
         self._closed = False
         self.addresses: list[str | None] = []
         self._handles: list[Handle] = []
-        self._flows: dict[int, list[_Flow]] = {}
-        # By peer, without end: what is under way in a queue, and its delegate, whose turn it is.
-        self._sends: dict[int, Iterator[tuple[deque[int], Handle]]] = {}
-        self._receives: dict[int, Iterator[tuple[deque[Done], Handle]]] = {}
+        self._flows = Flows(on_sent, machine)
         self.senders: dict[int, Callable[[int, int, int], object]] = {}
         try:
             self._start(exchange, queues, tuple(rails), token)
@@ -191,12 +172,9 @@ class Delegates:
                 meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, limit_s)
         for handle in self._handles:
             handle.pid = handle.hear()["pid"]
-        self._flows = {peer: [_Flow() for _ in range(queues)] for peer in far}
-        for peer, flows in self._flows.items():
-            pairs = list(zip(flows, self._handles, strict=True))
-            self._sends[peer] = cycle([(flow.sends, handle) for flow, handle in pairs])
-            self._receives[peer] = cycle([(flow.receives, handle) for flow, handle in pairs])
-            self.senders[peer] = partial(self._send, peer)
+        for peer in far:
+            self._flows.open(peer, self._handles)
+            self.senders[peer] = partial(self._flows.send, peer)
         for peer, neighbour in self.neighbours.items():
             self.senders[peer] = neighbour.outbox.put
 
@@ -206,15 +184,19 @@ class Delegates:
         return {peer: neighbour.arena for peer, neighbour in self.neighbours.items()}
 
     @property
+    def dropped(self) -> list[tuple[int, int, int, float]]:
+        """Of the rails that died: (peer, queue, rail, when), by now_s of the machine."""
+        return self._flows.dropped
+
+    @property
+    def returned(self) -> list[tuple[int, int, int, float]]:
+        """Of those of them that were made anew, and are used again, the same."""
+        return self._flows.returned
+
+    @property
     def under_way(self) -> int:
         """How many messages handed over have not come yet."""
-        return self._under_way + sum(len(neighbour.outbox.backlog) for neighbour in self.neighbours.values())
-
-    def _send(self, peer: int, nbytes: int, offset: int, departure_ns: int) -> None:
-        waiting, handle = next(self._sends[peer])
-        waiting.append(offset)
-        self._under_way += 1
-        handle.put(SEND, peer, offset, nbytes, departure_ns)
+        return self._flows.under_way + sum(len(neighbour.outbox.backlog) for neighbour in self.neighbours.values())
 
     def receive(self, offset: int, nbytes: int, peer: int, done: Done) -> None:
         """Receive the next message from `peer`, at `offset` if it is no neighbour.
@@ -225,9 +207,7 @@ class Delegates:
         if peer in self.neighbours:
             self.neighbours[peer].receive(nbytes, done)
             return
-        waiting, handle = next(self._receives[peer])
-        waiting.append(done)
-        handle.put(RECEIVE, peer, offset, nbytes)
+        self._flows.receive(peer, offset, nbytes, done)
 
     def release(self, peer: int, place: int) -> None:
         """A message in a peer's arena is not read any more."""
@@ -245,25 +225,8 @@ class Delegates:
             handle.flush()
             while (note := handle.back.take()) is not None:
                 moved = True
-                self._hear(queue, *note)
+                self._flows.hear(queue, *note)
         return moved
-
-    def _hear(self, queue: int, kind: int, peer: int, first: int, second: int, _third: int) -> None:
-        flow = self._flows[peer][queue]
-        if kind == SENT:
-            self._under_way -= first
-            for _ in range(first):
-                self._on_sent(flow.sends.popleft())
-        elif kind == RECEIVED:
-            flow.receives.popleft()(first / 1e9, None)
-        elif kind == DROPPED:
-            self.dropped.append((peer, queue, first, self._machine.now_s()))
-        elif kind == RETURNED:
-            self.returned.append((peer, queue, first, self._machine.now_s()))
-        elif kind == LOST:
-            raise PeerFailed(peer, "its delegates have left" if first else "its delegates are gone, on every rail")
-        elif kind == MISFIT:
-            raise TransportError(f"delegate: got a message of {first} bytes from rank {peer}, expected {second}")
 
     def check(self) -> None:
         """Raise TransportError if a delegate has died, PeerFailed if a neighbour has."""
@@ -290,16 +253,6 @@ class Delegates:
                 handle.end(deadline_s)
         finally:
             self.arena.close()
-
-
-class _Flow:
-    """What is under way with one peer in one queue, oldest first: messages, and what to call when one has come."""
-
-    __slots__ = ("receives", "sends")
-
-    def __init__(self) -> None:
-        self.sends: deque[int] = deque()
-        self.receives: deque[Done] = deque()
 
 
 def _rails_to(own: Mapping[str, Any], other: Mapping[str, Any], addresses: Sequence[Address]) -> list[Address | None]:
