@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from lanterne.bench.output import report
 
@@ -188,14 +188,81 @@ def constants() -> tuple[str, bool]:
     return f"1 in {lines // max(1, found)} lines", lines >= 250 * found
 
 
-def asserting_loops() -> tuple[str, None]:
-    """Loops of tests that hide which case failed."""
-    found = 0
+def _names_the_case(assertion: ast.Assert) -> bool:
+    """Whether an assert's message says for which case it failed: it holds a value, not only words."""
+    return assertion.msg is not None and not isinstance(assertion.msg, ast.Constant)
+
+
+def asserting_loops() -> tuple[str, bool]:
+    """Loops of tests that hide which case failed: those with an assert whose message does not name the case."""
+    loops = hiding = 0
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.For):
-                found += any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
-    return str(found), None
+                found = [inner for inner in ast.walk(node) if isinstance(inner, ast.Assert)]
+                loops += bool(found)
+                hiding += not all(map(_names_the_case, found))
+    return f"{hiding} (and {loops - hiding} whose messages name the case)", not hiding
+
+
+def waiting_loops() -> tuple[str, bool]:
+    """Loops that wait for one thing: all but `wait` itself and those that tests/transport/test_machine.py names."""
+    test = "tests/transport/test_machine.py::test_one_function_waits"
+    said = _last_line(sys.executable, "-P", "-m", "pytest", test)
+    return f"wait, and the loops named there: {said}", "failed" not in said and "passed" in said
+
+
+def method_names() -> set[str]:
+    """The names of the methods of all classes."""
+    return {
+        method.name
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and not method.decorator_list
+    }
+
+
+def _own_functions(tree: ast.Module) -> set[str]:
+    """The names of all functions of a file, methods and inner ones included."""
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def _is_patch(node: ast.AST, own: set[str], methods: set[str]) -> TypeGuard[ast.Assign]:
+    """Whether an assignment puts a function, of those of its file, in the place of a method of another's object."""
+    if not isinstance(node, ast.Assign):
+        return False
+    value = node.value
+    is_function = (
+        isinstance(value, ast.Lambda)
+        or (isinstance(value, ast.Name) and value.id in own)
+        or (isinstance(value, ast.Attribute) and value.attr in own and ast.unparse(value.value) == "self")
+    )
+    return is_function and any(
+        isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Name)
+        and target.value.id not in ("self", "cls")
+        and target.attr in methods
+        for target in node.targets
+    )
+
+
+def patches() -> tuple[str, bool]:
+    """Methods that are replaced from outside: `trainer.execute = mine`; not those that setattr wraps to record them."""
+    methods = method_names()
+    found = []
+    for module in product():
+        own = _own_functions(module.tree)
+        found += [f"{module.path}:{node.lineno}" for node in ast.walk(module.tree) if _is_patch(node, own, methods)]
+    return f"{len(found)} {' '.join(found)}".strip(), not found
+
+
+def restatements() -> tuple[str, bool]:
+    """What needs what among F, B and W is said in action.py; the fast tables made of it are tested exhaustively."""
+    names = "only_action_py_knows or slots or dependencies"
+    said = _last_line(sys.executable, "-P", "-m", "pytest", "tests/pipeline/plan", "-k", names)
+    return f"tables against the table of needs: {said}", "failed" not in said and "passed" in said
 
 
 def _last_line(*command: str) -> str:
@@ -250,7 +317,10 @@ FIGURES: list[Row] = [
     Row("first screen", "wrong verdicts in 20 beside 4 busy processes", "0", f"{FIRST_SCREEN} --busy 4"),
     Row("one way", "classes over 200 lines", "5", large_classes),
     Row("one way", "numeric module constants", "1 in 250 lines", constants),
-    Row("one way", "loops of tests that hide asserts", "0", asserting_loops),
+    Row("one way", "loops of tests with an assert whose message does not name the case", "0", asserting_loops),
+    Row("one way", "loops that wait, besides the one function", "0", waiting_loops),
+    Row("one way", "methods patched from outside", "0", patches),
+    Row("one way", "restatements of what F, B and W need, untested", "0", restatements),
     Row("one way", "seeds of simulated ranks in 10 minutes", "10,000", "lanterne simulate --seeds 10000 --jobs 2"),
     Row("one way", "mutations found within 1,000 seeds", "90 %", "python tests/bench/mutants.py --seeds 1000"),
     Row("operators", "detector on 5,000 fresh jobs, below the oracle", "2 points", WORLD_JOBS),
