@@ -75,11 +75,11 @@ def test_an_installed_wheel_says_what_needs_a_checkout(built, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     for words in (["experiment", "list"], ["bench", "planner"]):
         result = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
-        assert (result.returncode, result.stdout) == (3, "")
+        assert (result.returncode, result.stdout) == (3, ""), words
         assert result.stderr == (
             f"lanterne: {words[0] if words[0] == 'experiment' else ' '.join(words)}: redoes figures of our own, "
             "and is in a checkout of lanterne only\n"
-        )
+        ), words
 
 
 @pytest.mark.parametrize("module", [path for path in package_files() if path.endswith(".py")])
@@ -90,8 +90,8 @@ def test_no_import_reaches_a_folder_of_the_checkout_by_its_bare_name(module):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         # lanterne/torch is no folder of the checkout's top: `torch` is PyTorch.
-        assert not {name.partition(".")[0] for name in names} & (tops - {"torch"})
-        assert not (isinstance(node, ast.ImportFrom) and node.level)
+        assert not {name.partition(".")[0] for name in names} & (tops - {"torch"}), node
+        assert not (isinstance(node, ast.ImportFrom) and node.level), node
 
 
 HERE = "import pathlib; pathlib.Path('executed').touch()"

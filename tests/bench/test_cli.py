@@ -29,7 +29,7 @@ def test_help_names_every_command():
     result = run("--help")
     assert result.returncode == 0
     for name, (_, line) in cli.COMMANDS.items():
-        assert f"  {name} " in result.stdout and line in result.stdout
+        assert f"  {name} " in result.stdout and line in result.stdout, (name, line)
 
 
 @pytest.mark.parametrize("name", HERE)

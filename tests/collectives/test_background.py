@@ -187,10 +187,10 @@ def test_what_is_shorter_than_a_waking_is_not_waited_for():
 def test_a_program_computes_where_its_other_threads_take_much_of_a_core(part, computes):
     machine = DrivenMachine()
     computing = Computing(machine)
-    for _ in range(3):
+    for look in range(3):
         machine.at_s += POLICY.computes_s
         machine.others_s += part * POLICY.computes_s
-        assert computing.look() == computes
+        assert computing.look() == computes, look
     # A look sooner than that learns nothing new.
     machine.others_s += 1.0
     assert computing.look() == computes

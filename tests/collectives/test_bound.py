@@ -34,7 +34,7 @@ def repeated(comm, collective):
         else:
             bound()
         wanted = expected(inputs, comm.rank)
-        assert wanted is None or (y == wanted).all()
+        assert wanted is None or (y == wanted).all(), number
 
 
 @pytest.mark.parametrize("collective", CASES)
@@ -48,7 +48,7 @@ def rooted(comm):
     for number in range(3):
         x[:] = comm.rank + number
         call()
-        assert (x == 2 + number).all()
+        assert (x == 2 + number).all(), number
     comm.bind("barrier", np.empty(0, np.uint8), np.empty(0, np.uint8))()
 
 
@@ -65,7 +65,7 @@ def asks_anew(comm):
         comm.tuning.adopt(model, "test")
         for _ in range(3):
             call()
-            assert (y == 4).all()
+            assert (y == 4).all(), model
         comm.barrier()
         calls.append(comm.arrivals().calls)
     return calls

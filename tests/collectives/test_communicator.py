@@ -107,7 +107,7 @@ def test_a_started_call_gives_what_the_call_gives(collective):
 
     for rank, (called, started) in enumerate(lanterne.spawn(n, run)):
         np.testing.assert_array_equal(started, called)
-        assert started.any() == (collective != "reduce" or rank == root)
+        assert started.any() == (collective != "reduce" or rank == root), (rank, called, started)
 
 
 def test_a_chain_of_started_calls_sees_the_results_before_it():
@@ -223,8 +223,8 @@ def test_prepared_messages_start_again_and_again():
         return got, outcome(comm, lambda comm: start())
 
     for got, error in lanterne.spawn(2, run):
-        assert got == [[value, value] for value in range(4)]
-        assert isinstance(error, TransportError)
+        assert got == [[value, value] for value in range(4)], (got, error)
+        assert isinstance(error, TransportError), (got, error)
 
 
 def test_a_receive_into_read_only_memory():

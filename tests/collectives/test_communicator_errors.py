@@ -75,8 +75,8 @@ def test_bad_input_is_refused(name):
         return str(caught.value), sum_of_ranks(comm)
 
     for message, after in lanterne.spawn(2, run, timeout_s=20.0):
-        assert text in message and "\n" not in message
-        assert after == [1.0] * 3
+        assert text in message and "\n" not in message, (message, after)
+        assert after == [1.0] * 3, (message, after)
 
 
 OPTIONS_THAT_ARE_NONE = {
@@ -142,7 +142,7 @@ def test_ranks_that_disagree_all_raise(name, known):
     errors = lanterne.spawn(4, run, timeout_s=20.0)
     for error in errors:
         assert isinstance(error, InputError), error
-        assert "rank 1 got " in str(error) and "expected the same on every rank" in str(error)
+        assert "rank 1 got " in str(error) and "expected the same on every rank" in str(error), error
 
 
 def test_different_roots_disagree():
@@ -233,10 +233,10 @@ def test_a_rank_that_is_only_slow_disturbs_nobody():
     """Long enough for reports to go out, in several calls, also while it reads none."""
 
     def run(comm):
-        for _ in range(3):
+        for call in range(3):
             if comm.rank == 1:
                 time.sleep(0.35)
-            assert sum_of_ranks(comm) == [3.0] * 3
+            assert sum_of_ranks(comm) == [3.0] * 3, call
         return True
 
     assert lanterne.spawn(3, run, timeout_s=20.0) == [True] * 3

@@ -98,8 +98,8 @@ def test_a_rank_that_was_killed_comes_back_in_its_place(job):
     comms = job.run(*(lambda comm=comm: grown(comm) for comm in comms), lambda: job.join(place=1))
     assert [comm.rank for comm in comms] == [0, 2, 1]
     for comm in comms:
-        assert (comm.world_size, comm.newcomers, comm.epoch) == (3, (1,), 1)
-        assert comm.tuning.model == MODEL and comm.deterministic
+        assert (comm.world_size, comm.newcomers, comm.epoch) == (3, (1,), 1), comm
+        assert comm.tuning.model == MODEL and comm.deterministic, comm
     assert job.run(*(lambda comm=comm: total(comm) for comm in comms)) == [6.0] * 3
     with pytest.raises(TransportError, match="closed"):
         total(old[0])

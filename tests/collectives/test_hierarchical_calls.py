@@ -63,8 +63,8 @@ def test_auto_goes_over_nodes_and_groups_know_theirs():
         return over, here.tuning.model.beta_s_per_byte, here.tuning.topology, pair.hosts
 
     for over, beta, topology, hosts in spawn(4, job, timeout_s=60):
-        assert over.startswith("hier_") and beta == 1e-9 and topology is None
-        assert hosts in (("a", "b", "b"), ("a",))
+        assert over.startswith("hier_") and beta == 1e-9 and topology is None, (over, beta, topology, hosts)
+        assert hosts in (("a", "b", "b"), ("a",)), (over, beta, topology, hosts)
 
 
 def test_a_topology_is_the_same_on_all_ranks_or_none_goes_on(tmp_path):

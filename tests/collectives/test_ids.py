@@ -54,7 +54,7 @@ def test_agreements_side_by_side_never_give_the_same_id(seed):
     else:
         pytest.fail("the threads do not come to an end")
     for parent in PARENTS:
-        assert len({tuple(agreements.taken[rank, parent]) for rank in range(agreements.ranks)}) == 1
+        assert len({tuple(agreements.taken[rank, parent]) for rank in range(agreements.ranks)}) == 1, parent
     every = [free for parent in PARENTS for free in agreements.taken[0, parent]]
     assert len(set(every)) == len(every) == 3 * len(PARENTS)
 

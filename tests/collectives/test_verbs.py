@@ -47,8 +47,8 @@ def test_bad_input_has_one_line_and_sends_nothing(call, text):
         return error
 
     for error in lanterne.spawn(2, run, timeout_s=20.0):
-        assert isinstance(error, InputError)
-        assert "\n" not in str(error)
+        assert isinstance(error, InputError), error
+        assert "\n" not in str(error), error
         with pytest.raises(InputError, match=text):
             raise error
 
@@ -58,7 +58,7 @@ def test_nobody_passes_on_parts_of_sizes_unknown_to_it():
         return outcome(comm, lambda comm: comm.gather(X, np.empty(16), 0, algorithm="binomial", counts=[4] * 4))
 
     for error in lanterne.spawn(4, run, timeout_s=20.0):
-        assert "expected one that sends every part straight to its owner" in str(error)
+        assert "expected one that sends every part straight to its owner" in str(error), error
 
 
 def test_ranks_that_disagree_about_counts_find_out():
@@ -133,6 +133,6 @@ def test_torch_tensors_of_types_that_numpy_has_not():
         return out.tolist(), gathered.float().tolist(), str(error)
 
     for summed, gathered, error in lanterne.spawn(2, run, timeout_s=20.0):
-        assert summed == [2.0 * i for i in range(8)]
-        assert gathered == [1.0] * 4 + [2.0] * 4
-        assert "dtype: got" in error and "float8_e5m2" in error
+        assert summed == [2.0 * i for i in range(8)], (summed, gathered, error)
+        assert gathered == [1.0] * 4 + [2.0] * 4, (summed, gathered, error)
+        assert "dtype: got" in error and "float8_e5m2" in error, (summed, gathered, error)

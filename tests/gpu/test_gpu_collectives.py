@@ -89,8 +89,8 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
         result = lanterne_command(*words.split(), str(tmp_path / "x.json"), *graph)
         assert result.returncode == 0, result.stderr
         records = json.loads((tmp_path / "x.json").read_text())["results"]
-        assert [record["wrong"] for record in records] == [0, 0]
-        assert {record["device"] for record in records} == {"cuda"}
+        assert [record["wrong"] for record in records] == [0, 0], graph
+        assert {record["device"] for record in records} == {"cuda"}, graph
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_the_bits_of_the_cpu(cupy, name, op, num_inputs, implementation):
         reduce(op, *devices, dtype=name, implementation=implementation)
         assert same_bits(devices[0], host_fold(op, dtype, hosts)), (count, list(shifts))
         for device, host in zip(devices[1:], hosts[1:], strict=True):
-            assert same_bits(device, host)
+            assert same_bits(device, host), (count, shifts, device, host)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

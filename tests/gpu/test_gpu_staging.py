@@ -86,7 +86,7 @@ def test_a_copy_that_waits_does_not_hold_other_streams(cupy, runtime):
         delay(0.0, stream)
         with stream:
             device.fill(1)
-            assert int(up.min()) == 0
+            assert int(up.min()) == 0, stream
     cupy.cuda.Device().synchronize()
     delay(0.5, slow)
     with slow:

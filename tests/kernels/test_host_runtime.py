@@ -39,5 +39,5 @@ def test_verbs_of_a_communicator(verb):
 def test_verbs_of_the_library():
     library = HostNccl()
     for verb in ("get_version", "get_unique_id", "groupStart", "groupEnd"):
-        assert not inspect.signature(getattr(library, verb)).parameters
+        assert not inspect.signature(getattr(library, verb)).parameters, verb
     assert type(library.get_unique_id()) is bytes and len(library.get_unique_id()) == 128

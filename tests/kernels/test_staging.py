@@ -108,7 +108,7 @@ def test_progress_is_per_chunk_and_per_message(runtime):
     first = stager.to_host(first_host, device.ctypes.data)
     second = stager.to_host(second_host, device.ctypes.data)
     for gate, first_done, second_done in zip(gates, (8, 16, 20, 20), (0, 0, 0, 3), strict=True):
-        assert (first.done_nbytes(), second.done_nbytes()) != (first_done, second_done)
+        assert (first.done_nbytes(), second.done_nbytes()) != (first_done, second_done), (gate, first_done, second_done)
         gate.set()
         while (first.done_nbytes(), second.done_nbytes()) != (first_done, second_done):
             os.sched_yield()

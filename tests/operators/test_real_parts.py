@@ -173,7 +173,7 @@ def test_the_page_in_a_browser(tmp_path, status):
         for name, width in (("wide", 1100), ("narrow", 500)):
             browse(tmp_path, f"--screenshot={tmp_path}/{name}.png", f"--window-size={width},1500", server.url)
             data = (tmp_path / f"{name}.png").read_bytes()
-            assert data.startswith(b"\x89PNG") and len(data) > 10_000
+            assert data.startswith(b"\x89PNG") and len(data) > 10_000, (name, width)
             if KEPT:
                 shutil.copy(tmp_path / f"{name}.png", KEPT)
 

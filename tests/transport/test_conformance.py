@@ -65,7 +65,7 @@ def test_threads_peer_exits(name):
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_threads_other_world_sizes(world_size):
     for check in (conformance.check_barrier, conformance.check_ordering, conformance.check_both_directions):
-        assert run_threads(plain, check, world_size) == [None] * world_size
+        assert run_threads(plain, check, world_size) == [None] * world_size, check
 
 
 def run_job(name, report, checks):

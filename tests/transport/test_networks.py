@@ -31,14 +31,14 @@ def test_without_mpi(monkeypatch, hosts, ucxx, rdma, trusted, expected):
     for rank in range(2):
 
         def exchange(_name, mine, _timeout_s, rank=rank):
-            assert mine == told[rank]
+            assert mine == told[rank], rank
             return told
 
         monkeypatch.setattr(registry, "has_ucx", lambda rank=rank: ucxx[rank])
         monkeypatch.setattr(registry, "is_started_by_mpi", lambda: False)
         monkeypatch.setattr(registry, "has_rdma", lambda rank=rank: rdma[rank])
         monkeypatch.setenv(networks.VARIABLE, str(int(trusted[rank])))
-        assert registry.host_transport(SimpleNamespace(hosts=tuple(hosts), exchange=exchange)) == expected
+        assert registry.host_transport(SimpleNamespace(hosts=tuple(hosts), exchange=exchange)) == expected, rank
 
 
 def test_whoever_asks_for_encryption_between_hosts_gets_tcp(monkeypatch):

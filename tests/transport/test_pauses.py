@@ -30,7 +30,7 @@ def test_naps_grow_with_the_wait_but_stay_a_small_part_of_it(machine):
         if waiting.pause(idle):
             naps_s.append(machine.last_nap_s)
             # Of what was waited before it; the first ones are as short as the kernel makes them.
-            assert machine.last_nap_s - POLICY.nap_s <= 0.25 * (before_s - start_s)
+            assert machine.last_nap_s - POLICY.nap_s <= 0.25 * (before_s - start_s), idle
     assert naps_s == sorted(naps_s)
     assert (naps_s[0], naps_s[-1]) == (POLICY.nap_s, POLICY.max_nap_s)
 
@@ -50,10 +50,10 @@ def test_finer_naps_grow_less(machine):
     waiting, finer = machine.pauses(16), machine.pauses(16).finer()
     assert finer.yields == waiting.yields
     for idle in range(waiting.yields, waiting.yields + 20):
-        assert waiting.pause(idle)
+        assert waiting.pause(idle), idle
         coarse_s = machine.last_nap_s
-        assert finer.pause(idle)
-        assert POLICY.nap_s <= machine.last_nap_s <= POLICY.nap_s + 0.2 * coarse_s
+        assert finer.pause(idle), idle
+        assert POLICY.nap_s <= machine.last_nap_s <= POLICY.nap_s + 0.2 * coarse_s, idle
 
 
 def test_no_nap_goes_beyond_what_is_due(machine):

@@ -42,9 +42,9 @@ def test_when_messages_leave_and_arrive(machine, in_order, link, sent_s, arrived
     sent = [ranks[0].post((Send(region, 0, 8, peer),)) for peer in peers]
     for request, due_s in [*zip(sent, sent_s, strict=True), *zip(received, arrived_s, strict=True)]:
         machine.at_s = max(due_s - 0.001, 100)
-        assert request.test() == (due_s <= machine.at_s)
+        assert request.test() == (due_s <= machine.at_s), (request, due_s)
         machine.at_s = due_s
-        assert request.test()
+        assert request.test(), (request, due_s)
 
 
 def test_the_next_message_leaves_when_the_one_before_has_arrived(machine):
@@ -57,9 +57,9 @@ def test_the_next_message_leaves_when_the_one_before_has_arrived(machine):
         request = ranks[1].post((Recv(region, 0, 1, 0),))
         ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),))
         before, machine.at_s = machine.at_s, due_s - 0.001
-        assert not request.test()
+        assert not request.test(), due_s
         machine.at_s = due_s
-        assert request.test()
+        assert request.test(), due_s
         machine.at_s = before
 
 
@@ -133,7 +133,7 @@ def test_a_port_is_never_idle_and_never_faster_than_its_rate(messages):
     assert left[-1].last_s == pytest.approx(sum(busy_s for _, busy_s in messages))
     for peer in range(3):
         mine = [message for message in leaving if message.peer == peer]
-        assert all(b.first_s == a.last_s for a, b in itertools.pairwise(mine))
+        assert all(b.first_s == a.last_s for a, b in itertools.pairwise(mine)), peer
     assert all(m.last_s - m.first_s >= busy_s - 1e-9 for m, (_, busy_s) in zip(leaving, messages, strict=True))
 
 
@@ -148,7 +148,7 @@ def test_messages_under_way_at_once_keep_their_own_times(machine):
         for after_s in range(3):
             machine.at_s = sent_s + after_s
             sent.append(ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),)))
-        assert all(request.test() for request in sent)
+        assert all(request.test() for request in sent), sent_s
         for request in received:
             while not request.test():
                 machine.at_s += 0.5
@@ -166,9 +166,9 @@ def test_where_ends_meet_a_message_moves_when_both_have_posted(machine):
         machine.at_s = posted_s
         request = ranks[1].post((Recv(ranks[1].register(bytearray(8)), 0, 8, 0),))
         machine.at_s = due_s - 0.001
-        assert not request.test()
+        assert not request.test(), (posted_s, due_s)
         machine.at_s = due_s
-        assert request.test()
+        assert request.test(), (posted_s, due_s)
 
 
 def test_a_poll_shortly_before_the_time_waits_for_it():

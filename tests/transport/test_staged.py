@@ -69,8 +69,8 @@ def test_both_directions_and_buffers_used_again():
             out, into = HostArray(np.full(nbytes, turn, np.uint8)), HostArray(np.full(nbytes + 6, 255, np.uint8))
             ops = (Recv(transport.register(into), 3, nbytes, peer), Send(transport.register(out), 0, nbytes, peer))
             transport.post(ops).wait()
-            assert (into.values[3 : 3 + nbytes] == turn).all()
-            assert (into.values[:3] == 255).all() and (into.values[3 + nbytes :] == 255).all()
+            assert (into.values[3 : 3 + nbytes] == turn).all(), turn
+            assert (into.values[:3] == 255).all() and (into.values[3 + nbytes :] == 255).all(), turn
         return {size: len(free) for size, free in transport._free.items()}
 
     for kept in on_ranks(program):

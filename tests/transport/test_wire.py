@@ -56,7 +56,7 @@ def test_garbage_is_refused_or_parsed_but_nothing_else(body, types):
 def test_repeated_fields():
     for fields in ([], [b"a"], [b"", b"b", b"ccc"]):
         body = wire.pack_frame(1, 0, fields)[wire.HEADER.size :]
-        assert wire.unpack_fields(body, "b*") == fields
+        assert wire.unpack_fields(body, "b*") == fields, fields
 
 
 def test_sizes_are_bounded():

@@ -50,14 +50,14 @@ def test_contract(tmp_path):
     records = document["results"]
     assert len(records) == 2 * 2 * 2
     for record in records:
-        assert record.keys() >= KEYS
-        assert record["wrong"] == 0 and record["ranks"] == 3 and len(record["time_s"]) == 3
+        assert record.keys() >= KEYS, record
+        assert record["wrong"] == 0 and record["ranks"] == 3 and len(record["time_s"]) == 3, record
         late = record["delay_s"] > 0
-        assert record["late_rank"] == (2 if late else None)
-        assert len(record["late_s"]) == (3 if late else 0)
-        assert (record["algbw_gbytes_per_s"] is None) == late
+        assert record["late_rank"] == (2 if late else None), record
+        assert len(record["late_s"]) == (3 if late else 0), record
+        assert (record["algbw_gbytes_per_s"] is None) == late, record
         if not late:
-            assert record["busbw_gbytes_per_s"] == pytest.approx(record["algbw_gbytes_per_s"] * 4 / 3)
+            assert record["busbw_gbytes_per_s"] == pytest.approx(record["algbw_gbytes_per_s"] * 4 / 3), record
     # The table is rendered from the same records, and shown once.
     assert result.stdout.count("#wrong") == 1
     assert sum(line.startswith(("ring ", "native ")) for line in result.stdout.splitlines()) == 8
@@ -176,8 +176,10 @@ def test_auto_is_named_by_what_ran_most():
         ({"": 2, "late_join/8": 4, "late_hybrid/8/4": 1}, {"ring": 2, "late_join": 4, "late_hybrid": 1}, "late_join"),
     ]:
         choice = chosen(comm, "all_reduce", 1024, ran)
-        assert choice == {"algorithm": "ring", "num_chunks": None, "reason": "given", "ran": counted}
-        assert label in name_of({"algorithm": "auto", "chosen": choice})
+        assert choice == {"algorithm": "ring", "num_chunks": None, "reason": "given", "ran": counted}, (
+            ran, counted, label
+        )
+        assert label in name_of({"algorithm": "auto", "chosen": choice}), (ran, counted, label)
     assert name_of({"algorithm": "ring", "chosen": None}) == "ring"
 
 

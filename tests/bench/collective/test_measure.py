@@ -59,9 +59,11 @@ def test_every_collective_is_measured_and_right(collective, dtype):
         return measure(case, comm.algorithms(collective), iterations=2, warmup=0)
 
     for result in spawn(4, rank_main):
-        assert len(result) >= 2
+        assert len(result) >= 2, result
         for times_s, lates_s, wrong in result.values():
-            assert len(times_s) == 2 and min(times_s) > 0 and lates_s == [] and wrong == 0
+            assert len(times_s) == 2 and min(times_s) > 0 and lates_s == [] and wrong == 0, (
+                result, times_s, lates_s, wrong
+            )
 
 
 def test_a_wrong_element_is_counted_once_on_every_rank():

@@ -40,10 +40,10 @@ def test_messages_of_devices_are_checked_and_timed_by_events(monkeypatch, mode, 
 
     for records in Job(2).run(program):
         (record,) = records
-        assert record["nbytes"] == 1000 and len(record["time_s"]) == 3
-        assert len(set(record["time_s"])) == 1 and 0 < record["time_s"][0] <= 2.0
+        assert record["nbytes"] == 1000 and len(record["time_s"]) == 3, records
+        assert len(set(record["time_s"])) == 1 and 0 < record["time_s"][0] <= 2.0, records
         # What never left the device is wrong wherever it is looked at.
-        assert (record["wrong"] > 0) == breaks
+        assert (record["wrong"] > 0) == breaks, records
 
 
 @pytest.mark.parametrize("options", [["--device", "cuda", "--transport", "mpi"], ["--transport", "nccl"]])

@@ -74,7 +74,7 @@ def test_pictures(tmp_path, ranks):
     for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         file = tmp_path / f"picture.{suffix}"
         plot(file, [document(rate=1e6)], arrivals)
-        assert file.read_bytes().startswith(start)
+        assert file.read_bytes().startswith(start), (suffix, start)
 
 
 def test_command(tmp_path, capsys):

@@ -48,8 +48,8 @@ def test_the_summary_and_the_picture(tmp_path, capsys):
     document = blows.summed_up(*made_up())
     assert document["closed"] and not document["wrong"] and document["usual_s"] == 0.1
     for one in document["blows"]:
-        assert (one["named"] - one["first"], one["strategies"]) == (3, ["rebalance"])
-        assert (one["alone_s"], one["mitigated_s"]) == (0.2, 0.125)
+        assert (one["named"] - one["first"], one["strategies"]) == (3, ["rebalance"]), one
+        assert (one["alone_s"], one["mitigated_s"]) == (0.2, 0.125), one
     blows.print_blows(document, sys.stdout)
     shown = capsys.readouterr().out
     assert "rank 2" in shown and "three blows in all: 14.4 s left alone, 9 s mitigated" in shown

@@ -40,11 +40,11 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, 
     assert document["scheduler"] == "1f1b" and document["predicted_makespan_s"] == pytest.approx(0.040)
     for result in document["results"]:
         # Timed stages never end early: no run is shorter than the work of a rank.
-        assert len(result["measured_makespan_s"]) == 2
-        assert min(result["measured_makespan_s"]) >= 0.018
-        assert len(result["actions"]) == {"1f1b": 12, "adaptra": 18}[result["scheduler"]]
-        assert {action["rank"] for action in result["actions"]} == {0, 1}
-        assert min(action["start_s"] for action in result["actions"]) == 0
+        assert len(result["measured_makespan_s"]) == 2, result
+        assert min(result["measured_makespan_s"]) >= 0.018, result
+        assert len(result["actions"]) == {"1f1b": 12, "adaptra": 18}[result["scheduler"]], result
+        assert {action["rank"] for action in result["actions"]} == {0, 1}, result
+        assert min(action["start_s"] for action in result["actions"]) == 0, result
     drawn = [f"{scheduler}-{plane}" for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)]
     assert {path.name for path in tmp_path.glob("*.png")} == {
         f"run-{name}.png" for name in drawn if str(picture) in words
@@ -122,11 +122,11 @@ def test_messages_of_all_ranks_queue_on_a_shared_link(capsys, tmp_path, transpor
 
     own = predicted_and_measured(problem)
     for (apart_s, _), (predicted_s, measured_s) in zip(own, predicted_and_measured(problem | shared), strict=True):
-        assert measured_s > 0.98 * predicted_s > 1.2 * apart_s
+        assert measured_s > 0.98 * predicted_s > 1.2 * apart_s, (apart_s, predicted_s, measured_s)
     for more in ([], ["--data-plane", "delegate", "--adapt"], ["--data-plane", "delegate", "--jitter", "0.1=2"]):
-        assert main([*words, *more]) == 2
+        assert main([*words, *more]) == 2, more
         err = capsys.readouterr().err
-        assert "shared_links: got some" in err and err.count("\n") == 1
+        assert "shared_links: got some" in err and err.count("\n") == 1, more
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_data_parallel_work_is_waited_for(work, capsys, tmp_path):
     assert main([*words, "--json", "-"]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     for result in results:
-        assert result["predicted_makespan_s"] > 0.05
-        assert min(result["measured_makespan_s"]) > 0.98 * result["predicted_makespan_s"]
+        assert result["predicted_makespan_s"] > 0.05, result
+        assert min(result["measured_makespan_s"]) > 0.98 * result["predicted_makespan_s"], result
     assert main([*words, "--adapt"]) == 2
     assert "data_parallel: got some beside --adapt or events" in capsys.readouterr().err
 
@@ -225,7 +225,7 @@ def test_what_is_ready_first_runs_beside_the_plan(capsys):
     assert code == 0 and [result["ready_first"] for result in document["results"]] == [False, True]
     for result in document["results"]:
         # What is drawn is drawn alike where it runs and where it is simulated, and no wait is shorter than asked for.
-        assert min(result["measured_makespan_s"]) > 0.018 and result["predicted_makespan_s"] >= 0.024
+        assert min(result["measured_makespan_s"]) > 0.018 and result["predicted_makespan_s"] >= 0.024, result
 
 
 @pytest.mark.parametrize("word", ["0.2", "2=3", "x=1", "0.1=0"])

@@ -28,7 +28,7 @@ def test_survivors_name_the_victim(name, module):
     assert cases == [(own, direction) for own in hosts for direction in ("receiving", "sending")]
     for case in document["results"]:
         assert case["named"] == [2, 2], result.stderr
-        assert len(case["noticed_s"]) == 2
+        assert len(case["noticed_s"]) == 2, case
     assert result.returncode == int(any(case["missed"] for case in document["results"]))
 
 

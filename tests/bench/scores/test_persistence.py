@@ -64,7 +64,7 @@ def test_a_small_run(tmp_path, capsys):
     document = json.loads(file.read_text())
     assert [record["algorithm"] for record in document["results"]] == list(ALGORITHMS)
     for record in document["results"]:
-        assert record["wrong"] == 0 and len(record["time_s"]) == 2 and 3 in record["late_rank"]
+        assert record["wrong"] == 0 and len(record["time_s"]) == 2 and 3 in record["late_rank"], record
     assert {record["algorithm"] for record in document["critical_delays"]} == set(ALGORITHMS[1:])
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "0.940 ms by the paper's formula" in capsys.readouterr().out

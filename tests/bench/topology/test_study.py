@@ -34,8 +34,8 @@ def test_a_late_rank_on_a_cluster(capsys, tmp_path):
     assert large["hier_late_join"]["late_s"] < large["hier_ring"]["late_s"] < large["ring"]["late_s"]
     assert large["hier_late_join"]["late_s"] >= results[1]["late_bound_s"]
     for each in large.values():
-        assert each["late_flows_s"] == pytest.approx(each["late_s"], rel=0.1)
-        assert (each["ideal_delay_s"] > 0) == (each["algorithm"] == "hier_late_join")
+        assert each["late_flows_s"] == pytest.approx(each["late_s"], rel=0.1), each
+        assert (each["ideal_delay_s"] > 0) == (each["algorithm"] == "hier_late_join"), each
 
 
 def test_several_late_ranks_take_those_algorithms_that_can(capsys):

@@ -161,8 +161,8 @@ def test_a_recorded_job_is_what_calibrate_reads(text, tmp_path, capsys):
     delays = [{(each["src"], each["dst"]): each["ms"] for each in run["delayed_sends"]} for run in runs]
     assert delays == [{(0, 1): 20.0, (1, 0): 20.0}, {(1, 2): 5.0, (2, 1): 5.0}]
     for run in runs:
-        assert run["policy"] == "zb_delegates" and run["message_bytes"] == 2 * 16 * 16 * 4
-        assert run["healthy_ms"]["n"] == 3 and run["slow_ms"] > 10
+        assert run["policy"] == "zb_delegates" and run["message_bytes"] == 2 * 16 * 16 * 4, run
+        assert run["healthy_ms"]["n"] == 3 and run["slow_ms"] > 10, run
     assert runs[0]["slow_ms"] > 40
     assert cli.main(["pipeline", "calibrate", str(out), "--json", str(tmp_path / "mine.json")]) == 0
     assert "recorded" in json.loads((tmp_path / "mine.json").read_text())["gpus"]
@@ -177,13 +177,13 @@ def test_a_profiled_job_is_a_problem_with_the_memory_that_blocks_take(text, tmp_
             nbytes_held = LayerStage.nbytes_held.fget
             seen = property(lambda stage: most.append(nbytes_held(stage)) or most[-1])
             patch.setattr(LayerStage, "nbytes_held", seen)
-            assert local(text, "-n", "2", "--scheduler", "zb_h1", "--rows", str(rows), "--profile", str(out)) == 0
+            assert local(text, "-n", "2", "--scheduler", "zb_h1", "--rows", str(rows), "--profile", str(out)) == 0, rows
         problem = Problem.from_dict({k: v for k, v in json.loads(out.read_text()).items() if k != "unit"})
         checked = check(plan(problem, "zb_h1"), problem)
-        assert max(checked.peak_memory) == pytest.approx(max(most), rel=0.02)
+        assert max(checked.peak_memory) == pytest.approx(max(most), rel=0.02), rows
         # Of both ranks: where the model is cut depends on how long its layers took.
         held[rows] = sum(problem.limits.forward)
-        assert min(problem.forward + problem.backward_input + problem.backward_weight) > 0
+        assert min(problem.forward + problem.backward_input + problem.backward_weight) > 0, rows
     assert held[4] == pytest.approx(2 * held[2], rel=0.05)
     assert cli.main(["pipeline", "plan", str(out), "--scheduler", "zb_h1"]) == 0
 
@@ -240,9 +240,9 @@ def test_a_checkpoint_of_another_model_is_named(text, tmp_path, capsys):
         ("--microbatches=8", "was saved with microbatches 4, expected 8"),
         ("--seed=1", "was saved with seed 0, expected 1"),
     ):
-        assert local(text, "-n", "2", "--resume", saved, option) == 2
+        assert local(text, "-n", "2", "--resume", saved, option) == 2, (option, words)
         error = capsys.readouterr().err
-        assert words in error and error.count("\n") == 1
+        assert words in error and error.count("\n") == 1, (option, words)
     (tmp_path / "other.txt").write_text("Another text is another run. " * 40)
     assert local(str(tmp_path / "other.txt"), "-n", "2", "--resume", saved) == 2
     error = capsys.readouterr().err
@@ -311,7 +311,7 @@ def test_what_does_not_fit_the_cap_goes_to_the_host_and_changes_nothing(text, tm
     for cap in ("1GiB", None):
         cap = cap or str(max(documents[0]["spill"]["peak_nbytes"]) * 3 // 5)
         path = tmp_path / "run.json"
-        assert local(text, "-n", "2", "--scheduler", "gpipe", "--cap", cap, "--json", str(path)) == 0
+        assert local(text, "-n", "2", "--scheduler", "gpipe", "--cap", cap, "--json", str(path)) == 0, cap
         documents.append(json.loads(path.read_text()))
     roomy, tight = documents
     assert roomy["spill"]["spilled_nbytes"] == [0, 0]
@@ -348,7 +348,7 @@ def test_a_model_of_ones_own(text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     losses = []
     for model in ("gpt", "own_model_here:same"):
-        assert local(text, "-n", "2", "--iterations", "2", "--model", model, "--json", "-") == 0
+        assert local(text, "-n", "2", "--iterations", "2", "--model", model, "--json", "-") == 0, model
         losses.append([each["losses"] for each in json.loads(capsys.readouterr().out)["results"]])
     assert losses[0] == losses[1]
     for model, told in (
@@ -357,7 +357,7 @@ def test_a_model_of_ones_own(text, tmp_path, monkeypatch, capsys):
         ("nowhere_to_be_found:gpt", "No module named"),
         ("gtp", "got 'gtp', expected gpt or MODULE:FUNCTION"),
     ):
-        assert local(text, "-n", "2", "--iterations", "2", "--model", model) == 2
-        assert told in capsys.readouterr().err
+        assert local(text, "-n", "2", "--iterations", "2", "--model", model) == 2, (model, told)
+        assert told in capsys.readouterr().err, (model, told)
     assert local(text, "-n", "2", "--iterations", "2", "--model", "own_model_here:same", "--tp", "2") == 2
     assert "--tp: got 2 beside --model" in capsys.readouterr().err

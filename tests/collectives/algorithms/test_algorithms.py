@@ -71,8 +71,8 @@ def test_every_rank_passes_and_costs_what_the_docstring_says(collective, name, w
     assert wanted
     for options in every_rank(line, world_size):
         schedule = check(make_schedule(collective, name, world_size, **options)).schedule
-        assert (schedule.collective, schedule.algorithm, schedule.world_size) == (collective, name, world_size)
-        assert not schedule.note
+        assert (schedule.collective, schedule.algorithm, schedule.world_size) == (collective, name, world_size), options
+        assert not schedule.note, options
         names = {
             "p": world_size,
             "m": schedule.num_chunks,
@@ -127,7 +127,7 @@ def test_stragglar_on_other_even_numbers_is_no_worse_than_its_authors(world_size
     # Partners: whoever receives a copy sends one, to the same rank; but not while chunks are few, nor the late rank.
     for index in range(join.start + 2 * (world_size - 1).bit_length(), join.stop):
         pairs = {transfer[:2] for transfer in schedule.round(index) if 1 not in transfer[:2]}
-        assert all((dst, src) in pairs for src, dst in pairs)
+        assert all((dst, src) in pairs for src, dst in pairs), index
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_several_late_ranks(world_size):
         for late in combinations(range(world_size), size):
             for chunks in (1, world_size, 13):
                 schedule = check(make_schedule("all_reduce", "late_group", world_size, chunks, late_rank=late)).schedule
-                assert schedule.late_rank == late
+                assert schedule.late_rank == late, (size, late, chunks)
         early, slices = world_size - size, 6
         schedule = make_schedule("all_reduce", "late_group", world_size, slices * early, late_rank=late)
         load = price(schedule, 1.0, CostModel(0.0, 1.0), late_start(world_size, late, 100.0)).exposed_s
-        assert load <= (world_size - 1) / early * (slices + 1) / slices + 1e-9
+        assert load <= (world_size - 1) / early * (slices + 1) / slices + 1e-9, size
         with pytest.raises(ScheduleError, match=f"late rank {late[0]} takes part before the join"):
             check(replace(make_schedule("all_reduce", "late_group", world_size, 13, late_rank=late[1]), late_rank=late))
 
@@ -197,7 +197,7 @@ def test_a_hybrid_may_be_cut_anywhere(world_size):
         schedule = check(
             make_schedule("all_reduce", "late_hybrid", world_size, 13, late_rank=1, joined=joined)
         ).schedule
-        assert schedule.late_rank == 1
+        assert schedule.late_rank == 1, joined
 
 
 @pytest.mark.parametrize(

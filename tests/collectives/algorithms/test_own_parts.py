@@ -56,9 +56,11 @@ def compare(collective, name, world_size, ranks, nodes=None):
             continue  # rhd's own chunks are a power of two
         for rank in ranks:
             own = make_schedule(collective, name, world_size, num_chunks, only=rank, **options)
-            assert (rows(own, rank) == rows(whole, rank)).all()
-            assert own.num_transfers == rows(own, rank).shape[1]
-            assert (own.phases, own.ports, own.num_chunks) == (whole.phases, whole.ports, whole.num_chunks)
+            assert (rows(own, rank) == rows(whole, rank)).all(), (num_chunks, rank)
+            assert own.num_transfers == rows(own, rank).shape[1], (num_chunks, rank)
+            assert (own.phases, own.ports, own.num_chunks) == (whole.phases, whole.ports, whole.num_chunks), (
+                num_chunks, rank
+            )
             OwnSchedule(own, rank)
 
 
@@ -103,7 +105,7 @@ def test_programs_are_the_same(collective, name):
         one, other = (
             compile_program(part, rank, 100, 8, segment_nbytes=64, mean=mean, credits=2) for part in (whole, own)
         )
-        assert one == other
+        assert one == other, rank
 
 
 @pytest.mark.parametrize("name", ["hier_ring", "hier_bruck", "hier_late_join", "hier_late_chain"])
@@ -112,7 +114,7 @@ def test_a_part_over_many_nodes(name):
     line, nodes = find_algorithm("all_reduce", name), nodes_of([rank // 8 for rank in range(n)])
     for rank in (0, n // 2, n - 1):
         made = make_schedule("all_reduce", name, n, n, only=rank, nodes=nodes, **options_of(line, n))
-        assert 0 < OwnSchedule(made, rank).schedule.num_transfers <= 10 * n
+        assert 0 < OwnSchedule(made, rank).schedule.num_transfers <= 10 * n, rank
 
 
 @pytest.mark.parametrize("name", ["ring", "rhd", "tree", "late_join", "late_chain"])
@@ -122,7 +124,7 @@ def test_a_part_of_very_many(name):
     chunks = 64 if line.chunked else None
     for rank in (0, n // 2, n - 1):
         own = OwnSchedule(make_schedule("all_reduce", name, n, chunks, only=rank, **options_of(line, n)), rank)
-        assert 0 < own.schedule.num_transfers <= 4 * n
+        assert 0 < own.schedule.num_transfers <= 4 * n, rank
 
 
 # -- mutations: each is refused

@@ -60,8 +60,8 @@ def test_what_was_measured_beside_other_work_is_measured_anew(tmp_path, monkeypa
             document["model"] |= {"alpha_s": slower * model.alpha_s, "beta_s_per_byte": 1.0, "pieces": []}
             file.write_text(json.dumps(document))
         first, other = spawn(2, learn)
-        assert first == other and first.source == source
-        assert first.model.alpha_s < 100 * model.alpha_s
+        assert first == other and first.source == source, (slower, source)
+        assert first.model.alpha_s < 100 * model.alpha_s, (slower, source)
 
 
 @pytest.mark.parametrize("cores", [0.0, 2.0])
@@ -107,7 +107,7 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     assert spawn(2, learn)[0][2] == "measured", "a model of long ago is measured anew"
     for broken in ('{"schema_version": 4, "measured_s": 0, "model": {"alpha_s": -1}, "factors": []}', "[1, 2"):
         file.write_text(broken)
-        assert spawn(2, learn)[1][2] == "measured"
+        assert spawn(2, learn)[1][2] == "measured", broken
 
 
 def test_of_ranks_that_share_memory_the_second_job_tries(tmp_path, monkeypatch, few_trials):

@@ -91,7 +91,7 @@ def test_no_credits_where_receives_do_not_pace_senders():
     assert credits(LAB, PACED, 1 << 17, ROUNDS) is None
     for paced_nbytes in (None, 0):
         unpaced = SimpleNamespace(capabilities=Capabilities(receiver_paced_nbytes=paced_nbytes))
-        assert credits(LAB, unpaced, 1 << 17) is None
+        assert credits(LAB, unpaced, 1 << 17) is None, paced_nbytes
 
 
 def test_what_a_bucket_lets_through_is_not_sustained():

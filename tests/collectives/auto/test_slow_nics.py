@@ -50,8 +50,8 @@ def test_what_a_bucket_lets_through_at_once_does_not_count(stalls, monkeypatch):
         pair = BucketPair(rate, stalls)
         monkeypatch.setattr(slow_nics, "time", pair)
         took_s.append(exchange_s(pair, 256 << 10))
-        assert took_s[-1] * rate == pytest.approx(256 << 10, rel=0.2)
-        assert pair.at_s < 0.5
+        assert took_s[-1] * rate == pytest.approx(256 << 10, rel=0.2), rate
+        assert pair.at_s < 0.5, rate
     assert slowdowns(np.array(took_s[:1] * 3 + took_s[1:])) == pytest.approx((1, 1, 1, 4), rel=0.2)
 
 

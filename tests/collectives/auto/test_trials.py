@@ -33,9 +33,9 @@ def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favour
     for nbytes in TRIED_NBYTES:
         rows = predictions("all_reduce", 3, nbytes, MODEL)
         factors = {row.algorithm: row.factor for row in results[0] if row.nbytes == nbytes}
-        assert set(factors) == {line.name for line in candidates("all_reduce", 3)}
-        assert factors[rows[0][0]] == pytest.approx(1e-3 / rows[0][2])
-        assert {factors[name] for name, _, _ in rows[2:]} == {max(factors.values())}
+        assert set(factors) == {line.name for line in candidates("all_reduce", 3)}, nbytes
+        assert factors[rows[0][0]] == pytest.approx(1e-3 / rows[0][2]), nbytes
+        assert {factors[name] for name, _, _ in rows[2:]} == {max(factors.values())}, nbytes
 
 
 def test_no_job_waits_for_long_and_later_ones_try_what_is_left(monkeypatch):
@@ -151,7 +151,7 @@ def test_a_round_calls_each_once_in_an_order_of_its_own():
         for number in range(8):
             order = []
             samples = module._round(comm, [lambda i=i, o=order: o.append(i) for i in range(4)], number)
-            assert samples.shape == (4,) and (samples > 0).all() and sorted(order) == [0, 1, 2, 3]
+            assert samples.shape == (4,) and (samples > 0).all() and sorted(order) == [0, 1, 2, 3], number
             found.append((tuple(order), tuple(samples)))
         return found
 

@@ -154,9 +154,9 @@ def test_a_bucket_does_not_make_chunks_over_nodes_cheaper_than_the_link(nbytes):
     topology = Topology(nodes, (LinkClass(INSIDE, inside, alone), LinkClass(NIC, bucket, nodes)))
     for row in predictions("all_reduce", 8, nbytes, topology):
         if row.algorithm.startswith("hier"):
-            assert nbytes * 4e-8 <= row.time_s <= 1.5 * nbytes * 4e-8
+            assert nbytes * 4e-8 <= row.time_s <= 1.5 * nbytes * 4e-8, row
             # A chunk costs a start, so there are not more than pay.
-            assert row.num_chunks is None or row.num_chunks * 3e-4 <= nbytes * 4e-8
+            assert row.num_chunks is None or row.num_chunks * 3e-4 <= nbytes * 4e-8, row
 
 
 def test_nor_many_small_messages_cheaper_than_few_large_ones():

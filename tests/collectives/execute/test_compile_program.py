@@ -104,7 +104,7 @@ def test_barrier_sends_empty_messages():
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all"])
 def test_empty_arrays_send_nothing(collective):
     for program in programs_of(collective, "ring" if collective != "all_to_all" else "pairwise", 4, 0, 64):
-        assert program.actions == ()
+        assert program.actions == (), program
 
 
 def test_ring_out_of_place_copies_nothing():
@@ -124,7 +124,7 @@ def test_all_reduce_scratch_is_two_segments_per_reducing_transfer(algorithm, n):
     checked = checked_schedule("all_reduce", algorithm, n)
     for rank in range(n):
         program = compile_program(checked, rank, 64 * 100, 8, segment_nbytes=segment_nbytes)
-        assert program.scratch_nbytes <= 2 * reducing_transfers(checked, rank) * segment_nbytes
+        assert program.scratch_nbytes <= 2 * reducing_transfers(checked, rank) * segment_nbytes, rank
 
 
 @pytest.mark.parametrize("credits", [1, 3])
@@ -134,7 +134,7 @@ def test_credits_bound_the_posted_receives(credits):
     receives = [i for i, action in enumerate(program.actions) if type(action) is Message and not action.sends]
     assert len(receives) > 10
     for before, receive in zip(receives, receives[credits:], strict=False):
-        assert receive in program.successors[before]
+        assert receive in program.successors[before], (before, receive)
 
 
 def test_neighbours_have_credits_of_their_own():
@@ -142,10 +142,10 @@ def test_neighbours_have_credits_of_their_own():
     (program, *_) = programs_of("all_to_all", "pairwise", 4, 64 * 64, 64, credits=1, neighbours=(0, 1, 2))
     for peer, window in ((1, NEIGHBOUR_CREDITS), (2, NEIGHBOUR_CREDITS), (3, 1)):
         receives = [i for i, a in enumerate(program.actions) if type(a) is Message and not a.sends and a.peer == peer]
-        assert len(receives) > NEIGHBOUR_CREDITS
+        assert len(receives) > NEIGHBOUR_CREDITS, (peer, window)
         for before, receive in zip(receives, receives[window:], strict=False):
-            assert receive in program.successors[before]
-        assert not any(program.waits[receive] > 1 for receive in receives[:window])
+            assert receive in program.successors[before], (peer, window, before, receive)
+        assert not any(program.waits[receive] > 1 for receive in receives[:window]), (peer, window)
 
 
 def test_small_chunks_share_messages():
@@ -215,4 +215,4 @@ def test_whoever_is_late_a_role_has_one_program(line):
                 compile_program(each, number, 1001, 4, segment_nbytes=64, credits=2)
                 for each, number in ((checked, rank), (last, role))
             )
-            assert other.with_peers(rank_of) == one
+            assert other.with_peers(rank_of) == one, (late, role, rank)

@@ -262,7 +262,7 @@ def test_native_is_nccls_own():
             out = HostArray(np.zeros(1000, np.float32))
             comm.all_reduce(same_as, out, algorithm="native", op=op)
             synchronize(comm)
-            assert (out.values == (6 if op == "sum" else 3)).all()
+            assert (out.values == (6 if op == "sum" else 3)).all(), op
         with pytest.raises(InputError, match="native over nccl: got host arrays"):
             comm.all_reduce(np.zeros(3), np.zeros(3), algorithm="native")
 

@@ -132,8 +132,8 @@ def test_the_error_says_on_every_rank_which_arrays_are_whole():
     assert [error.__notes__ == [error.arrays] for error in errors] == [True] * 3
     assert errors[1].arrays == "no call was under way on this rank's device: its arrays are whole"
     for error in (errors[0], errors[2]):
-        assert str(error) == "rank 1 failed: device 1: 700"
-        assert "under way on this rank's device: all_reduce(" in error.arrays and "undefined" in error.arrays
+        assert str(error) == "rank 1 failed: device 1: 700", error
+        assert "under way on this rank's device: all_reduce(" in error.arrays and "undefined" in error.arrays, error
 
 
 @pytest.mark.timing
@@ -241,7 +241,7 @@ def test_no_room_for_scratch_is_named():
 
     for error in over_nccl(2, program, job=job):
         assert isinstance(error, (Unavailable, TransportError)), error
-        assert "device 0 has no room for" in str(error)
+        assert "device 0 has no room for" in str(error), error
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -252,4 +252,4 @@ def test_ranks_that_disagree(path):
 
     for error in PATHS[path](2, program):
         assert isinstance(error, InputError), error
-        assert "rank 0 got all_reduce(algorithm=ring, op=sum, dtype=float32, count=8" in str(error)
+        assert "rank 0 got all_reduce(algorithm=ring, op=sum, dtype=float32, count=8" in str(error), error

@@ -39,7 +39,7 @@ def test_every_dependency_is_kept(collective, algorithm, in_place):
     for rank in range(world_size):
         program = program_of(collective, algorithm, rank, world_size, in_place=in_place)
         steps = lower(program)
-        assert sorted(index for step in steps for index in step.actions) == list(range(len(program.actions)))
+        assert sorted(index for step in steps for index in step.actions) == list(range(len(program.actions))), rank
         step_of = {index: number for number, step in enumerate(steps) for index in step.actions}
         after = order_of(steps)
         for index, followers in enumerate(program.successors):
@@ -47,11 +47,11 @@ def test_every_dependency_is_kept(collective, algorithm, in_place):
                 assert step_of[index] in after[step_of[follower]], (rank, index, follower)
         for number, step in enumerate(steps):
             if step.waits_for is not None:
-                assert steps[step.waits_for].lane != step.lane and steps[step.waits_for].records
-                assert step.waits_for < number
+                assert steps[step.waits_for].lane != step.lane and steps[step.waits_for].records, (rank, number, step)
+                assert step.waits_for < number, (rank, number, step)
             kinds = {type(program.actions[index]) is Message for index in step.actions}
-            assert kinds == {step.lane == MESSAGES}
-            assert step.lane == MESSAGES or len(step.actions) == 1
+            assert kinds == {step.lane == MESSAGES}, (rank, number, step)
+            assert step.lane == MESSAGES or len(step.actions) == 1, (rank, number, step)
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), LINES, ids=lambda value: value)
@@ -106,13 +106,13 @@ def test_the_join_is_a_part_of_its_own():
         program = program_of("all_reduce", "late_join", rank)
         before, join = lower(program, 0, program.join_start), lower(program, program.join_start)
         indices = [index for steps in (before, join) for step in steps for index in step.actions]
-        assert sorted(indices) == list(range(len(program.actions)))
+        assert sorted(indices) == list(range(len(program.actions))), rank
         late = [
             index for step in before for index in step.actions
             if type(program.actions[index]) is Message and program.actions[index].peer == 4
         ]  # fmt: skip
-        assert not late or rank == 4
-        assert all(step.waits_for is None or step.waits_for < len(join) for step in join)
+        assert not late or rank == 4, rank
+        assert all(step.waits_for is None or step.waits_for < len(join) for step in join), rank
 
 
 def test_receives_that_wait_for_each_other_cannot_be_grouped():
@@ -132,6 +132,6 @@ def test_alignment_cuts_all_ranks_alike(align, segment_nbytes):
             if type(action) is Message:
                 pair = (rank, action.peer) if action.sends else (action.peer, rank)
                 sizes.setdefault((pair, action.sends), []).append(action.nbytes)
-        assert all(nbytes <= max(segment_nbytes, 4 * align) for values in sizes.values() for nbytes in values)
+        assert all(nbytes <= max(segment_nbytes, 4 * align) for values in sizes.values() for nbytes in values), rank
     for (pair, sends), values in sizes.items():
-        assert values == sizes[pair, not sends]
+        assert values == sizes[pair, not sends], (pair, sends, values)

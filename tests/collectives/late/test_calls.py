@@ -60,12 +60,12 @@ def run_late(comm, calls, late_rank, delay_s, count=COUNT):
 @pytest.mark.parametrize("n", [3, 8])
 def test_others_begin_without_the_late_rank(n):
     for wrong, arrivals in spawn(n, run_late, 4, 1, 0.3):
-        assert wrong == 0
-        assert arrivals.calls == 4
+        assert wrong == 0, (wrong, arrivals)
+        assert arrivals.calls == 4, (wrong, arrivals)
         # The first call also makes its schedules, on whichever rank comes to that first; and machines are busy.
-        assert arrivals.begun_early >= 2
-        assert arrivals.last[1] >= 3
-        assert arrivals.late_rank(delay_s=0.05) == 1
+        assert arrivals.begun_early >= 2, (wrong, arrivals)
+        assert arrivals.last[1] >= 3, (wrong, arrivals)
+        assert arrivals.late_rank(delay_s=0.05) == 1, (wrong, arrivals)
 
 
 def test_every_rank_has_the_same_arrivals():
@@ -141,26 +141,28 @@ def test_others_begin_without_two_late_ranks():
     """Once the board has seen that the last two come late together."""
     found = spawn(6, run_two_late, 5, 0.5)
     for wrong, ran, arrivals in found:
-        assert wrong == 0
-        assert ran == found[0][1]
-        assert sum(count for choice, count in ran.items() if choice.startswith("late_group/")) >= 2
-        assert arrivals.begun_early >= 2
+        assert wrong == 0, (wrong, ran, arrivals)
+        assert ran == found[0][1], (wrong, ran, arrivals)
+        assert sum(count for choice, count in ran.items() if choice.startswith("late_group/")) >= 2, (
+            wrong, ran, arrivals
+        )
+        assert arrivals.begun_early >= 2, (wrong, ran, arrivals)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "calls"), [(3, 300), (4, 400), (5, 250)])
 def test_many_random_delays(n, calls):
     for wrong, arrivals in spawn(n, randomised, calls, n, timeout_s=60):
-        assert wrong == 0
-        assert arrivals.calls == calls
-        assert 0 < arrivals.begun_early < calls
-        assert (arrivals.last > 0).all()
+        assert wrong == 0, (wrong, arrivals)
+        assert arrivals.calls == calls, (wrong, arrivals)
+        assert 0 < arrivals.begun_early < calls, (wrong, arrivals)
+        assert (arrivals.last > 0).all(), (wrong, arrivals)
 
 
 def test_random_delays():
     for wrong, arrivals in spawn(4, randomised, 150, 1, timeout_s=60):
-        assert wrong == 0
-        assert arrivals.calls == 150
+        assert wrong == 0, (wrong, arrivals)
+        assert arrivals.calls == 150, (wrong, arrivals)
 
 
 def one_stays_away(comm, absent):
@@ -198,7 +200,7 @@ def queue_without(comm, absent):
         started_s = time.monotonic()
         with pytest.raises(TransportTimeout, match=f"rank {absent}|after the others") as raised:
             request.wait(20 if number else 0.3)
-        assert raised.value.peers == (absent,) and (not number or time.monotonic() < started_s + 10)
+        assert raised.value.peers == (absent,) and (not number or time.monotonic() < started_s + 10), (number, request)
     return check(comm, 1)
 
 
@@ -220,7 +222,7 @@ def late_for_a_queue(comm, late_rank, delay_s):
             time.sleep(delay_s)
         requests = [comm.start_all_reduce(x, out) for x, out in zip(inputs, outs, strict=True)]
         requests[-1].wait()
-        assert all(request.done for request in requests), "a later call ended first"
+        assert all(request.done for request in requests), f"queue {number}: a later call ended first"
         wrong += sum(int(np.count_nonzero(y != n * (n - 1) / 2 + n * (i + number))) for i, y in enumerate(outs))
     return wrong, dict(core_of(comm).late.ran), comm.arrivals().begun_early
 
@@ -326,8 +328,8 @@ def two_in_flight(comm):
 @pytest.mark.timing
 def test_calls_in_flight_keep_their_order():
     for errors, begun_early in spawn(4, two_in_flight, timeout_s=20):
-        assert errors == [0, 0, 0]
-        assert begun_early >= 1
+        assert errors == [0, 0, 0], (errors, begun_early)
+        assert begun_early >= 1, (errors, begun_early)
 
 
 def of_halves(comm):
@@ -380,7 +382,7 @@ def small(comm, calls):
         comm.barrier()
         if comm.rank == 1:
             time.sleep(0.02)
-        assert check(comm, number, 1 << 13) == 0
+        assert check(comm, number, 1 << 13) == 0, number
     assert core_of(comm).late.number == 0, "one asked"
     return settled(comm)
 
@@ -399,8 +401,8 @@ def test_where_ranks_share_cores_only_longer_calls_ask(monkeypatch):
 
 def test_small_calls_ask_nobody_but_report():
     for arrivals in spawn(3, small, 70):
-        assert (arrivals.calls, arrivals.begun_early) == (70, 0)
-        assert arrivals.late_rank(delay_s=0.01) == 1
+        assert (arrivals.calls, arrivals.begun_early) == (70, 0), arrivals
+        assert arrivals.late_rank(delay_s=0.01) == 1, arrivals
 
 
 def short_then_late(comm):
@@ -422,10 +424,10 @@ def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
     inner = sequencer.Sequencer.arrive
     monkeypatch.setattr(sequencer.Sequencer, "arrive", lambda self, *args: asked.append(args[0]) or inner(self, *args))
     for wrong, arrivals in spawn(4, short_then_late):
-        assert wrong == 0
-        assert arrivals.calls == 38
+        assert wrong == 0, (wrong, arrivals)
+        assert arrivals.calls == 38, (wrong, arrivals)
         # At most FREE_CALLS go by before the delays are seen.
-        assert arrivals.begun_early >= 8 - sequencer.POLICY.free_calls - 1
+        assert arrivals.begun_early >= 8 - sequencer.POLICY.free_calls - 1, (wrong, arrivals)
     assert len(asked) < 4 * 38
     assert len({asked.count(rank) for rank in range(4)}) == 1
 
@@ -520,8 +522,8 @@ def test_small_buffers_over_slow_nics_join_at_once():
         nic = LinkClass(NIC, CostModel(alpha_s, 1e-9, serial_messages=serial), nodes, (2.0, *[1.0] * 7))
         options = late.single_options("all_reduce", 8, 1 << 20, Topology(nodes, (nic,)))
         names = [option.choice.partition("/")[0] for option in options]
-        assert names[:3] == ["hier_late_join", "hier_late_chain", "hier_late_slow.0"]
-        assert bool(names[3:]) == crowded
+        assert names[:3] == ["hier_late_join", "hier_late_chain", "hier_late_slow.0"], (alpha_s, serial, crowded)
+        assert bool(names[3:]) == crowded, (alpha_s, serial, crowded)
 
 
 def found_out(comm, hosts=None):

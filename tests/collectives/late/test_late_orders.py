@@ -146,7 +146,7 @@ def test_every_order_gives_the_right_result(run, n):
     for seed in range(15):
         ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n)
         check_alike(ranks, seed)
-        assert all(outcome is None for rank in ranks for outcome in rank.outcomes)
+        assert all(outcome is None for rank in ranks for outcome in rank.outcomes), seed
         arrivals = [rank.comm.arrivals() for rank in ranks]
         assert all(its.to_json() == arrivals[0].to_json() for its in arrivals), f"seed {seed}"
         begun_early.append(arrivals[0].begun_early)
@@ -172,7 +172,7 @@ def test_every_order_with_several_late_ranks(run, several, n):
     for seed in range(8):
         ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n)
         check_alike(ranks, seed)
-        assert all(outcome is None for rank in ranks for outcome in rank.outcomes)
+        assert all(outcome is None for rank in ranks for outcome in rank.outcomes), seed
         ran = [core_of(rank.comm).late.ran for rank in ranks]
         assert all(its == ran[0] for its in ran), f"seed {seed}"
         grouped += sum(count for choice, count in ran[0].items() if choice.startswith("late_group/"))
@@ -217,7 +217,7 @@ def test_a_rank_that_never_comes_is_named_and_the_group_goes_on(run, absent):
             error = rank.outcomes[1]
             # Whose letter was still on its way when the others lost their patience is named too.
             assert isinstance(error, TransportTimeout) and absent in error.peers, f"seed {seed}"
-            assert ("this rank came after" in str(error)) == (index in error.peers)
+            assert ("this rank came after" in str(error)) == (index in error.peers), (seed, index, rank)
     assert alone
 
 
@@ -237,7 +237,7 @@ def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
             assert rank.wrong == 0, f"seed {seed}"
             # Of the death, a rank that is in call 0 still may hear by another one, which is not.
             errors = [outcome for outcome in rank.outcomes if outcome is not None]
-            assert len(rank.outcomes[1:]) == (index != dead) <= len(errors)
+            assert len(rank.outcomes[1:]) == (index != dead) <= len(errors), (seed, index, rank)
             assert all(isinstance(error, PeerFailed) and error.rank == dead for error in errors), (seed, errors)
 
 
@@ -251,7 +251,7 @@ def test_another_size_or_dtype_is_an_error_on_all(run, other):
             # Of the error, a rank that is in call 0 still may hear by another one, which is not.
             assert rank.wrong == 0 and isinstance(rank.outcomes[0], InputError | None), f"seed {seed}"
             assert isinstance(rank.outcomes[1], InputError), f"seed {seed}"
-            assert str(rank.outcomes[1]).count("rank ") >= 2
+            assert str(rank.outcomes[1]).count("rank ") >= 2, (seed, rank)
 
 
 def test_a_lost_letter_is_found(run, monkeypatch):

@@ -178,7 +178,7 @@ class Queue:
 
     def check_end(self):
         for rank in self.ranks:
-            assert len(rank.outcomes) == self.calls, "stuck"
+            assert len(rank.outcomes) == self.calls, f"stuck: {rank}"
         for outcomes in zip(*(rank.outcomes for rank in self.ranks), strict=True):
             assert len(set(outcomes)) == 1, f"ranks ended a call differently: {outcomes}"
 

@@ -57,15 +57,15 @@ def run_xml(text, inputs, seed, queue=2):
     memory = buffers_of(inputs, [(int(gpu.get("o_chunks")), int(gpu.get("s_chunks"))) for gpu in root])
     links, done, blocks = defaultdict(deque), {}, []
     for rank, gpu in enumerate(root):
-        assert int(gpu.get("i_chunks")) == len(inputs[rank])
+        assert int(gpu.get("i_chunks")) == len(inputs[rank]), (rank, gpu)
         for which in ("send", "recv"):
             peers = Counter((block.get(which), block.get("chan")) for block in gpu if block.get(which) != "-1")
-            assert max(peers.values(), default=1) == 1
-            assert max(Counter(channel for _, channel in peers).values(), default=0) <= 32
+            assert max(peers.values(), default=1) == 1, (rank, gpu, which)
+            assert max(Counter(channel for _, channel in peers).values(), default=0) <= 32, (rank, gpu, which)
         for number, block in enumerate(gpu):
-            assert int(block.get("id")) == number
-            assert [int(step.get("s")) for step in block] == list(range(len(block)))
-            assert len(block) <= 256
+            assert int(block.get("id")) == number, (rank, gpu, number, block)
+            assert [int(step.get("s")) for step in block] == list(range(len(block))), (rank, gpu, number, block)
+            assert len(block) <= 256, (rank, gpu, number, block)
             blocks.append((rank, number, block))
             done[rank, number] = -1
     marked = {
@@ -120,7 +120,7 @@ def test_msccl_xml_computes_the_collective(line, world_size):
     inputs, expected = data_and_results(schedule.schedule)
     text = to_msccl_xml(schedule)
     for seed in range(3):
-        assert run_xml(text, inputs, seed, queue=1 + seed) == expected
+        assert run_xml(text, inputs, seed, queue=1 + seed) == expected, seed
     assert to_msccl_xml(schedule) == text
 
 
@@ -131,10 +131,12 @@ def run_plan(plan, inputs, seed):
     signals, semaphores, at = Counter(), Counter(), Counter()
     blocks = [(gpu, block) for gpu in gpus for block in gpu["threadblocks"]]
     for gpu, block in blocks:
-        assert len(block["ops"]) <= 64
-        assert max((len(ids) for entry in block["channels"] for ids in [entry["channel_ids"]]), default=0) <= 16
-        assert len(gpu["semaphores"]) <= 16 and len(gpu["remote_buffers"]) <= 16
-        assert gpu["input_chunks"] == len(inputs[gpu["id"]]) > 0 and gpu["output_chunks"] > 0
+        assert len(block["ops"]) <= 64, (gpu, block)
+        assert max((len(ids) for entry in block["channels"] for ids in [entry["channel_ids"]]), default=0) <= 16, (
+            gpu, block
+        )
+        assert len(gpu["semaphores"]) <= 16 and len(gpu["remote_buffers"]) <= 16, (gpu, block)
+        assert gpu["input_chunks"] == len(inputs[gpu["id"]]) > 0 and gpu["output_chunks"] > 0, (gpu, block)
     choice, waiting = random.Random(seed), list(blocks)
     while waiting := [(gpu, block) for gpu, block in waiting if at[gpu["id"], block["id"]] < len(block["ops"])]:
         choice.shuffle(waiting)
@@ -192,7 +194,7 @@ def test_mscclpp_plan_computes_the_collective(line, world_size):
     inputs, expected = data_and_results(schedule.schedule)
     plan = to_mscclpp_plan(schedule)
     for seed in range(3):
-        assert run_plan(plan, inputs, seed) == expected
+        assert run_plan(plan, inputs, seed) == expected, seed
     assert to_mscclpp_plan(schedule) == plan
 
 

@@ -69,9 +69,9 @@ def read(data, messages):
     found = []
     for node in map(messages["Node"].FromString, nodes):
         values = {each.name: each.int32_val + each.int64_val + each.bool_val for each in node.attr}
-        assert values.pop("is_cpu_op") == 0
+        assert values.pop("is_cpu_op") == 0, node
         found.append((node.type, values, list(node.data_deps)))
-        assert node.id == len(found) - 1
+        assert node.id == len(found) - 1, node
     return found
 
 
@@ -84,7 +84,7 @@ def test_traces_replay_as_the_model_has_them(name, messages):
     ends = {}
     for rank, trace in enumerate(traces):
         for number, (kind, values, _) in enumerate(trace):
-            assert rank == values["comm_src" if kind == SEND else "comm_dst"]
+            assert rank == values["comm_src" if kind == SEND else "comm_dst"], (rank, trace, number, kind, values)
             ends.setdefault(tuple(values[f"comm_{key}"] for key in ("src", "dst", "tag", "size")), {})[kind] = number
     assert all(set(both) == {SEND, RECV} for both in ends.values())
     assert sum(values["comm_size"] for trace in traces for kind, values, _ in trace if kind == SEND) == (

@@ -126,7 +126,7 @@ def test_msccl_xml_has_what_its_parser_reads(line):
     parts["o_chunks"] = 4 if line.collective == "reduce_scatter" else 1
     for gpu in root:
         for key, ranks in parts.items():
-            assert int(gpu.get(key)) in (0, int(root.get("nchunksperloop")) // ranks)
+            assert int(gpu.get(key)) in (0, int(root.get("nchunksperloop")) // ranks), (gpu, key, ranks)
 
 
 @pytest.mark.parametrize("line", cases("all_reduce", "reduce_scatter", "all_gather", "all_to_all"))

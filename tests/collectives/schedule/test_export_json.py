@@ -85,7 +85,7 @@ def test_what_is_damaged_is_refused_in_a_line_or_judged(changes, place, value):
         try:
             check(relabelled(from_json(each)))
         except ScheduleError as error:
-            assert "\n" not in str(error)
+            assert "\n" not in str(error), each
 
 
 def test_not_an_object():

@@ -45,7 +45,9 @@ def test_split_chunks_keeps_rounds_and_messages(line):
     split = check(split_chunks(schedule, 3 * schedule.num_chunks)).schedule
     assert split.num_rounds == schedule.num_rounds and split.num_transfers == 3 * schedule.num_transfers
     for one, three in zip(schedule.rounds, split.rounds, strict=True):
-        assert [transfer[:2] for transfer in one for _ in range(3)] == [transfer[:2] for transfer in three]
+        assert [transfer[:2] for transfer in one for _ in range(3)] == [transfer[:2] for transfer in three], (
+            one, three
+        )
 
 
 @pytest.mark.parametrize("part_count", [0, 1, 4, 100, 1000])

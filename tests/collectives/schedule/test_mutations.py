@@ -150,7 +150,7 @@ def test_interpreted_schedule_gives_numpy_results(line, world_size):
     }[line.collective]
     for rank in range(world_size):
         found = [state[rank, chunk] for chunk in output_chunks(schedule, rank).tolist()]
-        assert found == expected(rank).tolist()
+        assert found == expected(rank).tolist(), rank
 
 
 def test_what_is_overwritten_may_be_as_it_likes():

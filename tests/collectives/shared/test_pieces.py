@@ -33,19 +33,19 @@ def run(programs, inputs, outputs, slot_nbytes):
         for rank, (piece, on) in enumerate(pieces):
             for copy in piece.writes:
                 target, at, source, start, nbytes = shift(copy, on)
-                assert (target, source) == (rank, IN)
-                assert at + nbytes <= slot_nbytes
+                assert (target, source) == (rank, IN), (pieces, rank, piece, on, copy)
+                assert at + nbytes <= slot_nbytes, (pieces, rank, piece, on, copy)
                 slots[rank, at : at + nbytes] = of[rank][start : start + nbytes]
         for rank, (piece, on) in enumerate(pieces):
             places = {IN: of[rank], OUT: to[rank], **dict(enumerate(slots))}
             read_from = {IN, *range(programs[rank].first, programs[rank].first + programs[rank].sources)}
             for copy in piece.reads:
                 target, at, source, start, nbytes = shift(copy, on)
-                assert target == OUT
-                assert source in read_from
+                assert target == OUT, (pieces, rank, piece, on, copy)
+                assert source in read_from, (pieces, rank, piece, on, copy)
                 to[rank][at : at + nbytes] = places[source][start : start + nbytes]
             if piece.fold is not None:
-                assert programs[rank].sources == n
+                assert programs[rank].sources == n, (pieces, rank, piece, on)
                 out, count, sources = piece.fold
                 got = [places[p][x + on * (p < 0) :][: 4 * count].copy().view(np.int32) for p, x in sources]
                 to[rank][out + on :][: 4 * count] = np.sum(got, axis=0, dtype=np.int32).view(np.uint8)
@@ -76,7 +76,7 @@ def test_every_rank_has_its_result(collective, n, count, root, slot_words, in_pl
     run(programs, inputs, outputs, 4 * slot_words)
     for me in range(n):
         if wanted[me] is not None:
-            assert (outputs[me] == wanted[me]).all()
+            assert (outputs[me] == wanted[me]).all(), me
 
 
 def test_a_barrier_is_a_piece_that_all_wait_for():

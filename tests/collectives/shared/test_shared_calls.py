@@ -39,27 +39,27 @@ def results(comm, count):
     mine, out = inputs[me].copy(), np.empty(count * n, np.float32)
     for number in range(LAYOUT.slots + 2 if n < 9 else 1):
         comm.all_reduce(mine, out, algorithm="shared")
-        assert (out == total).all()
+        assert (out == total).all(), number
         comm.reduce(mine, out, root=number % n, op="mean", algorithm="shared")
-        assert me != number % n or np.allclose(out, total / n)
+        assert me != number % n or np.allclose(out, total / n), number
         comm.reduce_scatter(mine, out[:count], algorithm="shared")
-        assert (out[:count] == total.reshape(n, -1)[me]).all()
+        assert (out[:count] == total.reshape(n, -1)[me]).all(), number
         comm.all_gather(mine[:count], out, algorithm="shared")
-        assert (out == np.concatenate([x[:count] for x in inputs])).all()
+        assert (out == np.concatenate([x[:count] for x in inputs])).all(), number
         comm.all_to_all(mine, out, algorithm="shared")
-        assert (out == np.concatenate([x.reshape(n, -1)[me] for x in inputs])).all()
+        assert (out == np.concatenate([x.reshape(n, -1)[me] for x in inputs])).all(), number
         out[:] = mine
         comm.broadcast(out, root=number % n, algorithm="shared")
-        assert (out == inputs[number % n]).all()
+        assert (out == inputs[number % n]).all(), number
         comm.all_reduce(out, out, "max", algorithm="shared")
-        assert (out == inputs[number % n]).all()
+        assert (out == inputs[number % n]).all(), number
         out[me * count : (me + 1) * count] = mine[:count]
         comm.all_gather(out[me * count : (me + 1) * count], out, algorithm="shared")
-        assert (out == np.concatenate([x[:count] for x in inputs])).all()
+        assert (out == np.concatenate([x[:count] for x in inputs])).all(), number
         out[:] = mine
         comm.reduce_scatter(out, out[me * count : (me + 1) * count], algorithm="shared")
         mine[me * count : (me + 1) * count] = total[me * count : (me + 1) * count]
-        assert (out == mine).all()
+        assert (out == mine).all(), number
         mine[:] = inputs[me]
         comm.barrier(algorithm="shared")
 
@@ -73,7 +73,7 @@ def long_doubles(comm):
     x, out = np.full(3, comm.rank + 1, np.longdouble), np.zeros(3, np.longdouble)
     for op, expected in (("sum", 3), ("prod", 2), ("mean", 1.5)):
         comm.all_reduce(x, out, op, algorithm="shared")
-        assert (out == expected).all()
+        assert (out == expected).all(), (op, expected)
     both = np.full(2, 1j * (comm.rank + 1))
     comm.all_reduce(both, both, "mean", algorithm="shared")
     assert (both == 1.5j).all()
@@ -108,7 +108,7 @@ def queued(comm):
     for number in range(20):
         x[:] = number + comm.rank
         bound() if comm.rank else comm.all_reduce(x, outs[0])
-        assert (outs[0] == 3 * number + 3).all()
+        assert (outs[0] == 3 * number + 3).all(), number
 
 
 def test_a_queue():
@@ -126,7 +126,7 @@ def runs_ahead(comm):
     if comm.rank:
         for number in range(LAYOUT.slots):
             comm.broadcast(x, algorithm="shared")
-            assert x == number
+            assert x == number, number
         comm.barrier(algorithm="dissemination")
 
 

@@ -51,7 +51,7 @@ def test_no_schedule_is_below_them():
             expected = late if line.late else None
             schedule = make_schedule("all_reduce", line.name, size, late_rank=expected, nodes=topology.nodes)
             whole_s = float(simulate_flows(schedule, nbytes, topology).max())
-            assert whole_s >= 0.999 * bound_s(topology, nbytes)
+            assert whole_s >= 0.999 * bound_s(topology, nbytes), (topology, late, line)
             start = late_start(size, late, 10 * whole_s)
             exposed_s = float(simulate_flows(schedule, nbytes, topology, start).max()) - 10 * whole_s
-            assert exposed_s >= 0.999 * bound_s(topology, nbytes, late=True)
+            assert exposed_s >= 0.999 * bound_s(topology, nbytes, late=True), (topology, late, line)

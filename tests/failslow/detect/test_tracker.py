@@ -184,7 +184,7 @@ def test_nothing_uses_later_rows(parts, noise, cut):
     whole, prefix = track(times), track(times[:cut])
     assert [e for e in whole.events if e.confirmed_at < cut] == prefix.events
     for event in whole.events:
-        assert event.index <= event.provisional_at <= event.confirmed_at < len(times)
+        assert event.index <= event.provisional_at <= event.confirmed_at < len(times), event
     assert all(before.index < after.index for before, after in pairwise(whole.events))
 
 
@@ -205,8 +205,8 @@ def test_memory_is_constant():
     tracker = Tracker()
     for time_s in series((200, 1.0), (200, 1.07), (4000, 1.0), noise=0.2):
         tracker.update(time_s)
-        assert len(tracker._job.level.window) <= WINDOW_ROWS
-        assert len(tracker._job.held.rows) <= 2 * WINDOW_ROWS
+        assert len(tracker._job.level.window) <= WINDOW_ROWS, time_s
+        assert len(tracker._job.held.rows) <= 2 * WINDOW_ROWS, time_s
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -254,8 +254,8 @@ def test_real_series(labelled):
     after = [i for i in found if steps[i.onset] > 300 or any(abs(i.onset - onset) <= 4 for onset, _ in wanted)]
     assert len(after) == len(wanted)
     for incident, (onset, relief) in zip(after, wanted, strict=True):
-        assert abs(incident.onset - onset) <= 4
-        assert abs(incident.relief - relief) <= 6
+        assert abs(incident.onset - onset) <= 4, (incident, onset, relief)
+        assert abs(incident.relief - relief) <= 6, (incident, onset, relief)
 
 
 SPELL = st.tuples(st.integers(13, 40), st.integers(5, 30), st.floats(1.1, 3.0), st.booleans())

@@ -40,8 +40,8 @@ def test_a_run_in_a_job_whose_every_other_row_looks_shifted():
     run = VoteRun(0.5)
     for row in range(1000):
         run.add(9.0 if row % 2 == 0 else -9.0, row)
-        assert run.grew == (row % 2 == 0)
-        assert run.score < PROVISIONAL
+        assert run.grew == (row % 2 == 0), row
+        assert run.score < PROVISIONAL, row
     for row in range(20):
         run.add(9.0, row)
     assert run.score == pytest.approx(20 * log(0.9 / 0.5))

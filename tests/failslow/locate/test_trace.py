@@ -69,7 +69,7 @@ def test_replay_is_monotone():
     base_s = step_s(trace.order, trace.compute_s, trace.links)
     for stage in range(4):
         longer = [d * (1.2 if s == stage else 1.0) for s, d in enumerate(trace.compute_s)]
-        assert (step_s(trace.order, longer, trace.links) > base_s).all()
+        assert (step_s(trace.order, longer, trace.links) > base_s).all(), stage
 
 
 def test_replay_golden():

@@ -221,4 +221,4 @@ def test_who_is_acquitted_and_then_only_a_little_slow_is_left_alone():
 def test_times_that_cannot_be_change_nothing():
     controller = Job([]).run(30)
     for time_s in (float("nan"), float("inf"), 0.0, -1.0):
-        assert controller.update(Seen(31, time_s, {})) is None
+        assert controller.update(Seen(31, time_s, {})) is None, time_s

@@ -23,11 +23,11 @@ def parse(text):
         if line.startswith("# "):
             word, name, rest = line[2:].split(" ", 2)
             if word == "TYPE":
-                assert name not in kinds, "a family twice"
+                assert name not in kinds, f"a family twice: {name}"
                 kinds[name], current = rest, name
             continue
         name, labels, value = LINE.fullmatch(line).groups()
-        assert name == current, "a sample outside of its family"
+        assert name == current, f"a sample outside of its family: {name}"
         unescape = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
         pairs = ((k, re.sub(r'\\[n"\\]', lambda m: unescape[m[0]], v)) for k, v in LABEL.findall(labels or ""))
         key = name, tuple(sorted(pairs))
@@ -46,7 +46,7 @@ def test_what_is_written_is_read_again(values, text):
     assert kinds == {"a_total": "counter"} and len(samples) == len(values)
     for key, value in values.items():
         found = samples["a_total", (("of", key),)]
-        assert found == value or (math.isnan(found) and math.isnan(value))
+        assert found == value or (math.isnan(found) and math.isnan(value)), (key, value)
 
 
 def value_of(samples, metric, **labels):
@@ -89,11 +89,11 @@ def test_otlp_says_the_same(tmp_path):
     for metric, told in zip(metrics, scope["metrics"], strict=False):
         data = told["sum" if metric.kind == "counter" else "gauge"]
         values = [point["asDouble"] for point in data["dataPoints"]]
-        assert values == [value for _, value in metric.samples]
-        assert all(point["timeUnixNano"] == "20" for point in data["dataPoints"])
+        assert values == [value for _, value in metric.samples], (metric, told)
+        assert all(point["timeUnixNano"] == "20" for point in data["dataPoints"]), (metric, told)
         assert (data.get("aggregationTemporality"), data.get("isMonotonic")) == (
             (2, True) if metric.kind == "counter" else (None, None)
-        )
+        ), (metric, told)
     assert [point["asDouble"] for point in scope["metrics"][-1]["gauge"]["dataPoints"]] == [2.0]
 
 

@@ -77,7 +77,7 @@ def test_nothing_but_its_own_style_and_script_may_load(serve):
     for tag, directive in (("style", "style-src"), ("script", "script-src")):
         (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
-        assert f"{directive} 'sha256-{digest}'" in policy
+        assert f"{directive} 'sha256-{digest}'" in policy, (tag, directive)
     assert not re.search(r'(src|href|url)\s*[=(]\s*["\']?(https?:)?//|style=|onerror=|onclick=', page)
 
 
@@ -96,9 +96,9 @@ def test_elsewhere_than_on_loopback_it_asks_for_the_token(serve):
     server = serve(ELSEWHERE, token="a token; with =")
     for path in PATHS:
         code, headers, text = ask(server, path)
-        assert code == 401 and "train.py" not in text and headers["WWW-Authenticate"] == "Bearer"
-        assert ask(server, path, Authorization="Bearer another")[0] == 401
-        assert ask(server, path, Authorization="Bearer a token; with =")[0] == 200
+        assert code == 401 and "train.py" not in text and headers["WWW-Authenticate"] == "Bearer", path
+        assert ask(server, path, Authorization="Bearer another")[0] == 401, path
+        assert ask(server, path, Authorization="Bearer a token; with =")[0] == 200, path
     assert ask(server, "/", Cookie="lanterne=a")[0] == ask(server, "/", Cookie='"; ==')[0] == 401
     assert ask(server, "/token", "POST", "token=another")[0] == 401
     code, headers, _ = ask(server, "/token", "POST", "token=a+token%3B+with+%3D")
@@ -122,7 +122,7 @@ def test_those_who_say_nothing_hold_nobody_up(serve, monkeypatch):
         one.sendall(b"GET / HT")
     for one in silent:
         one.settimeout(20)
-        assert one.recv(100) == b""  # sent away
+        assert one.recv(100) == b"", one  # sent away
         one.close()
     assert ask(server, "/metrics")[0] == 200
 

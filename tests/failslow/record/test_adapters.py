@@ -104,9 +104,9 @@ def calls_of(tmp_path, program, modules=(), environment=None):
     found = {}
     for file in logs.glob("*.calls"):
         reader = RingReader(file)
-        assert reader.ended
+        assert reader.ended, file
         calls = reader.take()
-        assert all(call.start_s <= call.end_s for call in calls)
+        assert all(call.start_s <= call.end_s for call in calls), file
         found[reader.header["rank"]] = [(call.name, call.ranks, call.communicator, call.nbytes) for call in calls]
     return found
 
@@ -224,7 +224,7 @@ lanterne.spawn(4, main)
             ("all_reduce", 4, 400),
             ("start_broadcast", 4, 400),
             ("barrier", 2, -1),
-        ]
+        ], calls
     assert found[0][2] == found[2][2] != found[1][2] == found[3][2]
 
 

@@ -227,7 +227,7 @@ def test_calls_that_a_device_times_may_end_late_and_begin_later_than_others_were
         index, call = next(iter(calls.items()))
         latest[rank] = index
         job.finder.add(rank, [calls.pop(index)._replace(start_s=job.now_s + 200, end_s=job.now_s + 201)])
-        assert call.start_s == job.now_s
+        assert call.start_s == job.now_s, (rank, calls)
     look = job.finder.look
     job.finder.look = lambda *arguments: look(*arguments, latest)
     job.run(60)

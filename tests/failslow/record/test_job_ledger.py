@@ -124,7 +124,7 @@ def test_a_receiver_that_is_gone_or_elsewhere_is_told_once(tmp_path, receiver, c
         publisher.publish(ledger_of(tmp_path / target.rpartition(":")[2].strip("/").replace("/", "-")).status())
         publisher._push()
         publisher.close()
-        assert caplog.text.count("does not take them") == 1
+        assert caplog.text.count("does not take them") == 1, target
     # A secret header goes nowhere else.
     assert {path for path, *_ in posted} == {"/moved"}
 

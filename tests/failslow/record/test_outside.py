@@ -108,9 +108,9 @@ def test_who_is_odd(host, cores, state, kind):
 
 def test_of_two_ranks_and_of_a_short_look_nothing_is_said(host):
     view = job_of(host, 2)
-    for _ in range(14):
+    for look in range(14):
         host.step({100: 1.0, 101: 0.0})
-        assert view.look(host.now_s) == []
+        assert view.look(host.now_s) == [], look
     assert odd_kinds({rank: list(seen)[:3] for rank, seen in view._glimpses.items()}) == {}
 
 

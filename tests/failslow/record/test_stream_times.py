@@ -260,6 +260,6 @@ def test_lanterne_over_nccl(tmp_path):
         (path,) = tmp_path.glob(f"rank-{rank}-*.calls")
         reader = RingReader(path)
         calls = reader.take()
-        assert len(calls) == 3 and reader.timed == 2 and reader.faults == 0
+        assert len(calls) == 3 and reader.timed == 2 and reader.faults == 0, rank
         held = max(calls, key=lambda call: call.nbytes * call.start_s)
-        assert held.end_s >= held.start_s > returned_s[rank] + 0.1
+        assert held.end_s >= held.start_s > returned_s[rank] + 0.1, rank

@@ -100,8 +100,8 @@ def test_a_watched_job_is_held_and_its_slow_rank_validated(culprit):
 
     outcomes = lanterne.spawn(4, main)
     for validations, report in outcomes:
-        assert validations and validations[0] == outcomes[0][0][0]
-        assert {call["name"] for call in report["calls"]} == {"all_reduce", "start_all_reduce"}
+        assert validations and validations[0] == outcomes[0][0][0], (validations, report)
+        assert {call["name"] for call in report["calls"]} == {"all_reduce", "start_all_reduce"}, (validations, report)
     assert culprit in {rank for finding in outcomes[0][0][0].findings for rank in finding.ranks}
 
 

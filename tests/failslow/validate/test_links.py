@@ -28,7 +28,7 @@ def test_few_passes_of_disjoint_links(n):
     passes = link_passes(range(n))
     for batch in passes:
         ends = [end for link in batch for end in link]
-        assert len(ends) == len(set(ends))
+        assert len(ends) == len(set(ends)), batch
     links = collective_links(n)
     degrees = [sum(rank in link for link in links) for rank in range(n)]
     assert len(passes) <= min(6, max(degrees) + 1)
@@ -45,13 +45,13 @@ def test_trees_are_binary_trees(n, tree):
         seen = rank
         for _ in range(2 * n.bit_length()):
             seen = parents[seen] if parents[seen] is not None else seen
-        assert seen == root
+        assert seen == root, rank
 
 
 def test_leaves_of_one_tree_are_inner_in_the_other():
     for n in range(4, 65, 2):
         inner = [{up for up in tree_parents(n, tree) if up is not None} for tree in (0, 1)]
-        assert not inner[0] & inner[1] - {0, n - 1}
+        assert not inner[0] & inner[1] - {0, n - 1}, n
 
 
 def test_golden_tree():

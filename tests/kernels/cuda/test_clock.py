@@ -40,7 +40,7 @@ def test_events_are_told_by_the_hosts_clock(offset_s, before_s, after_s):
     assert clock.anchor()
     now_s = time.monotonic()
     for queued_s, at_s in ((now_s, now_s + after_s), (now_s - before_s - 1.0, now_s - before_s)):
-        assert abs(clock.time_s(device.at(at_s), queued_s) - at_s) <= clock.error_s + 1e-6
+        assert abs(clock.time_s(device.at(at_s), queued_s) - at_s) <= clock.error_s + 1e-6, (queued_s, at_s)
 
 
 def test_no_event_is_told_from_before_it_was_queued():

@@ -85,7 +85,7 @@ def test_what_used_to_spill_does_not(arch):
     """Where groups change, and where spills have been; the slow test has all dtypes and numbers of inputs."""
     cases = [("sum", "float32"), ("max", "float64"), ("max", "int8"), ("lxor", "bool"), ("sum", "int32")]
     for op, dtype in [*cases, ("band", "int64")]:
-        assert spilling((2, 8, 13, 31), (dtype,), (arch,), (op,)) == []
+        assert spilling((2, 8, 13, 31), (dtype,), (arch,), (op,)) == [], (op, dtype)
     assert spilling((2, 31), ("complex64",), (arch,), ("prod",)) == []
 
 
@@ -107,8 +107,10 @@ def test_what_is_read_of_machine_code_is_what_the_assembler_says(tmp_path):
     for source, spills_something in ((spilling, True), (fold_source("sum", DTYPES["float32"], 9), False)):
         ptx, code = compile_for(source, "sm_90", FLAGS)
         registers, stack, stored, loaded = ptxas_says(ptx, "sm_90", tmp_path)
-        assert (taken_by(code)["fold"].registers, taken_by(code)["fold"].stack_nbytes) == (registers, stack)
-        assert (stack > 0) == (stored > 0) == (loaded > 0) == spills_something
+        assert (taken_by(code)["fold"].registers, taken_by(code)["fold"].stack_nbytes) == (registers, stack), (
+            source, spills_something
+        )
+        assert (stack > 0) == (stored > 0) == (loaded > 0) == spills_something, (source, spills_something)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -133,7 +135,7 @@ def test_numba_compiles(dtype, op):
     ptx = compile_numba(fold_function(op, element, 2), fold_signature(element, 2), "sm_80")
     check_accesses(ptx, 2)
     for arch in ARCHS:
-        assert assemble(ptx, arch).startswith(b"\x7fELF")
+        assert assemble(ptx, arch).startswith(b"\x7fELF"), arch
 
 
 @pytest.mark.slow
@@ -145,7 +147,7 @@ def test_numba_does_not_spill(dtype, op):
         fold_function(op, element, MOST_NUMBA_INPUTS), fold_signature(element, MOST_NUMBA_INPUTS), "sm_80"
     )
     for arch in ARCHS:
-        assert [taken for taken in taken_by(assemble(ptx, arch)).values() if taken.stack_nbytes] == []
+        assert [taken for taken in taken_by(assemble(ptx, arch)).values() if taken.stack_nbytes] == [], arch
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -80,7 +80,7 @@ def test_streams_of_every_library():
         SimpleNamespace(handle=SimpleNamespace(value=1234)),
         SimpleNamespace(__cuda_stream__=lambda: (0, 1234)),
     ):
-        assert stream_address(stream) == 1234
+        assert stream_address(stream) == 1234, stream
     with pytest.raises(InputError, match="stream: got str, expected a CUDA stream"):
         stream_address("fast")
 

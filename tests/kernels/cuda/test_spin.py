@@ -130,7 +130,7 @@ def test_spin_kernels_compile(arch):
     require_compilers()
     ptx, code = compile_for(cuda_delay.SOURCE, arch, cuda_delay.OPTIONS)
     for name in ("spin_globaltimer", "spin_clock64", "stamp", "spin_until", "measure_clock64", "measure_tick"):
-        assert f".entry {name}(" in ptx
+        assert f".entry {name}(" in ptx, name
     # The timer is read in a loop, not once before it.
     assert ptx.count("%globaltimer") >= 2 * 3
     assert code.startswith(b"\x7fELF")

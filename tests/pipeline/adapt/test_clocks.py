@@ -32,8 +32,8 @@ def test_offsets_are_as_near_as_the_error_says(off_s, root, monkeypatch):
     results = lanterne.spawn(3, job)
     assert [found is None for found in results] == [rank != root for rank in range(3)]
     for rank, (offset_s, error_s) in enumerate(zip(*results[root], strict=True)):
-        assert abs(offset_s - (off_s[root] - off_s[rank])) <= error_s + 1e-9
-        assert (error_s > 0) == (rank != root)
+        assert abs(offset_s - (off_s[root] - off_s[rank])) <= error_s + 1e-9, (rank, offset_s, error_s)
+        assert (error_s > 0) == (rank != root), (rank, offset_s, error_s)
 
 
 def test_threads_share_a_clock():

@@ -23,7 +23,7 @@ def test_text_and_value_are_one(suspect, text, ends):
     assert Suspect(text) == suspect and {suspect: 1} == {Suspect(text): 1}
     assert json.loads(json.dumps({suspect: [suspect]})) == {text: [text]}
     for other in (copy.deepcopy(suspect), pickle.loads(pickle.dumps(suspect))):
-        assert (other, other.ends) == (suspect, ends)
+        assert (other, other.ends) == (suspect, ends), other
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_hosts_of_tensor_parallel_ranks_may_issue_in_another_order():
             ).slow_ms
             for each in (0.0, 1.0)
         ]
-        assert (found[0] != found[1]) == differs
+        assert (found[0] != found[1]) == differs, (run, differs)
 
 
 def without(key):

@@ -89,7 +89,7 @@ def test_stages_of_one_rank_hand_over_on_the_device(runtimes):
 def test_the_adapter_has_its_durations_from_events(on_device):
     """The stand-in computes where the stage is called: between two events that take some microseconds themselves."""
     for profile in on_device[0][2][1:]:
-        assert all((profile.durations_s[kind] > 0).all() for kind in "FBW")
+        assert all((profile.durations_s[kind] > 0).all() for kind in "FBW"), profile
 
 
 def test_durations_are_asked_of_the_device(runtimes):
@@ -217,7 +217,7 @@ def test_the_first_chunk_is_sent_while_the_second_is_copied(runtimes):
 def test_a_neighbour_reads_a_message_once_all_of_it_has_landed(runtimes):
     def hold(plane, receive, gates):
         for gate in gates:
-            assert not receive.test()
+            assert not receive.test(), gate
             gate.set()
 
     got, message = exchange(runtimes, hold, {})

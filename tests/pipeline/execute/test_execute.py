@@ -38,7 +38,7 @@ def train(comm, checked, queue=1, ready_first_s=None):
         execute(checked, stages, comm, *batch(iteration), plane=plane, ready_first_s=ready_first_s)
         losses.append([loss for stage in stages.values() for _, loss in sorted(stage.losses.items())])
         for stage in stages.values():
-            assert stage.nbytes_held == 0
+            assert stage.nbytes_held == 0, (iteration, stage)
             stage.step()
     return losses, {number: stage.parameters for number, stage in stages.items()}
 
@@ -88,8 +88,8 @@ def test_a_rank_that_is_late_does_something_else_meanwhile():
 
     for measured, actions in zip(lanterne.spawn(2, job), checked.plan.ranks, strict=True):
         order = np.argsort(measured.start_s)
-        assert (measured.start_s[order][1:] >= measured.end_s[order][:-1]).all()
-        assert measured.actions == actions and not np.isnan(measured.end_s).any()
+        assert (measured.start_s[order][1:] >= measured.end_s[order][:-1]).all(), (measured, actions)
+        assert measured.actions == actions and not np.isnan(measured.end_s).any(), (measured, actions)
 
 
 @pytest.mark.parametrize("queue", [0, 3])
@@ -112,11 +112,11 @@ def test_the_measured_timeline_keeps_the_dependencies(scheduler):
     assert [m.actions for m in measured] == list(checked.plan.ranks)
     for column, (i, start) in enumerate(zip(ids.tolist(), start_s, strict=True)):
         if table.slot[i] != table.always:
-            assert start >= sent_s[table.slot[i]]
-        assert end_s[column] >= start
+            assert start >= sent_s[table.slot[i]], (column, i, start)
+        assert end_s[column] >= start, (column, i, start)
     for m in measured:
-        assert (m.start_s[1:] >= m.end_s[:-1]).all()
-        assert m.end_s[-1] - m.start_s[0] >= unit_s * 3 * (1 + 2 + 1) * 0.99
+        assert (m.start_s[1:] >= m.end_s[:-1]).all(), m
+        assert m.end_s[-1] - m.start_s[0] >= unit_s * 3 * (1 + 2 + 1) * 0.99, m
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -160,7 +160,7 @@ def test_a_stage_that_raises_is_named_on_every_rank(kind):
 
     words = {"forward": "F1.0", "backward_input": "B1.0", "backward_weight": "W1.0", "begin": "begin"}
     for error in failures(3, job):
-        assert f"pipeline rank 1, {words[kind]}: ZeroDivisionError: division by zero" in str(error)
+        assert f"pipeline rank 1, {words[kind]}: ZeroDivisionError: division by zero" in str(error), error
 
 
 def test_a_rank_that_leaves_is_named():

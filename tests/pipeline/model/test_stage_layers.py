@@ -156,7 +156,7 @@ def bytes_of_one(name, stages):
         dy = stage.backward_input(0, dy)
         after_b.append(stage.nbytes_held)
         stage.backward_weight(0)
-        assert stage.nbytes_held == 0
+        assert stage.nbytes_held == 0, stage
         stage.gradients[...] = 0
     return after_f, after_b[::-1]
 

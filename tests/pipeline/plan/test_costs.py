@@ -41,10 +41,10 @@ def test_slots_are_the_dependencies_on_other_stages(name):
     for action in all_actions(placement):
         slot = table.slot[ident(action)]
         needed = [need for need in dependencies(action, placement) if need.stage != action.stage]
-        assert (table.initial[slot] < 0) == bool(needed)
+        assert (table.initial[slot] < 0) == bool(needed), action
         filled_by = {other for other in all_actions(placement) if needed and table.target[ident(other)] == slot}
         wholes = [whole for whole, pieces in FUSED.items() if needed and needed[0].kind in pieces]
-        assert filled_by == {*needed, *(needed[0]._replace(kind=whole) for whole in wholes)}
+        assert filled_by == {*needed, *(needed[0]._replace(kind=whole) for whole in wholes)}, action
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -54,18 +54,18 @@ def test_costs_are_those_of_the_rank_divided_over_its_stages(name):
     for action in all_actions(placement):
         i = table.id(KINDS.index(action.kind), action.stage, action.microbatch)
         rank, share = placement.stage_to_rank[action.stage], placement.shares()[action.stage]
-        assert table.duration[i] == PROBLEM.durations[action.kind][rank] / share
+        assert table.duration[i] == PROBLEM.durations[action.kind][rank] / share, action
         taken = {"F": (6, 0), "B": (0, 3), "W": (0, 3), "BW": (0, 6)}[action.kind]
-        assert (table.alloc[i] * share, table.free[i] * share) == pytest.approx(taken)
+        assert (table.alloc[i] * share, table.free[i] * share) == pytest.approx(taken), action
         step = +1 if action.kind == "F" else -1
         to = placement.step(action.stage, step) if action.kind != "W" else None
         if to is None or placement.stage_to_rank[to] == rank:
-            assert (table.latency[i], table.occupancy[i], table.link[i]) == (0, 0, -1)
+            assert (table.latency[i], table.occupancy[i], table.link[i]) == (0, 0, -1), action
         else:
             dst = placement.stage_to_rank[to]
-            assert table.latency[i] == PROBLEM.latency(rank, dst)
-            assert table.occupancy[i] == PROBLEM.occupancy(rank, dst, 8 if action.kind == "F" else 4)
-            assert (table.link[i] >= 0) == (table.occupancy[i] > 0)
+            assert table.latency[i] == PROBLEM.latency(rank, dst), action
+            assert table.occupancy[i] == PROBLEM.occupancy(rank, dst, 8 if action.kind == "F" else 4), action
+            assert (table.link[i] >= 0) == (table.occupancy[i] > 0), action
     assert table.all_gather.sum() == (36 if name != "bidirectional" else 72)
 
 

@@ -27,10 +27,10 @@ def test_every_microbatch_passes_each_rank_and_steps_are_undone(name, ranks):
     placement = PLACEMENTS[name](ranks)
     for microbatch in range(4):
         route = [stage for stage in range(placement.num_stages) if microbatch in placement.microbatches_of(stage, 4)]
-        assert {placement.stage_to_rank[stage] for stage in route} == set(range(ranks))
-        assert placement.step(route[0], -1) is None and placement.step(route[-1], +1) is None
+        assert {placement.stage_to_rank[stage] for stage in route} == set(range(ranks)), microbatch
+        assert placement.step(route[0], -1) is None and placement.step(route[-1], +1) is None, microbatch
         for stage in route[:-1]:
-            assert placement.step(placement.step(stage, +1), -1) == stage
+            assert placement.step(placement.step(stage, +1), -1) == stage, (microbatch, stage)
     assert sum(len(placement.stages_of(rank)) for rank in range(ranks)) == placement.num_stages
 
 

@@ -22,7 +22,7 @@ def test_a_line_for_each_rank_with_every_action(scheduler):
         read = [re.fullmatch(r"(\d+)([A-Z])(\d+)", word).groups() for word in line.split(",")]
         assert [(ours[kind], int(stage), int(microbatch)) for stage, kind, microbatch in read] == [
             (action.kind, action.stage, action.microbatch) for action in actions
-        ]
+        ], (line, actions)
 
 
 def test_pieces_are_refused():

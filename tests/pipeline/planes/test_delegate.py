@@ -149,13 +149,13 @@ def test_a_rail_that_works_again_is_used_again(silently):
             turn()
             for index, rail in enumerate(RAILS):
                 if comm.rank == 0:
-                    assert cut(plane.delegates.pids, rail, silently=silently) == 1
+                    assert cut(plane.delegates.pids, rail, silently=silently) == 1, (index, rail)
                 # A rail that is used no more is not missed before it is asked for.
                 for _ in range(3):
                     turn()
                 while index == 0 and not plane.delegates.returned:
                     plane.delegates.progress()
-                    assert time.monotonic() < deadline_s
+                    assert time.monotonic() < deadline_s, (index, rail)
                 comm.barrier()
             return turns, [rail for _, _, rail, _ in plane.delegates.returned][:1]
 
@@ -181,7 +181,7 @@ def test_messages_come_once_in_order_over_rails_that_die():
                 cuts.append(cut(plane.delegates.pids, rails[len(cuts)]))
         for index, receive in enumerate(receives):
             got = receive.wait()
-            assert (got[::4096] == index).all() and (got[1::4096] == 100 * peer + index).all()
+            assert (got[::4096] == index).all() and (got[1::4096] == 100 * peer + index).all(), (index, receive)
             plane.release(got)
         plane.finish()
         plane.close()
@@ -207,9 +207,11 @@ def test_a_message_is_read_where_it_was_written_and_stays_until_it_is_released()
                 else:
                     got = [receive.wait() for receive in [plane.receive(shape, dtype, 0) for _ in range(count)]]
                     time.sleep(0.05)
-                    assert [set(buffer) for buffer in got] == [{10 * iteration + index} for index in range(count)]
+                    assert [set(buffer) for buffer in got] == [{10 * iteration + index} for index in range(count)], (
+                        iteration
+                    )
                     theirs = np.frombuffer(plane.delegates.arenas[0], np.uint8)
-                    assert all(np.shares_memory(buffer, theirs) for buffer in got)
+                    assert all(np.shares_memory(buffer, theirs) for buffer in got), iteration
                     seen |= {buffer.ctypes.data for buffer in got}
                     for index in (1, 2, 0):
                         plane.release(got[index])

@@ -55,7 +55,7 @@ def timed(name, scheduler, links=LINKS, change=None, iterations=1):
 
     results = lanterne.spawn(2, job)
     for (mine, _), (other, _) in zip(*results, strict=True):
-        assert all(np.array_equal(mine[name], other[name], equal_nan=True) for name in mine)
+        assert all(np.array_equal(mine[name], other[name], equal_nan=True) for name in mine), (mine, other)
     return checked, results[0]
 
 
@@ -74,7 +74,7 @@ def test_no_message_comes_early(set_near, name, near, scheduler):
         left = measured.end[sender[receiver]]
         if (name, scheduler) == ("paired", "1f1b") and receiver not in measured.plan.offsets:
             left = max(left, measured.end[receiver - 1])
-        assert measured.start[receiver] >= left + 8 - 1e-6
+        assert measured.start[receiver] >= left + 8 - 1e-6, receiver
 
 
 @pytest.mark.timing

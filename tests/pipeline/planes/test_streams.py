@@ -71,10 +71,10 @@ def test_messages_follow_what_made_them_and_come_before_what_reads_them():
             for value in range(5):
                 buffer = plane.lend((3,), BYTE, peer)
                 runtime.default.put(lambda buffer=buffer, value=value: buffer.fill(10 * comm.rank + value))
-                assert plane.send(buffer, peer) is False
+                assert plane.send(buffer, peer) is False, value
                 used.add(id(buffer))
             for receive in receives:
-                assert receive.test()
+                assert receive.test(), receive
                 x = receive.wait()
                 runtime.default.put(lambda x=x: seen.append(np.array(x)))
                 plane.release(x)
@@ -155,7 +155,7 @@ def test_links_take_their_time_on_the_streams():
             times_s = [spins.now_s]
             for receive in receives:
                 receive.wait()
-                assert runtime.record(runtime.default).wait(20)
+                assert runtime.record(runtime.default).wait(20), receive
                 times_s.append(spins.now_s)
             plane.finish()
             return times_s
@@ -197,7 +197,7 @@ def test_a_link_that_is_healed_takes_no_time():
                 else:
                     plane.receive((20,), BYTE, 0).wait()
                 plane.finish()
-                assert device.runtime.record(device.runtime.default).wait(20)
+                assert device.runtime.record(device.runtime.default).wait(20), link
                 found.append(spins.now_s)
         return found
 
@@ -245,7 +245,7 @@ def test_no_message_of_a_plan_comes_early(scheduler, link):
     crossing = [at for at in np.flatnonzero(sender >= 0).tolist() if rank_of[at] != rank_of[sender[at]]]
     assert len(crossing) >= 2 * 2 * 4
     for receiver in crossing:
-        assert start[receiver] >= end[sender[receiver]] + 8e-3
+        assert start[receiver] >= end[sender[receiver]] + 8e-3, receiver
 
 
 def test_training_goes_from_device_to_device(monkeypatch):

@@ -44,7 +44,7 @@ def four_stages(microbatches, delay, memory=None):
 @pytest.mark.parametrize(("delay", "makespan"), [(0, 390), (10, 400), (20, 440), (30, 500)])
 def test_the_order_planned_for_no_delay(delay, makespan):
     for plan in (frozen(four_stages(12, 0), (7, 5, 3, 1)), adaptra(four_stages(12, 0), warmups=(7, 5, 3, 1))):
-        assert simulate(plan, four_stages(12, delay)).makespan == makespan
+        assert simulate(plan, four_stages(12, delay)).makespan == makespan, plan
 
 
 def test_planned_again_for_the_delay():
@@ -70,7 +70,7 @@ def test_theorem_1_says_where_figure_8_bends(slack):
     assert tolerances(four_stages(30, 0), warmups) == ((slack - 1) * 10,) * 3
     for delay, makespan in zip(range(0, 70, 10), FIGURE_8[slack], strict=True):
         absorbed = delay <= (slack - 1) * 10
-        assert (makespan == 930 + delay) == absorbed
+        assert (makespan == 930 + delay) == absorbed, (delay, makespan)
 
 
 def test_equation_1_with_unequal_durations():

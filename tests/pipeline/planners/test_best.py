@@ -329,7 +329,7 @@ def test_the_readable_loops_do_what_the_compiled_ones_do():
     for loops in (compiled, readable):
         words = np.full((HARD.stages, word_length(letters)), NONE, np.int64)
         rule = rules([np.full(HARD.stages, 6)], 1)[0]
-        assert loops.list_words(letters, rank_stages(table.placement, letters), rule, words)
+        assert loops.list_words(letters, rank_stages(table.placement, letters), rule, words), loops
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             better, span, steps = loops.anneal(words, letters, 0.0, 60, 20.0, 1.0, 0.0, 3)
@@ -359,7 +359,7 @@ def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
     monkeypatch.setattr("lanterne.pipeline.planners.loops.subprocess.Popen", start)
     for expected in (1, 1):
         compile_in_background()
-        assert len(started) == expected
+        assert len(started) == expected, expected
     os.close(started[0])
     compile_in_background()
     assert len(started) == 2

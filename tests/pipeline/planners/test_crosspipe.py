@@ -71,7 +71,7 @@ def test_the_scheduler_sees_the_times_that_the_simulator_finds(placement):
         for i in range(start + 1, stop):
             idle_from = timeline.end[i - 1]
             if timeline.start[i] > idle_from + 1e-9:
-                assert timeline.arrival[i] == pytest.approx(timeline.start[i])
+                assert timeline.arrival[i] == pytest.approx(timeline.start[i]), (rank, start, i)
 
 
 def test_a_narrow_link_is_priced():

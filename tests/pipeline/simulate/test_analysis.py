@@ -56,7 +56,9 @@ def test_data_parallel_reductions_shorten_the_slack_of_their_stage(data):
     for _, action, start, end in timeline.data_parallel:
         if action.kind != "AG":
             on_stage = timeline.plan.columns[1] == action.stage
-            assert (timeline.end + found)[on_stage].max() <= timeline.makespan - (end - start) + 1e-9
+            assert (timeline.end + found)[on_stage].max() <= timeline.makespan - (end - start) + 1e-9, (
+                action, start, end
+            )
 
 
 @settings(max_examples=50, deadline=None)
@@ -69,7 +71,7 @@ def test_the_critical_path_has_no_slack_and_no_gap(data):
     gathers = [end for _, action, _, end in timeline.data_parallel if action.kind == "AG"]
     assert first == 0 or any(first == pytest.approx(end) for end in gathers)
     for a, b in zip(path[:-1], path[1:], strict=True):
-        assert timeline.end[a] <= timeline.start[b] + 1e-9
+        assert timeline.end[a] <= timeline.start[b] + 1e-9, (a, b)
 
 
 @pytest.mark.parametrize("scheduler", ["1f1b", "zb_h1", "zb_v"])
@@ -79,8 +81,10 @@ def test_senders_are_what_the_actions_need(scheduler):
     actions = [action for rank in made.ranks for action in rank]
     for i, j in enumerate(senders(simulate(made, problem)).tolist()):
         if j >= 0:
-            assert actions[j].microbatch == actions[i].microbatch and abs(actions[j].stage - actions[i].stage) == 1
-            assert actions[j].kind[0] == actions[i].kind[0]
+            assert actions[j].microbatch == actions[i].microbatch and abs(actions[j].stage - actions[i].stage) == 1, (
+                i, j
+            )
+            assert actions[j].kind[0] == actions[i].kind[0], (i, j)
 
 
 def test_bubbles_are_idle_time_over_the_whole():
@@ -96,9 +100,9 @@ def test_memory_over_time_peaks_where_the_check_says_and_ends_empty(data):
     made = data.draw(plans(problem, PLACEMENTS[data.draw(placements)](problem.stages)))
     peaks = check(made, problem).peak_memory
     for (times, levels), peak in zip(memory_profile(simulate(made, problem)), peaks, strict=True):
-        assert (np.diff(times) >= 0).all()
-        assert levels.max(initial=0.0) <= peak + 1e-9
-        assert len(levels) == 0 or levels[-1] == pytest.approx(0, abs=1e-9)
+        assert (np.diff(times) >= 0).all(), (times, levels, peak)
+        assert levels.max(initial=0.0) <= peak + 1e-9, (times, levels, peak)
+        assert len(levels) == 0 or levels[-1] == pytest.approx(0, abs=1e-9), (times, levels, peak)
 
 
 def test_memory_of_1f1b_over_time():

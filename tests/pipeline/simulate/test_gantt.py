@@ -33,7 +33,7 @@ def test_the_heading_gives_makespan_and_bubbles(tmp_path, monkeypatch):
     text = (tmp_path / "plan.svg").read_text()
     assert f"zb_h1: makespan {timeline.makespan:g} ms, bubble rate" in text
     for words in ("rank 2", "time (ms)", "forward", "weight gradient", "reduce-scatter", "critical path"):
-        assert words in text
+        assert words in text, words
     # Every microbatch number of every action is there.
     assert len(re.findall(r">\s*3\s*</text>", text)) == 9
 
@@ -52,7 +52,9 @@ def test_a_trace_has_every_action_message_and_level():
     words = [str(action) for rank in timeline.plan.ranks for action in rank]
     for word, start, end, rank in zip(words, timeline.start, timeline.end, timeline.plan.rank_of, strict=True):
         event = spans[word]
-        assert (event["ts"], event["ts"] + event["dur"], event["pid"]) == (start * 1000, end * 1000, rank)
+        assert (event["ts"], event["ts"] + event["dur"], event["pid"]) == (start * 1000, end * 1000, rank), (
+            word, start, end, rank
+        )
     begins = {event["id"]: event for event in document["traceEvents"] if event["ph"] == "s"}
     ends = {event["id"]: event for event in document["traceEvents"] if event["ph"] == "f"}
     assert len(begins) == len(ends) == 2 * 4 * 2

@@ -87,7 +87,7 @@ def test_whatever_lasts_longer_it_ends_and_keeps_memory_and_the_order_of_message
     for rank in range(placement.num_ranks):
         for peer in range(placement.num_ranks):
             to = [i for i in sends if made.rank_of[i] == rank and _receiver(made, table, i) == peer and rank != peer]
-            assert [i for i in order[rank] if i in set(to)] == to
+            assert [i for i in order[rank] if i in set(to)] == to, (rank, peer)
 
 
 def _receiver(made, table, column):

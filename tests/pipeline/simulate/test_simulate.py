@@ -210,8 +210,8 @@ def test_messages_of_a_shared_link_never_overlap(data):
         at = np.flatnonzero((table.link[made.ids] == link) & ~np.isnan(timeline.sent))
         at = at[np.argsort(timeline.sent[at])]
         ends = timeline.sent[at] + table.occupancy[made.ids[at]]
-        assert (timeline.sent[at][1:] >= ends[:-1] - 1e-9).all()
-        assert (timeline.sent[at] >= timeline.end[at] - 1e-9).all()
+        assert (timeline.sent[at][1:] >= ends[:-1] - 1e-9).all(), link
+        assert (timeline.sent[at] >= timeline.end[at] - 1e-9).all(), link
 
 
 @settings(max_examples=40, deadline=None)

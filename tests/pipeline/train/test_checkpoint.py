@@ -52,7 +52,7 @@ def test_killed_at_any_time_a_whole_one_is_there(tmp_path):
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         found = load(path, {})
-        assert (found.parameters == found.iteration).all() and (found.square == found.iteration).all()
+        assert (found.parameters == found.iteration).all() and (found.square == found.iteration).all(), trial
     save(path, state(), {})
     assert os.listdir(tmp_path) == ["x"]
 

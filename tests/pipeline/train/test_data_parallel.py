@@ -47,7 +47,9 @@ def test_gradients_are_the_mean_by_shares(shares, sharded):
     expected.step()
     for _, parameters, kept in results:
         np.testing.assert_allclose(parameters, expected.parameters, rtol=1e-12)
-        assert kept == (-(-len(expected.parameters) // len(shares)) if sharded else len(expected.parameters))
+        assert kept == (-(-len(expected.parameters) // len(shares)) if sharded else len(expected.parameters)), (
+            parameters, kept
+        )
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all_reduce", "zero1"])
@@ -72,8 +74,8 @@ def test_a_stage_is_reduced_once_its_last_weights_are_done_while_others_go_on(sh
     for actions, started in lanterne.spawn(4, job):
         for stage, left in started.items():
             mine = [index for index, action in enumerate(actions) if action.stage == stage]
-            assert len(actions) - left - 1 == mine[-1]
-        assert len(started) == 2 and sorted(started.values())[0] == 0 < sorted(started.values())[1]
+            assert len(actions) - left - 1 == mine[-1], (actions, started, stage, left)
+        assert len(started) == 2 and sorted(started.values())[0] == 0 < sorted(started.values())[1], (actions, started)
 
 
 @pytest.mark.timing
@@ -95,5 +97,5 @@ def test_copies_do_not_wait_for_a_late_one():
     usual, _ = lanterne.spawn(4, job, False)[0]
     for losses, arrivals in lanterne.spawn(4, job, True):
         np.testing.assert_allclose(losses, usual, rtol=1e-5)
-        assert (arrivals.calls, arrivals.begun_early) == (3, 3)
-        assert arrivals.late_rank(share=0.9, delay_s=0.05) == 2
+        assert (arrivals.calls, arrivals.begun_early) == (3, 3), (losses, arrivals)
+        assert arrivals.late_rank(share=0.9, delay_s=0.05) == 2, (losses, arrivals)

@@ -116,9 +116,9 @@ def test_losses_are_those_of_a_job_where_nobody_fell(alone, size, places, falls,
         for number, values in losses.items():
             np.testing.assert_allclose(values, alone[number], rtol=1e-9)
         (change,) = changes
-        assert change.ranks == size - 1 and change.source == "memory"
-        assert change.repeated <= options.get("every", 1)
-        assert 4 - options.get("every", 1) <= change.iteration <= 5
+        assert change.ranks == size - 1 and change.source == "memory", (losses, changes)
+        assert change.repeated <= options.get("every", 1), (losses, changes)
+        assert 4 - options.get("every", 1) <= change.iteration <= 5, (losses, changes)
     # The losses of an iteration in which all but the dead one had stepped may be heard of by nobody.
     assert heard >= {*range(ITERATIONS)} - {4}
 
@@ -127,7 +127,7 @@ def test_two_die_one_after_the_other(alone):
     found = run_with_deaths(4, 2, {3: (2, "execute"), 1: (5, "step")}, copies=1)
     assert sorted(found) == [0, 2]
     for losses, changes in found.values():
-        assert [change.ranks for change in changes] == [3, 2]
+        assert [change.ranks for change in changes] == [3, 2], (losses, changes)
         np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
 
 
@@ -141,7 +141,9 @@ def test_what_only_the_dead_one_had_comes_from_the_checkpoint_or_is_named(alone)
     saved = lanterne.spawn(1, at, 3)[0]
     found = run_with_deaths(3, 3, {1: (5, "execute")}, checkpoint=lambda: saved)
     for losses, changes in found.values():
-        assert [(change.iteration, change.repeated, change.source) for change in changes] == [(3, 2, "checkpoint")]
+        assert [(change.iteration, change.repeated, change.source) for change in changes] == [(3, 2, "checkpoint")], (
+            losses, changes
+        )
         np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
 
     errors = []
@@ -165,7 +167,7 @@ def test_what_only_the_dead_one_had_comes_from_the_checkpoint_or_is_named(alone)
 def test_a_death_in_the_first_iteration_starts_again(alone):
     found = run_with_deaths(3, 3, {2: (0, "execute")})
     for losses, changes in found.values():
-        assert changes[0].iteration == 0 and changes[0].source in ("start", "memory")
+        assert changes[0].iteration == 0 and changes[0].source in ("start", "memory"), (losses, changes)
         np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
 
 

@@ -22,7 +22,7 @@ def test_what_is_not_given_follows(arguments, shape):
     _, places, parts = shape
     for rank in range(arguments[0]):
         copy, place, part = layout.where(rank)
-        assert layout.ranks[copy][place][part] == rank == (copy * places + place) * parts + part
+        assert layout.ranks[copy][place][part] == rank == (copy * places + place) * parts + part, rank
 
 
 @pytest.mark.parametrize(

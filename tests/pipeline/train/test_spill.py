@@ -58,7 +58,7 @@ def train(comm, checked, model, caps=None, make_store=HostStore, plane_name="unb
         for iteration in range(ITERATIONS):
             execute(checked, stages, comm, *batch(model, iteration), plane=plane, after=after)
             losses += [loss for stage in stages.values() for _, loss in sorted(stage.losses.items())]
-            assert not any(stage.in_flight for stage in raw.values())
+            assert not any(stage.in_flight for stage in raw.values()), iteration
             for stage in stages.values():
                 stage.step()
     assert store.used_nbytes == 0 or make_store is not HostStore
@@ -84,9 +84,9 @@ def test_twice_the_cap(model, scheduler, p, plane):
     caps = [peak // 2 for _, _, peak, _ in free]
     capped = lanterne.spawn(p, lambda comm: train(comm, checked, model, caps, plane_name=plane))
     for (losses, weights, _, _), (own_losses, own_weights, peak, spill), cap in zip(free, capped, caps, strict=True):
-        assert peak == spill.peak_nbytes <= cap
-        assert spill.spilled_nbytes > 0
-        assert losses == own_losses
+        assert peak == spill.peak_nbytes <= cap, (losses, weights, own_losses, own_weights, peak, spill, cap)
+        assert spill.spilled_nbytes > 0, (losses, weights, own_losses, own_weights, peak, spill, cap)
+        assert losses == own_losses, (losses, weights, own_losses, own_weights, peak, spill, cap)
         for one, other in zip(weights, own_weights, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -95,7 +95,7 @@ def test_without_need_nothing_is_spilled():
     checked = checked_plan("gpipe", 2)
     caps = [peak for _, _, peak, _ in lanterne.spawn(2, train, checked, MLP)]
     for _, _, peak, spill in lanterne.spawn(2, train, checked, MLP, caps):
-        assert (peak, spill.spilled_nbytes) == (caps.pop(0), 0)
+        assert (peak, spill.spilled_nbytes) == (caps.pop(0), 0), (peak, spill)
 
 
 def test_what_is_needed_last_goes_first():

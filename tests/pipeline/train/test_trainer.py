@@ -53,7 +53,7 @@ def same(results, one_process, rtol=1e-10):
         np.testing.assert_allclose(losses, one_process[0], rtol=rtol)
         np.testing.assert_allclose(state.parameters, one_process[1].parameters, rtol=1e-7, atol=1e-10)
         np.testing.assert_allclose(state.mean, one_process[1].mean, rtol=1e-6, atol=1e-12)
-        assert (state.iteration, state.steps) == (ITERATIONS, ITERATIONS)
+        assert (state.iteration, state.steps) == (ITERATIONS, ITERATIONS), (losses, state)
 
 
 FIGURE = {np.float32: 1e-5, np.float64: 1e-10}
@@ -226,7 +226,9 @@ def test_microbatches_that_go_both_ways(places, microbatches, sharded, one_proce
 def test_an_odd_number_of_ranks_cannot_go_both_ways():
     planned = plans(Problem(3, TOTAL, 2, 2, 1), "crosspipe", placement="bidirectional")
     for word in failure(3, lambda comm: trainer(comm, planned)):
-        assert "plans: got a bidirectional placement of 3 ranks, expected microbatches that go one way, or" in word
+        assert "plans: got a bidirectional placement of 3 ranks, expected microbatches that go one way, or" in word, (
+            word
+        )
 
 
 def test_a_stage_that_raises_ends_every_copy():
@@ -238,7 +240,7 @@ def test_a_stage_that_raises_ends_every_copy():
         training.iteration()
 
     for word in failure(4, job):
-        assert "pipeline rank 1, W1.0: ZeroDivisionError: division by zero" in word
+        assert "pipeline rank 1, W1.0: ZeroDivisionError: division by zero" in word, word
 
 
 def any_training(random, world_size):

@@ -68,7 +68,7 @@ def test_least_mean_cost_of_the_past(policy, past_s):
     mine = next(weighed_cost_s(policy, o, window_s, past_s) for o in policy.options if o.choice == choice)
     for option in policy.options:
         for other_s in (critical_delay_s(policy, option), WINDOWS.least_window * policy.normal_s):
-            assert mine <= weighed_cost_s(policy, option, other_s, past_s) + 1e-9
+            assert mine <= weighed_cost_s(policy, option, other_s, past_s) + 1e-9, (option, other_s)
 
 
 @pytest.mark.parametrize(

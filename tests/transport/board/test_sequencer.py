@@ -121,18 +121,18 @@ class Group:
     def check_end(self):
         """Nothing can happen any more."""
         for rank in range(self.n):
-            assert self.state[rank] == "dead" or (self.state[rank] == "out" and self.call[rank] == self.calls), "stuck"
+            assert self.state[rank] == "dead" or (self.state[rank] == "out" and self.call[rank] == self.calls), rank
         alive = [rank for rank in range(self.n) if self.state[rank] != "dead"]
         assert len({tuple(self.unasked[rank]) for rank in alive}) <= 1, "some asked, some did not"
         for number in range(1, self.calls + 1):
             ends = {r for taken in self.taken for r in taken if r.number == number and r.verdict != WITHOUT}
             starts = {r for taken in self.taken for r in taken if r.number == number and r.verdict == WITHOUT}
-            assert len(ends) <= 1, "two ranks were told differently"
-            assert len(starts) <= 1
+            assert len(ends) <= 1, f"call {number}: two ranks were told differently"
+            assert len(starts) <= 1, number
             for end in ends:
-                assert not starts or end.verdict in (JOIN, ABORT)
-                assert all(start.choice == end.choice for start in starts)
-                assert end.verdict != JOIN or end.choice
+                assert not starts or end.verdict in (JOIN, ABORT), (number, end)
+                assert all(start.choice == end.choice for start in starts), (number, end)
+                assert end.verdict != JOIN or end.choice, (number, end)
 
 
 def late_ranks(record):
@@ -308,9 +308,9 @@ def test_window_learns_from_delays():
         together(sequencer, number, [0, 2], 10.0 * number)
         windows_s.append(sequencer.deadline_s() - 10.0 * number)
         ((rank, record), _) = sequencer.expire(10.0 * number + 1)
-        assert (rank, record.verdict, record.rank, record.choice) == (0, WITHOUT, 1, "late_join/4")
+        assert (rank, record.verdict, record.rank, record.choice) == (0, WITHOUT, 1, "late_join/4"), number
         told = together(sequencer, number, [1], 10.0 * number + 2)
-        assert {record for _, record in told} == {board.Record(number, JOIN, 1, 2.0, choice="late_join/4")}
+        assert {record for _, record in told} == {board.Record(number, JOIN, 1, 2.0, choice="late_join/4")}, number
     assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
 
 
@@ -327,7 +327,7 @@ def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one(late_s
         together(sequencer, number, [0, 1], 1.0 * number, SHORT)
         told = together(sequencer, number, [2], 1.0 * number + delay_s, SHORT)
         (record,) = {record for _, record in told}
-        assert record.verdict == NORMAL
+        assert record.verdict == NORMAL, turn
         freed.append(record.free)
     assert freed == [0, *[board.POLICY.free_calls] * 4, after, after]
 
@@ -363,8 +363,8 @@ def test_reports_make_delays_although_clocks_drift(drift):
 
 def test_reports_of_ranks_that_disagree_are_bounded():
     sequencer = Sequencer(2)
-    for _ in range(1000):
-        assert sequencer.report(0, 0.0, [(0.0, "")] * 64, 0.0) == []
+    for report in range(1000):
+        assert sequencer.report(0, 0.0, [(0.0, "")] * 64, 0.0) == [], report
     assert len(sequencer._reports[0]) <= board.POLICY.max_reports
 
 

@@ -76,7 +76,7 @@ def test_torchrun_variables_and_a_death_that_of_the_stores_starter_too(mark, alo
         output, errors = process.communicate(timeout=PATIENCE_S)
         if rank != victim:
             assert output == f"rank {rank} sees: rank {victim} failed: its connection ended without goodbye\n", errors
-            assert process.returncode == SURVIVORS
+            assert process.returncode == SURVIVORS, (rank, process)
     assert_none_left(mark)
 
 

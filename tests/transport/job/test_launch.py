@@ -218,7 +218,7 @@ def test_output_passes_through_unmangled(mark):
     script = "import os, sys; os.environ['RANK'] == '0' and sys.stdout.write('ä│\\t' * 30000 + '\\n')"
     for launcher in ("mpi", "direct"):
         code, output, errors = finish(start(mark, launcher, 2, sys.executable, "-X", "utf8", "-c", script), mark)
-        assert (code, output, errors) == (0, "ä│\t" * 30000 + "\n", "")
+        assert (code, output, errors) == (0, "ä│\t" * 30000 + "\n", ""), launcher
 
 
 @pytest.mark.parametrize("world_size", [0, -1, MAX_WORLD_SIZE + 1, 100000, 2.0, "2", True])

@@ -82,7 +82,7 @@ def test_everybody_with_everybody_many_times():
             ops += [Recv(transport.register(into[peer]), 0, 5000, peer) for peer in peers]
             transport.post(tuple(ops)).wait()
             for peer in peers:
-                assert (into[peer].values == peer + turn).all()
+                assert (into[peer].values == peer + turn).all(), (turn, peer)
 
     assert Job(4).run(program) == [None] * 4
 
@@ -418,15 +418,15 @@ def test_versions_must_agree():
     job = Job(2)
     job.libraries[1] = HostNccl(version=22005)
     for error in job.run(lambda transport: None):
-        assert isinstance(error, Unavailable)
-        assert str(error) == "nccl: got versions 2.20.5, 2.32.3, expected one on all"
+        assert isinstance(error, Unavailable), error
+        assert str(error) == "nccl: got versions 2.20.5, 2.32.3, expected one on all", error
 
 
 def test_two_ranks_on_one_device(monkeypatch):
     monkeypatch.delenv(SHARED_GPU_VARIABLE, raising=False)
     for error in Job(3, devices=[0, 1, 1]).run(lambda transport: None):
-        assert isinstance(error, Unavailable)
-        assert "ranks 1 and 2 share device 0000:01:00.0" in str(error) and SHARED_GPU_VARIABLE in str(error)
+        assert isinstance(error, Unavailable), error
+        assert "ranks 1 and 2 share device 0000:01:00.0" in str(error) and SHARED_GPU_VARIABLE in str(error), error
     monkeypatch.setenv(SHARED_GPU_VARIABLE, "1")
     assert Job(3, devices=[0, 1, 1]).run(lambda transport: exchange(transport, 100)) == [None] * 3
     with pytest.raises(Unavailable, match=r"from version 2.30 on, and this is 2.18.5; .* NCCL_HOSTID of its own"):

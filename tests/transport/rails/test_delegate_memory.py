@@ -30,10 +30,10 @@ def test_notes_come_in_order(puts):
             giver.put(put, -put, 2**62, -(2**62), 7)
             put += 1
         elif taken < put:
-            assert taker.take() == (taken, -taken, 2**62, -(2**62), 7)
+            assert taker.take() == (taken, -taken, 2**62, -(2**62), 7), is_put
             taken += 1
         else:
-            assert taker.take() is None
+            assert taker.take() is None, is_put
 
 
 @given(st.lists(st.integers(0, 2), max_size=40))
@@ -49,9 +49,9 @@ def test_what_a_full_ring_has_no_room_for_comes_later_and_in_order(steps):
             giver.flush()
             for _ in range(NUM_NOTES // 3):
                 if (note := taker.take()) is not None:
-                    assert note[0] == taken
+                    assert note[0] == taken, step
                     taken += 1
-        assert len(giver.backlog) <= max(0, put - NUM_NOTES)
+        assert len(giver.backlog) <= max(0, put - NUM_NOTES), step
     while (note := taker.take()) is not None or giver.backlog:
         giver.flush()
         if note is not None:
@@ -101,18 +101,18 @@ def test_no_note_is_missed_between_two_threads():
 def test_allocations_do_not_overlap_and_are_used_again(sizes, align, random):
     arena = Arena(400 * PAGE, "room", align)
     memory, held = np.frombuffer(arena.view, np.uint8), {}
-    for _ in range(2):
+    for turn in range(2):
         for index, nbytes in enumerate(sizes):
             held[index] = arena.allocate(nbytes)
-            assert held[index] % align == 0
+            assert held[index] % align == 0, (index, nbytes)
             memory[held[index] : held[index] + nbytes] = index
         for index, nbytes in enumerate(sizes):
-            assert (memory[held[index] : held[index] + nbytes] == index).all()
-        assert arena.used_nbytes >= sum(sizes)
+            assert (memory[held[index] : held[index] + nbytes] == index).all(), (index, nbytes)
+        assert arena.used_nbytes >= sum(sizes), turn
         end = max(held[index] + nbytes for index, nbytes in enumerate(sizes))
         for index in random.sample(range(len(sizes)), len(sizes)):
             arena.free(held[index], sizes[index])
-        assert arena.used_nbytes == 0
+        assert arena.used_nbytes == 0, turn
     assert end <= sum(-(-max(1, nbytes) // align) * align for nbytes in sizes)
     arena.close()
 

@@ -52,9 +52,9 @@ class Rails:
             if down := self.rails[rail][0]:
                 number, message = down.popleft()
                 place = self.incoming.place(number)
-                assert (self.incoming.complete(number) is None) == (place is None)
+                assert (self.incoming.complete(number) is None) == (place is None), rail
                 if place is not None:
-                    assert place == f"place {number}"
+                    assert place == f"place {number}", rail
                     self.delivered.append(message)
                 self.tell()
                 return

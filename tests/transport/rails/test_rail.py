@@ -59,7 +59,7 @@ def test_frames_come_whole_and_in_order(frames, sealed):
         taker.read(on_frame)
     assert got == [(kind, number) for number, (kind, _, _) in enumerate(frames)]
     for number, place in places.items():
-        assert bytes(place) == bytes([number + 1 if frames[number][2] else 0]) * frames[number][1]
+        assert bytes(place) == bytes([number + 1 if frames[number][2] else 0]) * frames[number][1], (number, place)
     giver.close()
     with pytest.raises(EOFError, match="it was closed"):
         taker.read(on_frame)
@@ -119,8 +119,8 @@ def test_a_payload_leaves_as_it_lands(steps, num_after, sealed):
         while place.count(b"x") < here[0]:
             giver.flush()
             taker.read(on_frame)
-        assert place == payload
-        assert not got or here[0] == total
+        assert place == payload, step
+        assert not got or here[0] == total, step
     while not giver.idle or len(got) <= num_after:
         giver.flush()
         taker.read(on_frame)
@@ -179,9 +179,9 @@ def test_between_hosts_rails_are_sealed_unless_the_network_is_trusted(monkeypatc
         for rank in ranks:
             rank.join(40)
         (one, mine), (other, theirs) = found[0], found[1]
-        assert (mine is not None) == (theirs is not None) == (seals and trusted == "0")
+        assert (mine is not None) == (theirs is not None) == (seals and trusted == "0"), (trusted, seals)
         if mine:
-            assert mine.out.of_frame(b"x") == theirs.into.of_frame(b"x") != mine.into.of_frame(b"x")
+            assert mine.out.of_frame(b"x") == theirs.into.of_frame(b"x") != mine.into.of_frame(b"x"), (trusted, seals)
         for sock in (*listeners, one, other):
             sock.close()
 
@@ -235,7 +235,7 @@ def test_strangers_keep_nobody_from_joining(how):
     }
     for rank, peer in ((0, 1), (1, 2), (2, 0)):
         found[rank][peer, 0].sock.sendall(b"%d" % rank)
-        assert found[peer][rank, 0].sock.recv(1) == b"%d" % rank
+        assert found[peer][rank, 0].sock.recv(1) == b"%d" % rank, (rank, peer)
     for sock in (*opened, *listeners, *(proven.sock for met in found.values() for proven in met.values())):
         sock.close()
 

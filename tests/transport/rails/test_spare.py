@@ -207,7 +207,7 @@ def test_without_a_rail_left_the_error_is_told():
         return stream(transport)
 
     for result in World(2, rails=RAILS[:1], cls=dying("reset", 50)).run(alone):
-        assert isinstance(result, TransportError)
+        assert isinstance(result, TransportError), result
 
 
 def test_a_send_that_has_no_path_left_says_why():
@@ -261,4 +261,4 @@ def test_a_rank_that_reads_nothing_for_long_is_not_taken_for_a_lost_host(monkeyp
 @pytest.mark.parametrize("rails", [(), ("memory",), ("127.0.0.2", "127.0.0.2"), ("192.0.2.1",)])
 def test_rails_that_cannot_be(rails):
     for result in World(2, rails=rails).run(stream):
-        assert isinstance(result, InputError)
+        assert isinstance(result, InputError), result

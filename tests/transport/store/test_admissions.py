@@ -56,8 +56,8 @@ def test_every_order_of_what_may_happen(count):
         if taken:
             (epoch, size, *newcomers), (number, terms, ranks) = told[0][1], world.answers[taken[0]]
             its_size, its_rank, *its_newcomers = unpack_ranks(ranks)
-            assert (number, its_size, its_newcomers) == (epoch, size, newcomers) and newcomers == [its_rank]
-            assert terms == TERMS.pack() and (epoch, size, its_rank) == (1, 3, 1) and told[0][0] == [0, 2]
+            assert (number, its_size, its_newcomers) == (epoch, size, newcomers) and newcomers == [its_rank], order
+            assert terms == TERMS.pack() and (epoch, size, its_rank) == (1, 3, 1) and told[0][0] == [0, 2], order
         if {"0", "2"} == at.keys() or ("0" in at and dead):
             heard = world.answers.keys() | world.refusals.keys()  # refused: dead to the others by then
             assert "rank 0" in heard, f"{order}: somebody waits in vain"
@@ -237,7 +237,7 @@ def test_when_nobody_lives_all_that_can_begin_anew_together_and_not_before(ended
         assert {rank: own[:3] for rank, own in world.entered.items()} == {
             rank: (1, len(ranks), at) for at, rank in enumerate(ranks)
         }, order
-        assert all(sorted(own[3]) == list(range(len(ranks))) for own in world.entered.values())
+        assert all(sorted(own[3]) == list(range(len(ranks))) for own in world.entered.values()), order
 
 
 def test_a_spare_comes_in_with_them_but_spares_alone_are_no_job():
@@ -316,7 +316,7 @@ def test_the_end_of_a_spare_is_that_of_the_rank_for_which_it_stands():
     assert ("next 0", Kind.DIED_NOTICE, [1, b"killed too"]) in world.notices
     world.answers.clear()
     for number in (0, 2):
-        assert not [each for each in world.notices if each[1] == Kind.FINISHED_NOTICE]
+        assert not [each for each in world.notices if each[1] == Kind.FINISHED_NOTICE], number
         world.ask(guards[number], Kind.ENDED, number, 0, b"exited")
     assert len([each for each in world.notices if each[1] == Kind.FINISHED_NOTICE]) == 4
 
@@ -341,7 +341,7 @@ def test_what_is_refused():
     for number, fields in enumerate([(-3, -1, TERMS.pack()), (1 << 17, -1, TERMS.pack()), (1, -1, b"not terms")]):
         client = world.client(f"bad {number}")
         world.ask(client, Kind.APPLY, *fields, 1000)
-        assert client.name in world.refusals
+        assert client.name in world.refusals, (number, fields)
     again = world.apply("a", 1)
     world.ask(again, Kind.APPLY, 1, -1, TERMS.pack(), 1000)
     assert world.refusals["a"] == "got a second rank from one client"

@@ -81,9 +81,9 @@ def test_every_order_of_what_may_happen(count):
         if living <= came and living:
             assert living <= set(world.answers), f"{order}: somebody waits although all have come"
         if world.answers:
-            assert world.told == [(RANKS, tuple(sorted(answers[0])))]
+            assert world.told == [(RANKS, tuple(sorted(answers[0])))], order
         else:
-            assert not world.told
+            assert not world.told, order
 
 
 def test_whoever_asks_again_gets_the_same_answer():

@@ -53,7 +53,7 @@ def answered(key, *ranks):
 def test_nobody_has_died_all_go_on(order):
     world = Returned()
     for rank in order:
-        assert not world.answers
+        assert not world.answers, rank
         world.come_back(rank)
         world.meet(rank)
     assert [world.met(rank) for rank in range(3)] == [[(0, b"0"), (1, b"1"), (2, b"2")]] * 3
@@ -77,14 +77,16 @@ def test_who_does_not_come_back_is_dead_and_nobody_goes_on_without_it_before(ord
         elif int(what[-1]) in world.members.epoch.living:
             world.meet(int(what[-1]))
         if count < len(order):
-            assert not world.answers or 0 not in world.members.epoch.living or 1 not in world.members.epoch.living
+            assert not world.answers or 0 not in world.members.epoch.living or 1 not in world.members.epoch.living, (
+                count, what
+            )
     late = [rank for rank in (0, 1) if order.index(f"back {rank}") > order.index("over")]
     living = [rank for rank in (0, 1) if rank not in late]
     assert world.members.epoch.living == living
     assert all(world.met(rank) == [(each, b"%d" % each) for each in living] for rank in living), order
     why = b"it has not come to the store that took over, in 10 s"
     for rank in late:  # It learns that the others have gone on.
-        assert (f"rank {rank}", Kind.DIED_NOTICE, [rank, why]) in world.notices
+        assert (f"rank {rank}", Kind.DIED_NOTICE, [rank, why]) in world.notices, rank
 
 
 @pytest.mark.parametrize("knows", [(0,), (1,), (0, 1)], ids=str)
@@ -129,7 +131,7 @@ def test_an_epoch_that_had_begun_for_one_begins_for_all(order, knows):
             world.meet(rank, BEGIN_KEY)
     assert (world.members.epoch.number, world.members.epoch.places) == (2, (0, 1, 5))
     for rank in set(range(3)) - set(knows):
-        assert len(world.met(rank)) == 3
+        assert len(world.met(rank)) == 3, rank
 
 
 def test_an_epoch_for_which_one_was_not_ready_is_none_and_those_before_go_on():

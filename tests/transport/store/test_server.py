@@ -280,7 +280,7 @@ def test_a_scan_and_half_open_connections_while_a_job_runs(store, groups):
     assert_serves(store)
     # The oldest made room for the newer ones, and the rest must prove themselves or go.
     for sock in (*idle, slow):
-        assert hung_up_on(sock, b"")
+        assert hung_up_on(sock, b""), sock
         sock.close()
 
 
@@ -334,7 +334,7 @@ def test_exchange_gives_every_rank_all_payloads_by_rank(groups):
     ranks = groups(5)
     for name in ("a", "a", "b"):
         calls = [groups.pool.submit(rank.exchange, name, bytes([rank.rank]) * rank.rank) for rank in reversed(ranks)]
-        assert all(call.result(30) == [bytes([rank]) * rank for rank in range(5)] for call in calls)
+        assert all(call.result(30) == [bytes([rank]) * rank for rank in range(5)] for call in calls), name
     assert all(rank.hosts == (rank.host,) * 5 for rank in ranks)
 
 
@@ -358,9 +358,9 @@ def test_a_lost_connection_is_a_death_and_told_to_all(groups):
     with pytest.raises(PeerFailed, match="rank 3 failed: its connection ended without goodbye"):
         waiting.result(30)
     for rank in ranks[1:3]:
-        assert wait_until(lambda rank=rank: failure_of(rank, [0, 3]) == 3)
-        assert failure_of(rank, [0, 1, 2]) is None
-        assert list(rank.failed()) == [3]
+        assert wait_until(lambda rank=rank: failure_of(rank, [0, 3]) == 3), rank
+        assert failure_of(rank, [0, 1, 2]) is None, rank
+        assert list(rank.failed()) == [3], rank
         with pytest.raises(PeerFailed, match="rank 3"):
             rank.barrier()
 

@@ -57,7 +57,7 @@ def test_no_tcp_beside_rdma():
 
 def test_little_shared_memory():
     for own in ("^posix", "^tcp,posix"):
-        assert settings(("a", "a"), 0, {"UCX_TLS": own})["TLS"] == ONE_HOST.replace("posix", "sysv")
+        assert settings(("a", "a"), 0, {"UCX_TLS": own})["TLS"] == ONE_HOST.replace("posix", "sysv"), own
     assert settings(("a", "a"), 0, {"UCX_TLS": "^tcp"})["TLS"] == ONE_HOST
     assert "TLS" not in settings(("a", "a"), 0, {"UCX_TLS": "posix,self"})
     assert "TLS" not in settings(("a", "b"), 0, {"UCX_TLS": "^posix"})

@@ -73,8 +73,8 @@ def test_jobs_are_a_function_of_kind_and_seed(kind):
     assert all(0.0 < seconds < float("inf") for seconds in job.seconds)
     assert bool(job.labels) != (kind in drawn_jobs.HEALTHY)
     for label in job.labels:
-        assert 16 < label.index < len(job.seconds)
-        assert (label.ratio > 1) == (label.kind == "onset") or label.kind in ("change", "step")
+        assert 16 < label.index < len(job.seconds), label
+        assert (label.ratio > 1) == (label.kind == "onset") or label.kind in ("change", "step"), label
 
 
 def test_scores(capsys):

@@ -23,4 +23,4 @@ def test_what_is_wrong(survivor, amid, starting):
     for moment, expected in (("training", amid), ("starting", starting)):
         found = death.wrong(moment)
         assert found == [] if expected is None else len(found) == 1 and expected in found[0], found
-        assert all(line.startswith("rank 12 killed after 0.500 s: rank 1 ") for line in found)
+        assert all(line.startswith("rank 12 killed after 0.500 s: rank 1 ") for line in found), (moment, expected)

@@ -27,7 +27,7 @@ def test_all_contenders_are_right_and_rounds_are_timed():
     records = document["results"]
     assert [(record["heap"], record["algorithm"]) for record in records] == [(h, a) for h in HEAPS for a in CONTENDERS]
     for record in records:
-        assert record["wrong"] == 0 and record["nbytes"] == 9996 and len(record["time_s"]) == 2
+        assert record["wrong"] == 0 and record["nbytes"] == 9996 and len(record["time_s"]) == 2, record
     assert records[-1]["over_mpi"] == 1.0
     assert len(document["rounds"]["ring_round_s"]) == len(document["rounds"]["sendrecv_s"]) == 10
     assert "MPI_Allreduce" in result.stderr and "a round of 8 bytes" in result.stderr

@@ -25,10 +25,10 @@ def test_delegate(tmp_path):
     assert [record["plane"] for record in results] == ["inline", "memory", "tcp"]
     assert results[0]["queues"] == 0 and all(record["queues"] >= 1 for record in results[1:])
     for record in results:
-        assert len(record["iteration_s"]) == 2 and record["wrong"] == 0
-        assert len(record["send_s"]) == len(record["send_cpu_s"]) == 2 * 3
-        assert all(time_s > 0 for time_s in record["iteration_s"])
-        assert record["plane"] in table
+        assert len(record["iteration_s"]) == 2 and record["wrong"] == 0, record
+        assert len(record["send_s"]) == len(record["send_cpu_s"]) == 2 * 3, record
+        assert all(time_s > 0 for time_s in record["iteration_s"]), record
+        assert record["plane"] in table, record
     assert results[0]["over_inline"] == 1
 
 

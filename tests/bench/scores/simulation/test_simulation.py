@@ -54,7 +54,7 @@ def test_every_world_is_drawn_and_has_its_own_calls():
     kinds = {event.kind for each in drawn for event in each.events}
     assert kinds == set(scenario.EVENTS)
     for each in drawn:
-        assert {kind for kind, _ in each.calls} <= scenario.shares_of(each.transport).keys()
+        assert {kind for kind, _ in each.calls} <= scenario.shares_of(each.transport).keys(), each
 
 
 def test_paths_die_in_these_worlds_and_messages_come_all_the_same():
@@ -94,8 +94,8 @@ def test_what_was_found(name):
     event, ranks, seed = FOUND[name]
     for step in range(max(1, event.step - 6), event.step + 6):
         found = world.run(scenario_of(replace(event, step=step), ranks=ranks, seed=seed))
-        assert not found.problems
-        assert found.seconds < 15
+        assert not found.problems, step
+        assert found.seconds < 15, step
 
 
 @pytest.mark.parametrize("event", [Event("kill", 2, 260), Event("freeze", 2, 260, 30.0)], ids=str)
@@ -176,7 +176,7 @@ def test_shrinking_leaves_what_it_takes():
 def test_a_scenario_survives_its_file(tmp_path):
     for seed in range(50):
         drawn = draw(seed)
-        assert scenario.from_json(json.loads(json.dumps(drawn.to_json())), "file") == drawn
+        assert scenario.from_json(json.loads(json.dumps(drawn.to_json())), "file") == drawn, seed
         scenario.check(drawn, "seed")
 
 

@@ -11,8 +11,8 @@ from lanterne.collectives.jobs import spawn
 
 def test_a_short_way_from_all_reduce_to_post():
     for calls, changes in spawn(2, steps):
-        assert 10 < calls <= 30
-        assert 8 < changes <= 14
+        assert 10 < calls <= 30, (calls, changes)
+        assert 8 < changes <= 14, (calls, changes)
 
 
 def contest(comm):

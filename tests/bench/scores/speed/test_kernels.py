@@ -19,9 +19,9 @@ def test_records(tmp_path, capsys):
         (dtype, nbytes) for dtype in ("float32", "bfloat16", "int8") for nbytes in (1000, 65536)
     }
     for result in document["results"]:
-        assert result["wrong"] == 0
-        assert len(result["time_s"]) == len(result["peer_time_s"]) == 2
-        assert result["ratio"] > 0
+        assert result["wrong"] == 0, result
+        assert len(result["time_s"]) == len(result["peer_time_s"]) == 2, result
+        assert result["ratio"] > 0, result
     table = capsys.readouterr().out
     assert "fold / adds" in table
     assert "#wrong" in table

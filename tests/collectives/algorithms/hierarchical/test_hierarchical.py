@@ -145,7 +145,7 @@ def test_a_nic_at_a_quarter_costs_little_more_than_its_bytes(name, late, limit):
     start = late_start(8, late, 1.1 * unit_s if late is not None else 0.0)
     flows_s = simulate_flows(schedule, nbytes, topology, start).max() - start.max()
     for found_s in (price(schedule, nbytes, topology, start).exposed_s, flows_s):
-        assert 4.0 <= found_s / unit_s <= limit
+        assert 4.0 <= found_s / unit_s <= limit, found_s
 
 
 MOVES = [("all_gather", "hier_ring"), ("reduce_scatter", "hier_ring")]

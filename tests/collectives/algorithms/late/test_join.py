@@ -25,12 +25,12 @@ def test_siteswap(world_size):
     early, q = world_size - 1, (world_size - 1).bit_length()
     for levels in level_profiles(world_size):
         holders = np.cumsum([1, *levels])
-        assert holders[-1] == early
-        assert (holders[1:] <= 2 * holders[:-1]).all()
+        assert holders[-1] == early, levels
+        assert (holders[1:] <= 2 * holders[:-1]).all(), levels
         age = arrange(levels, world_size, random.Random(1))
-        assert age[0] == 0 and age.sum() == early * (q - 1)
-        assert np.bincount(age)[1:].tolist() == levels
-        assert sorted((np.arange(early) - age) % early) == list(range(early))
+        assert age[0] == 0 and age.sum() == early * (q - 1), levels
+        assert np.bincount(age)[1:].tolist() == levels, levels
+        assert sorted((np.arange(early) - age) % early) == list(range(early)), levels
 
 
 @pytest.mark.parametrize("world_size", SOME)
@@ -39,7 +39,7 @@ def test_sources_hold_what_they_send(world_size):
     early = world_size - 1
     for role in range(1, early):
         age, source = found.age_of_role[role], found.source[role]
-        assert found.age[(source + age) % early] < age
+        assert found.age[(source + age) % early] < age, role
     assert sorted(found.source) == list(range(early))
 
 
@@ -48,8 +48,8 @@ def test_a_tail_serves_every_role_once_a_round(world_size):
     _, tail = late_join.join_template(world_size)
     assert len(tail) == (world_size - 1).bit_length() - 1
     for sources, destinations, _ in tail:
-        assert len(set(sources.tolist())) == len(sources)
-        assert sorted(destinations) == list(range(world_size - 1))
+        assert len(set(sources.tolist())) == len(sources), (sources, destinations)
+        assert sorted(destinations) == list(range(world_size - 1)), (sources, destinations)
 
 
 def test_a_hopeless_tail_is_none():
@@ -62,7 +62,7 @@ def test_a_hopeless_tail_is_none():
 def test_lower_bound_for_every_late_rank(world_size, num_chunks):
     for late_rank in range(world_size):
         schedule = check(late_join.late_join_all_reduce(world_size, late_rank, num_chunks)).schedule
-        assert rounds_of_join(schedule) == num_chunks - 1 + (world_size - 1).bit_length()
+        assert rounds_of_join(schedule) == num_chunks - 1 + (world_size - 1).bit_length(), late_rank
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_every_world_size(world_sizes):
         early = world_size - 1
         num_chunks = early + 2 if world_size % 16 == 1 or world_size < 64 else max(1, early // (4 + world_size % 7))
         schedule = check(late_join.late_join_all_reduce(world_size, world_size * 2 // 3, num_chunks)).schedule
-        assert not schedule.note
-        assert rounds_of_join(schedule) == num_chunks - 1 + (world_size - 1).bit_length()
+        assert not schedule.note, world_size
+        assert rounds_of_join(schedule) == num_chunks - 1 + (world_size - 1).bit_length(), world_size
     late_join.join_template.cache_clear()
 
 
@@ -93,7 +93,7 @@ def test_where_the_search_fails_a_chain_takes_its_place(monkeypatch):
 def test_what_is_kept_of_few_ranks_is_what_the_search_finds(world_size):
     (kept, rounds), (found, searched) = late_join.join_template(world_size), late_join.search_template(world_size)
     for part in ("age", "age_of_role", "source"):
-        assert np.array_equal(getattr(kept, part), getattr(found, part))
+        assert np.array_equal(getattr(kept, part), getattr(found, part)), part
     assert np.array_equal(np.array(rounds), np.array(searched))
 
 
