@@ -158,7 +158,7 @@ class SpareTransport(Wrapper):
                 if peer.is_ready:
                     self._put(peer, op.tag, number, copy)
                 return operation
-            peer.sends.add(operation)
+            peer.sends[operation] = None
         else:
             operation = SpareOperation(op, peer, peer.ledger.post(op.tag))
             peer.receives[op.tag, operation.number] = operation
@@ -197,7 +197,7 @@ class SpareTransport(Wrapper):
             peer.heard_s, peer.overdue_s = self.machine.now_s(), None
             self._came(peer, operation)
         else:
-            peer.sends.discard(operation)
+            peer.sends.pop(operation, None)
         return True
 
     def _came(self, peer: SparePeer, operation: SpareOperation) -> None:

@@ -34,7 +34,7 @@ class SparePeer:
         self.path = DIRECT
         self.is_ready = False
         self.receives: dict[tuple[int, int], SpareOperation] = {}
-        self.sends: set[SpareOperation] = set()
+        self.sends: dict[SpareOperation, None] = {}  # in the order in which they were given
         self.early: dict[tuple[int, int], memoryview] = {}
         self.coming: memoryview | None = None
         self.heard_s: float = 0.0

@@ -50,7 +50,7 @@ class Members:
         self._admissions = Admissions(store, self.epoch, self)
         self._guards: dict[int, Connection] = {}
         self._outside: set[int] = set()  # guards whose processes are no members, as they said when they came
-        self._watchers: set[Connection] = set()
+        self._watchers: dict[Connection, None] = {}  # in the order in which they came, as all that is told
         self._returns = False  # from another store
         self._ended: dict[int, int] = {}  # exit codes, by number
         self._fault: list[int | bytes] | None = None
@@ -180,7 +180,7 @@ class Members:
         self.epoch.tell_gone(connection)
 
     def _watch(self, connection: Connection, request_id: int) -> None:
-        self._watchers.add(connection)
+        self._watchers[connection] = None
         self._store.reply(connection, request_id)
         if self._fault is not None:
             self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
@@ -322,7 +322,7 @@ class Members:
 
     def connection_closed(self, connection: Connection) -> None:
         """The client is gone."""
-        self._watchers.discard(connection)
+        self._watchers.pop(connection, None)
         self._admissions.connection_closed(connection)
         if connection.guards is not None:
             del self._guards[connection.guards]

@@ -97,7 +97,7 @@ class Store:
         self.term = term
         self._until = until
         self._selector = machine.selector()
-        self._clients: set[Connection] = set()
+        self._clients: dict[Connection, None] = {}  # in the order in which they came
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
         self._running = True
@@ -169,7 +169,7 @@ class Store:
         """Serve who has been let in."""
         wire.configure(sock)
         connection = Connection(sock, seals)
-        self._clients.add(connection)
+        self._clients[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, lambda events: self._serve(connection, events))
 
     def _serve(self, connection: Connection, events: int) -> None:
@@ -234,7 +234,7 @@ class Store:
         connection.sock.close()
         if connection not in self._clients:
             return
-        self._clients.remove(connection)
+        del self._clients[connection]
         for handler in self.handlers:
             handler.connection_closed(connection)
         if not self._clients and self._until == "members":

@@ -6,12 +6,12 @@ So no thread of its own is needed, and a thread that is next itself goes on with
 Cost: a switch between threads some 10 us.
 """
 
-import heapq
 import random
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from heapq import heappop, heappush
 from math import inf
 from typing import TypeAlias
 
@@ -36,7 +36,7 @@ class Actor:
 
     Attributes: `threads`, the others of this process, which end with it; `steps`, how often it has given the baton
     away or could have; `stopped_s`, until when it does not run; `at_step`, what is to happen at a step of it: {step:
-    functions}; `error`, what its function raised.
+    functions}; `ready` and `until_s`, what it waits for, and how long; `error`, what its function raised.
     """
 
     def __init__(self, name: str, function: Callable[[], object], process: "Actor | None" = None) -> None:
@@ -52,6 +52,8 @@ class Actor:
         self.error: BaseException | None = None
         self.exit_functions: list[Callable[[], object]] = []
         self.wakes = 0  # Wake-ups that were set for an earlier wait do not count.
+        self.ready: Callable[[], object] | None = None
+        self.until_s = inf
         self.go = threading.Lock()
         self.go.acquire()
         self.thread = threading.Thread(target=lambda: None)
@@ -166,6 +168,20 @@ class Baton:
         if actor.is_killed:
             raise Killed
 
+    def wait(self, ready: Callable[[], object], until_s: float) -> None:
+        """Wait until `ready`, a pure function that any thread may call, says so; until `until_s` at most. Raises Killed.
+
+        As a loop around `block`, but the thread gets the baton back only when there is something for it.
+        """
+        actor = self.current
+        assert actor is not None
+        while not ready() and self.now_s < until_s:
+            actor.ready, actor.until_s = ready, until_s
+            try:
+                self.block(until_s)
+            finally:
+                actor.ready = None
+
     def step(self) -> bool:
         """The process with the baton does what others see, and what is to befall it now does: True if time has passed.
 
@@ -176,10 +192,11 @@ class Baton:
         if actor.is_killed:
             raise Killed
         actor.steps += 1
-        for event in actor.at_step.pop(actor.steps, ()):
-            event()
-        if actor.is_killed:
-            raise Killed
+        if actor.steps in actor.at_step:
+            for event in actor.at_step.pop(actor.steps):
+                event()
+            if actor.is_killed:
+                raise Killed
         stopped_s = actor.process.stopped_s
         if stopped_s > self.now_s and not self.is_over:
             actor.wakes += 1
@@ -192,9 +209,11 @@ class Baton:
 
     def wake(self, process: Actor) -> None:
         """Something has come for `process`: its threads go on soon."""
+        draw, current = self.random.random, self.current
         for actor in (process, *process.threads):
-            if not actor.has_ended and actor is not self.current:
-                self._wake_at(actor, max(self.now_s + self.random.random() * 2e-5, process.stopped_s))
+            if not actor.has_ended and actor is not current:
+                at_s = self.now_s + draw() * 2e-5
+                self._wake_at(actor, at_s if at_s > process.stopped_s else process.stopped_s)
 
     def kill(self, actor: Actor) -> None:
         """`actor` runs no more, nor do its threads."""
@@ -208,10 +227,11 @@ class Baton:
 
     def _push(self, at_s: float, event: Callable[[], object] | None, actor: Actor | None, wakes: int) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (at_s, self.random.random(), self._count, event, actor, wakes))
+        heappush(self._heap, (at_s, self.random.random(), self._count, event, actor, wakes))
 
     def _wake_at(self, actor: Actor, at_s: float) -> None:
-        self._push(at_s, None, actor, actor.wakes)
+        self._count += 1
+        heappush(self._heap, (at_s, self.random.random(), self._count, None, actor, actor.wakes))
 
     def _pass_on(self, actor: Actor | None = None) -> None:
         """Let happen what is next, until it is a process's turn; return once it is that of `actor`."""
@@ -229,7 +249,7 @@ class Baton:
         """Whose turn it is; None: nobody's, ever."""
         heap = self._heap
         while heap and not self.is_over:
-            at_s, _, _, event, actor, wakes = heapq.heappop(heap)
+            at_s, _, _, event, actor, wakes = heappop(heap)
             if at_s > self._limit_s:
                 break
             if event is not None:
@@ -241,10 +261,23 @@ class Baton:
                     self._wake_at(actor, actor.process.stopped_s)
                     continue
                 self.now_s = max(self.now_s, at_s)
+                if actor.ready is not None and self._waits_on(actor):
+                    continue
                 self.current = actor
                 return actor
         self.current = None
         return None
+
+    def _waits_on(self, actor: Actor) -> bool:
+        """Do what `wait` would, if all that `actor` would do now is to look, and to wait again."""
+        assert actor.ready is not None
+        if self.now_s >= actor.until_s or actor.is_killed or actor.steps + 1 in actor.at_step or actor.ready():
+            return False
+        actor.steps += 1
+        actor.wakes += 1
+        if actor.until_s < inf:
+            self._wake_at(actor, actor.until_s)
+        return True
 
     def _run_actor(self, actor: Actor) -> None:
         actor.go.acquire()

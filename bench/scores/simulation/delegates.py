@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lanterne.bench.scores.simulation.baton import Actor
 from lanterne.bench.scores.simulation.calls import RankOutcome
-from lanterne.bench.scores.simulation.network import SimulatedNetwork, SimulatedWakeup
+from lanterne.bench.scores.simulation.network import SimulatedNetwork, SimulatedPoller, SimulatedWakeup, changed
 from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine
 from lanterne.errors import TransportTimeout
 from lanterne.transport.machine import Wakeup
@@ -42,6 +42,7 @@ class SimulatedChannel:
         self.peer: SimulatedChannel | None = None
         self.inbox: deque[bytes] = deque()
         self.at_end = False
+        self.watchers: list[tuple[SimulatedPoller, int]] = []
         self._timeout_s: float | None = None
         self._fd = network.new_fd(self)
 
@@ -64,21 +65,27 @@ class SimulatedChannel:
         if self.peer.at_end or self.at_end:
             raise BrokenPipeError("Broken pipe")
         self.peer.inbox.append(data)
+        changed(self.peer)
         self.network.baton.wake(self.peer.owner)
 
     def recv(self, _nbytes: int) -> bytes:
         baton = self.network.baton
-        until_s = inf if self._timeout_s is None else baton.now_s + self._timeout_s
-        while not self.inbox and not self.at_end:
-            if baton.now_s >= until_s:
-                raise TimeoutError("timed out")
-            baton.block(until_s)
-        return self.inbox.popleft() if self.inbox else b""
+        baton.wait(self._has_come, inf if self._timeout_s is None else baton.now_s + self._timeout_s)
+        if not self._has_come():
+            raise TimeoutError("timed out")
+        found = self.inbox.popleft() if self.inbox else b""
+        changed(self)
+        return found
+
+    def _has_come(self) -> bool:
+        return bool(self.inbox or self.at_end)
 
     def shut(self) -> None:
-        if self.network.by_fd.pop(self._fd, None) is not None and self.peer is not None:
+        if self.fileno() in self.network.by_fd and self.peer is not None:
             self.peer.at_end = True
+            changed(self.peer)
             self.network.baton.wake(self.peer.owner)
+        self.network.forget(self.fileno())
 
     close = shut
 

@@ -31,12 +31,18 @@ PARTLY = 0.1
 # What a connection takes whole while nothing else is under way.
 SURE_NBYTES = 256
 FIRST_FD, FIRST_PORT = 10_000, 20_000
+# What a poll sees.
+POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
+FAILED_MASK = select.POLLERR | select.POLLHUP
+FAILED = POLLIN | POLLOUT | FAILED_MASK
 
 
 class Polled(Protocol):
     """What has a descriptor in this world."""
 
     owner: Actor
+    # Those that have it registered, to be told when what a poll sees of it changes.
+    watchers: "list[tuple[SimulatedPoller, int]]"
 
     @property
     def peer_name(self) -> str: ...
@@ -105,6 +111,7 @@ class SimulatedNetwork:
         here.address = there.address = listener.address
         self.opened += [here, there]
         listener.backlog.append(there)
+        changed(listener)
         baton.wake(listener.owner)
         here.settimeout(limit_s)
         return here
@@ -124,11 +131,23 @@ class SimulatedNetwork:
             for each in (end, end.peer):
                 each.fail(errno.ECONNRESET)
 
+    def forget(self, fd: int) -> None:
+        """Nothing is behind `fd` any more."""
+        sock = self.by_fd.pop(fd, None)
+        if sock is not None:
+            changed(sock)
+
     def close_all(self, owner: Actor) -> None:
         """The process `owner` has ended."""
         for sock in list(self.by_fd.values()):
             if sock.owner is owner:
                 sock.shut()
+
+
+def changed(sock: Polled) -> None:
+    """What a poll sees of `sock` may not be what it was."""
+    for poller, fd in sock.watchers:
+        poller.changed(fd)
 
 
 class SimulatedWakeup(Wakeup):
@@ -140,21 +159,24 @@ class SimulatedWakeup(Wakeup):
         self.network = network
         self.owner = network.baton.here
         self.is_set = False
+        self.watchers: list[tuple[SimulatedPoller, int]] = []
         super().__init__(network.new_fd(self))
 
     def events(self) -> int:
-        return select.POLLIN if self.is_set else 0
+        return POLLIN if self.is_set else 0
 
     def set(self) -> None:
         self.network.baton.step()
         self.is_set = True
+        changed(self)
         self.network.baton.wake(self.owner)
 
     def clear(self) -> None:
         self.is_set = False
+        changed(self)
 
     def shut(self) -> None:
-        self.network.by_fd.pop(self._fd, None)
+        self.network.forget(self._fd)
 
     close = shut
 
@@ -219,6 +241,7 @@ class SimulatedSocket:
         self.error: int | None = None
         self.timeout_s: float | None = None
         self.user_timeout_s = 0.0
+        self.watchers: list[tuple[SimulatedPoller, int]] = []
         self.passage = Passage(self)
         self._fd = network.new_fd(self)
 
@@ -256,10 +279,13 @@ class SimulatedSocket:
 
     def events(self) -> int:
         if self.backlog is not None:
-            return select.POLLIN if self.backlog else 0
-        found = select.POLLIN if self.inbox or self.at_end or self.error else 0
-        found |= select.POLLOUT if self._room() > 0 or self.error else 0
-        return found | (select.POLLERR | select.POLLHUP if self.error else 0)
+            return POLLIN if self.backlog else 0
+        if self.error:
+            return FAILED
+        found, peer = POLLIN if self.inbox or self.at_end else 0, self.peer
+        assert peer is not None
+        has_room = len(peer.inbox) + peer.coming_nbytes < self.network.window_nbytes
+        return found | POLLOUT if has_room else found
 
     def _room(self) -> int:
         peer = self.peer
@@ -272,27 +298,40 @@ class SimulatedSocket:
         assert self.backlog is not None
         self._until(lambda: bool(self.backlog))
         self.baton.note("accepts")
-        return self.backlog.popleft(), self.address
+        found = self.backlog.popleft()
+        changed(self)
+        return found, self.address
 
     def recv(self, nbytes: int) -> bytes:
-        buffer = bytearray(nbytes)
-        return bytes(buffer[: self.recv_into(memoryview(buffer), nbytes)])
+        self._until(self._has_come)
+        return bytes(self._take(nbytes))
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0) -> int:
-        self._until(lambda: bool(self.inbox or self.at_end or self.error))
-        taken = min(len(self.inbox), nbytes or buffer.nbytes)
-        if not taken and self.error:
-            raise _os_error(self.error)
-        buffer[:taken] = self.inbox[:taken]
-        del self.inbox[:taken]
-        if taken:
-            self.baton.note(f"reads {taken} B of {self.peer_name}")
-            assert self.peer is not None
-            self.baton.wake(self.peer.owner)
+        self._until(self._has_come)
+        taken = self._take(nbytes or buffer.nbytes)
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    def _has_come(self) -> bool:
+        return bool(self.inbox or self.at_end or self.error)
+
+    def _take(self, nbytes: int) -> bytearray:
+        """What has come, so much at most."""
+        taken = self.inbox[:nbytes]
+        if not taken:
+            if self.error:
+                raise _os_error(self.error)
+            return taken
+        del self.inbox[: len(taken)]
+        changed(self)
+        self.baton.note(f"reads {len(taken)} B of {self.peer_name}")
+        assert self.peer is not None
+        changed(self.peer)  # It has room again.
+        self.baton.wake(self.peer.owner)
         return taken
 
     def send(self, data: Any) -> int:
-        self._until(lambda: self._room() > 0 or self.error is not None)
+        self._until(self._takes)
         if self.error:
             raise _os_error(self.error)
         view, random = memoryview(data).cast("B"), self.baton.random
@@ -305,8 +344,12 @@ class SimulatedSocket:
         self.baton.note(f"sends {taken} B to {self.peer_name}")
         self.sent += chunk
         self.peer.coming_nbytes += taken
+        changed(self)
         self.passage.deliver(lambda: self._arrive(chunk))
         return taken
+
+    def _takes(self) -> bool:
+        return self._room() > 0 or self.error is not None
 
     def sendmsg(self, parts: Sequence[Any]) -> int:
         return self.send(b"".join(parts))
@@ -326,7 +369,7 @@ class SimulatedSocket:
         if self.is_closed:
             return
         self.is_closed = True
-        self.network.by_fd.pop(self._fd, None)
+        self.network.forget(self._fd)
         if self.backlog is not None:
             self.network.listeners.pop(self.address, None)
             for waiting in self.backlog:
@@ -352,11 +395,9 @@ class SimulatedSocket:
             return
         if self.timeout_s == 0.0:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        until_s = inf if self.timeout_s is None else self.baton.now_s + self.timeout_s
-        while not is_ready():
-            if self.baton.now_s >= until_s:
-                raise TimeoutError("timed out")
-            self.baton.block(until_s)
+        self.baton.wait(is_ready, inf if self.timeout_s is None else self.baton.now_s + self.timeout_s)
+        if not is_ready():
+            raise TimeoutError("timed out")
 
     def _arrive(self, chunk: bytes) -> None:
         peer = self.peer
@@ -365,14 +406,17 @@ class SimulatedSocket:
         if peer.is_closed:
             # The answer comes after what the other end sent before it closed.
             peer.passage.deliver(lambda: self.fail(errno.EPIPE))
+            changed(self)
             return
         peer.inbox += chunk
+        changed(peer)
         self.baton.wake(peer.owner)
 
     def _end(self, error: int | None) -> None:
         peer = self.peer
         assert peer is not None
         peer.at_end = True
+        changed(peer)
         if error:
             peer.fail(error)
         self.baton.wake(peer.owner)
@@ -381,6 +425,7 @@ class SimulatedSocket:
         """The connection has failed."""
         if not self.is_closed and self.error is None:
             self.error = error
+            changed(self)
             self.baton.wake(self.owner)
 
 
@@ -389,38 +434,76 @@ def _os_error(code: int) -> OSError:
 
 
 class SimulatedPoller:
-    """See select.poll."""
+    """See select.poll. It looks again only at what has changed since it looked.
 
-    def __init__(self, network: SimulatedNetwork) -> None:
+    Args: `part_of`, a selector that is polled itself.
+    """
+
+    def __init__(self, network: SimulatedNetwork, part_of: "SimulatedSelector | None" = None) -> None:
         self._network = network
+        self._part_of = part_of
+        # By descriptor, in the order in which they were registered.
         self._masks: dict[int, int] = {}
+        self._order: dict[int, int] = {}
+        self._count = 0
+        self._dirty: set[int] = set()
+        # What the last look found, by descriptor, and as it was told.
+        self._ready: dict[int, int] = {}
+        self._found: list[tuple[int, int]] = []
 
-    def register(self, fd: Any, eventmask: int = select.POLLIN) -> None:
-        self._masks[_fd_of(fd)] = eventmask
+    def register(self, fd: Any, eventmask: int = POLLIN) -> None:
+        number = _fd_of(fd)
+        if number not in self._masks:
+            self._count += 1
+            self._order[number] = self._count
+            sock = self._network.by_fd.get(number)
+            if sock is not None:
+                sock.watchers.append((self, number))
+        self._masks[number] = eventmask
+        self.changed(number)
 
     modify = register
 
     def unregister(self, fd: Any) -> None:
-        del self._masks[_fd_of(fd)]
+        number = _fd_of(fd)
+        del self._masks[number]
+        sock = self._network.by_fd.get(number)
+        if sock is not None:
+            sock.watchers.remove((self, number))
+        self.changed(number)
+
+    def changed(self, fd: int) -> None:
+        """The next look may find something else of `fd`."""
+        self._dirty.add(fd)
+        if self._part_of is not None:
+            changed(self._part_of)
 
     def look(self) -> list[tuple[int, int]]:
         """What there is now."""
-        by_fd, found = self._network.by_fd, []
-        for fd, mask in self._masks.items():
-            sock = by_fd.get(fd)
-            if sock is None:
-                found.append((fd, select.POLLNVAL))
-            elif events := sock.events() & (mask | select.POLLERR | select.POLLHUP):
-                found.append((fd, events))
-        return found
+        if self._dirty:
+            by_fd, masks, ready = self._network.by_fd, self._masks, self._ready
+            for fd in self._dirty:
+                events = 0
+                if fd in masks:
+                    sock = by_fd.get(fd)
+                    events = select.POLLNVAL if sock is None else sock.events() & (masks[fd] | FAILED_MASK)
+                if events:
+                    ready[fd] = events
+                elif fd in ready:
+                    del ready[fd]
+            self._dirty.clear()
+            self._found = sorted(ready.items(), key=self._position) if len(ready) > 1 else list(ready.items())
+        return self._found
+
+    def _position(self, item: tuple[int, int]) -> int:
+        return self._order[item[0]]
 
     def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
         baton = self._network.baton
         baton.step()
-        until_s = inf if timeout_ms is None or timeout_ms < 0 else baton.now_s + timeout_ms / 1e3
-        while not (found := self.look()) and baton.now_s < until_s:
-            baton.block(until_s)
-        return found
+        if timeout_ms != 0:
+            baton.wait(self.look, inf if timeout_ms is None or timeout_ms < 0 else baton.now_s + timeout_ms / 1e3)
+        return list(self.look())
 
 
 class SimulatedSelector(selectors.BaseSelector):
@@ -431,7 +514,8 @@ class SimulatedSelector(selectors.BaseSelector):
     def __init__(self, network: SimulatedNetwork) -> None:
         self.owner = network.baton.here
         self._network = network
-        self._poller = SimulatedPoller(network)
+        self.watchers: list[tuple[SimulatedPoller, int]] = []
+        self._poller = SimulatedPoller(network, self)
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._fd = -1
 
@@ -442,16 +526,16 @@ class SimulatedSelector(selectors.BaseSelector):
         return self._fd
 
     def events(self) -> int:
-        return select.POLLIN if self._poller.look() else 0
+        return POLLIN if self._poller.look() else 0
 
     def shut(self) -> None:
-        self._network.by_fd.pop(self._fd, None)
+        self._network.forget(self._fd)
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = selectors.SelectorKey(fileobj, _fd_of(fileobj), events, data)
         self._keys[key.fd] = key
         read, write = bool(events & selectors.EVENT_READ), bool(events & selectors.EVENT_WRITE)
-        self._poller.register(key.fd, select.POLLIN * read | select.POLLOUT * write)
+        self._poller.register(key.fd, POLLIN * read | POLLOUT * write)
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
@@ -464,7 +548,10 @@ class SimulatedSelector(selectors.BaseSelector):
         found = self._poller.poll(None if timeout is None else timeout * 1e3)
         masks = [(self._keys[fd], events) for fd, events in found]
         read, write = selectors.EVENT_READ, selectors.EVENT_WRITE
-        return [(key, read * bool(got & ~select.POLLOUT) | write * bool(got & select.POLLOUT)) for key, got in masks]
+        return [(key, read * bool(got & ~POLLOUT) | write * bool(got & POLLOUT)) for key, got in masks]
+
+    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._keys[_fd_of(fileobj)]
 
     def get_map(self) -> dict[Any, selectors.SelectorKey]:
         return {key.fileobj: key for key in self._keys.values()}

@@ -165,6 +165,8 @@ class SimulatedMachine(Machine):
         for each in watched:
             poller.register(each, select.POLLIN)
         found = {fd for fd, _ in poller.poll(None if limit_s is None else limit_s * 1e3)}
+        for each in watched:
+            poller.unregister(each)
         return [each for each in watched if each.fileno() in found]
 
     def listen(self, host: str, port: int = 0) -> Any:
