@@ -62,7 +62,6 @@ class Fate:
     def _befall(self, event: Event) -> None:
         baton, actor, network = self.baton, self.actors[event.rank], self.machine.network
         baton.note(f"event: {event}")
-        names = frozenset((actor.name, name_of(event.other)))
         if event.kind in ("kill", "restart"):
             self.fallen.append((baton.now_s, event.rank))
             if not self._job.has_joined(event.rank):
@@ -79,7 +78,7 @@ class Fate:
         elif event.kind in ("cut", "partition"):
             if event.kind == "partition":
                 self.fallen += [(baton.now_s, each) for each in (event.rank, event.other) if each != STORE]
-            network.cuts[names] = max(network.cuts.get(names, 0.0), baton.now_s + event.seconds)
+            network.cut(actor.name, name_of(event.other), baton.now_s + event.seconds, one_way=event.one_way)
         elif event.kind == "reset":
             carriers = self._starter.actors or self.actors
             if event.rank in carriers and event.other in carriers:

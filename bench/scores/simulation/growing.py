@@ -1,6 +1,7 @@
 """Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones and spares come.
 
-The store dies, too, in some, and another one comes at its address, which knows nothing.
+The store dies, too, in some, and another one comes at its address, which knows nothing. In some a path is cut for long,
+in both directions or one, or all paths to the host of the store.
 
 The program is the one of docs/going-on.md: after each of its steps the ranks look who waits to be taken in, after an
 error those that live go on, and whoever is new gets the state of another. A seed decides all, as in scenario.py.
@@ -46,6 +47,13 @@ EARLY = 0.35
 STORE_DEATHS = 0, 0, 0, 1, 2
 STORE_FALLS_AT, STORE_AGAIN_S = (20, 2500), (0.01, 0.6)
 MOST_PROCESSES = 14
+# What is cut for longer than TCP waits: nothing; the path between two, or from one to another, the store among them; all
+# paths between the store's host, with rank 0, and all others, or those from it. When, and for how long.
+LASTING = "", "", "pair", "one way", "host", "host one way"
+LASTING_AT_S, LASTING_S = (0.05, 5.0), (8.0, 60.0)
+STORE, STORE_HOST = "store", "rank 0"
+# Of cuts that TCP survives.
+ONE_WAY_PART = 0.4
 
 
 @dataclass
@@ -67,7 +75,7 @@ class GrowingProcess:
 @dataclass(frozen=True)
 class GrowthOutcome:
     """What came of a seed: `problems`, none if all is well; `ranks` at the start, those that were `taken_in`, `epochs`
-    that began; simulated `seconds` and `steps`."""
+    that began; simulated `seconds` and `steps`; names of the `events` that came."""
 
     seed: int
     problems: tuple[str, ...]
@@ -77,14 +85,17 @@ class GrowthOutcome:
     epochs: int
     seconds: float
     steps: int
+    events: tuple[str, ...]
     trace: tuple[tuple[float, str, str], ...] = ()
 
 
 class GrowingWorld:
-    """A job as it happens."""
+    """A job as it happens; events with names in `without` do not."""
 
-    def __init__(self, seed: int, *, traced: bool = False) -> None:
+    def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), traced: bool = False) -> None:
         self.seed = seed
+        self.without = without
+        self.events: list[str] = []
         self.rng = random.Random(f"growing {seed}")
         self.baton = Baton(seed, traced=traced)
         self.machine = SimulatedMachine(self.baton)
@@ -98,6 +109,10 @@ class GrowingWorld:
         self.store_rng = random.Random(f"the store of {seed}")
         self.store_deaths = self.store_rng.choice(STORE_DEATHS)
         self.stores = 0
+        self.cut_rng = random.Random(f"the cuts of {seed}")
+        self.lasting = self.cut_rng.choice(LASTING)
+        # Until when the store's host is cut off.
+        self._apart_until_s = 0.0
 
     def run(self) -> GrowthOutcome:
         """All of it."""
@@ -108,22 +123,24 @@ class GrowingWorld:
                 self._begin(f"rank {rank}", rank, joins=False)
             for _ in range(rng.choice((0, 0, 1, 1, 2))):
                 place = rng.choice((ANY, SPARE))
-                baton.after(rng.uniform(0, 4), partial(self._begin, f"new {len(self.processes)}", place))
+                baton.after(rng.uniform(0, 4), partial(self._come, f"new {len(self.processes)}", place))
+            if self.lasting:
+                baton.after(self.cut_rng.uniform(*LASTING_AT_S), self._cut_for_long)
             hanging = baton.run(LIMIT_S)
         self.problems += [f"hang: after {LIMIT_S:g} s: {place}" for place in hanging]
         self.problems += judge_growth(self)
         taken_in = sum(process.asked_s is not None and bool(process.groups) for process in self.processes)
         epochs = max((key[0] for process in self.processes for key, _, _ in process.groups), default=0)
         steps = sum(actor.steps for actor in baton.actors)
-        what = tuple(self.problems), baton.digest, self.ranks, taken_in, epochs, baton.now_s, steps, tuple(baton.trace)
-        return GrowthOutcome(self.seed, *what)
+        what = tuple(self.problems), baton.digest, self.ranks, taken_in, epochs, baton.now_s, steps
+        return GrowthOutcome(self.seed, *what, tuple(self.events), tuple(baton.trace))
 
     # -- the processes
 
     def _start_store(self) -> None:
         if self.baton.is_over:
             return
-        store = self.baton.start("store", partial(self._store, self.stores))
+        store = self.baton.start(STORE, partial(self._store, self.stores))
         if self.stores < self.store_deaths:
             store.at_step[self.store_rng.randint(*STORE_FALLS_AT)] = [partial(self._end_store, store)]
         self.stores += 1
@@ -132,7 +149,8 @@ class GrowingWorld:
         Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine, term=term).run()
 
     def _end_store(self, store: Actor) -> None:
-        self.baton.note("event: the store is killed")
+        if not self._happens(f"death {self.stores} of the store"):
+            return
         self.fell_s.append(self.baton.now_s)
         self.baton.kill(store)
         self.machine.network.close_all(store)
@@ -142,12 +160,25 @@ class GrowingWorld:
         returns = self.store_deaths > 0
         return StoreClient(ADDRESS, TOKEN, TIMEOUT_S, early=early, returns=returns, machine=self.machine)
 
+    def _happens(self, what: str) -> bool:
+        """Whether an event befalls this job: it is noted."""
+        if what in self.without:
+            return False
+        self.events.append(what)
+        self.baton.note(f"event: {what}")
+        return True
+
+    def _come(self, name: str, place: int) -> None:
+        if not self.baton.is_over and self._happens(f"{name} comes after {self.baton.now_s:.3f} s"):
+            self._begin(name, place)
+
     def _begin(self, name: str, place: int, *, joins: bool = True) -> None:
         if len(self.processes) == MOST_PROCESSES or self.baton.is_over:
             return
         process = GrowingProcess(name, place)
         self.processes.append(process)
         process.actor = self.baton.start(name, partial(self._live, process, joins))
+        self._keep_apart()
         for kind, likely in FALLS.items():
             first, soon, last = FALLS_AT
             step = self.rng.randint(first, soon if self.rng.random() < EARLY else last)
@@ -157,7 +188,8 @@ class GrowingWorld:
     def _befall(self, process: GrowingProcess, kind: str) -> None:
         baton, rng, actor = self.baton, self.rng, process.actor
         assert actor is not None
-        baton.note(f"event: {kind} of {process.name}")
+        if not self._happens(f"{kind} of {process.name}"):
+            return
         process.befallen = process.befallen or kind
         self.fell_s.append(baton.now_s)
         if kind == "kill":
@@ -169,11 +201,41 @@ class GrowingWorld:
             actor.stopped_s = baton.now_s + rng.uniform(*FROZEN_S)
         else:
             others = [each for each in self.processes if each is not process and each.actor is not None]
-            other = rng.choice([*others, None])
-            if other is not None:
-                other.befallen = other.befallen or kind
-            names = frozenset((actor.name, "store" if other is None else other.name))
-            self.machine.network.cuts[names] = baton.now_s + rng.uniform(*CUT_S)
+            one_way = self.cut_rng.random() < ONE_WAY_PART
+            self._cut(process, rng.choice([*others, None]), rng.uniform(*CUT_S), one_way=one_way)
+
+    def _cut(self, one: GrowingProcess, other: GrowingProcess | None, lasting_s: float, *, one_way: bool) -> None:
+        """Cut the path from a process to another, None: to the store, and, but `one_way`, back."""
+        one.befallen = one.befallen or "cut"
+        if other is not None:
+            other.befallen = other.befallen or "cut"
+        there = STORE if other is None else other.name
+        self.machine.network.cut(one.name, there, self.baton.now_s + lasting_s, one_way=one_way)
+
+    def _cut_for_long(self) -> None:
+        rng, one_way = self.cut_rng, self.lasting.endswith("one way")
+        if self.baton.is_over or not self._happens(f"lasting cut: {self.lasting}"):
+            return
+        self.fell_s.append(self.baton.now_s)
+        lasting_s = rng.uniform(*LASTING_S)
+        if self.lasting.startswith("host"):
+            self._apart_until_s = self.baton.now_s + lasting_s
+            self._keep_apart()
+        else:
+            one = rng.choice(self.processes)
+            other = rng.choice([*(each for each in self.processes if each is not one), None])
+            self._cut(one, other, lasting_s, one_way=one_way)
+
+    def _keep_apart(self) -> None:
+        """While the store's host is cut off: from all that there are now."""
+        if self._apart_until_s <= self.baton.now_s:
+            return
+        there = [STORE, *(each.name for each in self.processes if each.name.startswith(STORE_HOST))]
+        for process in self.processes:
+            process.befallen = process.befallen or "cut"
+            for name in there if process.name not in there else ():
+                one_way = self.lasting.endswith("one way")
+                self.machine.network.cut(name, process.name, self._apart_until_s, one_way=one_way)
 
     def _live(self, process: GrowingProcess, joins: bool) -> None:
         try:
@@ -301,10 +363,10 @@ def _judge_end(world: GrowingWorld, process: GrowingProcess) -> Iterator[str]:
             yield f"left out: {process.name} was not taken in: {error}"
 
 
-def run(seed: int, *, traced: bool = False) -> GrowthOutcome:
-    """What comes of a seed: the same each time."""
+def run(seed: int, *, without: frozenset[str] = frozenset(), traced: bool = False) -> GrowthOutcome:
+    """What comes of a seed, where the events with names in `without` do not come: the same each time."""
     gc.disable()
     try:
-        return GrowingWorld(seed, traced=traced).run()
+        return GrowingWorld(seed, without=without, traced=traced).run()
     finally:
         gc.enable()

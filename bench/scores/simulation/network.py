@@ -53,7 +53,8 @@ class Polled(Protocol):
 class SimulatedNetwork:
     """All sockets of a world.
 
-    Attributes: `opened`, every connected socket ever, in order; `cuts`: {pair of process names: until when}.
+    Attributes: `opened`, every connected socket ever, in order; `cuts`: {(name of who sends, of who is not reached): until
+    when}.
     """
 
     def __init__(self, baton: Baton) -> None:
@@ -61,7 +62,7 @@ class SimulatedNetwork:
         self.opened: list[SimulatedSocket] = []
         self.listeners: dict[tuple[str, int], SimulatedSocket] = {}
         self.by_fd: dict[int, Polled] = {}
-        self.cuts: dict[frozenset[str], float] = {}
+        self.cuts: dict[tuple[str, str], float] = {}
         # Of the next packet that a process sends, by its name: so much later it comes.
         self.delays: dict[str, float] = {}
         self._fds = FIRST_FD
@@ -99,7 +100,7 @@ class SimulatedNetwork:
                 baton.block(min(until_s, began_s + wait_s))
             wait_s = min(2 * wait_s, 0.2)
             listener = self.listeners.get((address[0], address[1]))
-            if listener is None or not self.is_cut(owner, listener.owner):
+            if listener is None or not (self.is_cut(owner, listener.owner) or self.is_cut(listener.owner, owner)):
                 break
             if baton.now_s >= until_s:
                 raise TimeoutError(errno.ETIMEDOUT, "timed out")
@@ -116,8 +117,13 @@ class SimulatedNetwork:
         here.settimeout(limit_s)
         return here
 
-    def is_cut(self, one: Actor, other: Actor) -> bool:
-        return self.cuts.get(frozenset((one.name, other.name)), 0.0) > self.baton.now_s
+    def is_cut(self, sender: Actor, receiver: Actor) -> bool:
+        return self.cuts.get((sender.name, receiver.name), 0.0) > self.baton.now_s
+
+    def cut(self, sender: str, receiver: str, until_s: float, *, one_way: bool = False) -> None:
+        """Nothing that the process `sender` sends reaches `receiver`, until then, nor, but `one_way`, the reverse."""
+        for pair in [(sender, receiver)] if one_way else [(sender, receiver), (receiver, sender)]:
+            self.cuts[pair] = max(self.cuts.get(pair, 0.0), until_s)
 
     def reset(self, one: Actor, other: Actor, which: float) -> None:
         """Reset one of the connections between two processes; `which`, of 1, chooses."""
@@ -192,6 +198,7 @@ class Passage:
         self._last_s = 0.0
         self._under_way: deque[Callable[[], object]] = deque()
         self.held_since_s: float | None = None
+        self._unheard_since_s: float | None = None
 
     def deliver(self, event: Callable[[], object]) -> None:
         """Let `event` happen at the other end, after all that was sent before."""
@@ -212,6 +219,8 @@ class Passage:
                 if self._under_way:
                     self._under_way.popleft()()
             self.held_since_s = None
+            if end.network.is_cut(peer.owner, end.owner):
+                self._miss()
             return
         if self.held_since_s is None:
             self.held_since_s = baton.now_s
@@ -220,6 +229,28 @@ class Passage:
                 each.fail(errno.ETIMEDOUT)
             return
         baton.after(0.05, lambda: self._pass(again=True))
+
+    def _miss(self) -> None:
+        """What was sent has come, but not to the sender that it has; its kernel gives up in the end."""
+        if self._unheard_since_s is None:
+            self._unheard_since_s = self._end.baton.now_s
+            self._hear()
+
+    def _hear(self) -> None:
+        end, peer, baton = self._end, self._end.peer, self._end.baton
+        assert peer is not None and self._unheard_since_s is not None
+        if not end.network.is_cut(peer.owner, end.owner):
+            self._unheard_since_s = None
+        elif baton.now_s > self._unheard_since_s + (end.user_timeout_s or GIVEN_UP_S):
+            end.fail(errno.ETIMEDOUT)
+        else:
+            baton.after(0.05, self._hear)
+
+    @property
+    def unsure_since_s(self) -> float | None:
+        """Since when the sender has sent the same again and again."""
+        since_s = [each for each in (self.held_since_s, self._unheard_since_s) if each is not None]
+        return min(since_s, default=None)
 
 
 class SimulatedSocket:
@@ -269,7 +300,7 @@ class SimulatedSocket:
 
     def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
         """TCP_INFO: how often the same bytes were sent again, and for how long nothing was answered."""
-        info, since_s = bytearray(nbytes), self.passage.held_since_s
+        info, since_s = bytearray(nbytes), self.passage.unsure_since_s
         if since_s is not None and (unanswered_s := self.baton.now_s - since_s) >= 0.6:
             info[RESENT_AT], info[UNACKED_AT] = 2, 1
             struct.pack_into("<I", info, ANSWERED_AT, round(1e3 * unanswered_s))

@@ -9,7 +9,9 @@ from typing import Any
 from lanterne.errors import InputError, one_of
 
 # Of what a seed stands for: one that was found with another version stands for something else now.
-VERSION = 2
+VERSION = 3
+# Of the dice: what is not named below is drawn as by the version before.
+DICE = 2
 # Communicators over tcp, over tcp with spare rails, or local; ranks with delegates; ranks that use the store only.
 TRANSPORTS = ("tcp", "spare", "local", "delegates", "store")
 DRAWN_TRANSPORTS = ("local", "tcp", "tcp", "tcp", "spare", "delegates", "store", "store")
@@ -75,6 +77,8 @@ EVENTS_OF = {
 }
 # Those between two processes, of which one may be the store; and between two ranks.
 BETWEEN, BETWEEN_RANKS = ("cut", "partition", "reset", "path"), ("reset", "path")
+# Those that may be of one direction, and how often they are.
+ONE_WAY, ONE_WAY_PART = ("cut", "partition"), 0.4
 # So often no rank joins its job at all.
 NOBODY = 0.03
 # The step of a process at which an event comes, up to this, small ones more often.
@@ -86,6 +90,7 @@ STORE = -1
 class Event:
     """`kind` of EVENTS befalls `rank` at its step `step`, for `seconds`; with `other`, a rank or STORE, where two are.
 
+    With `one_way` a path is cut from `rank` to `other` only.
     `seconds` of a reset or path says which, of 1. Over local a kill is an exception in the program of the rank, before
     its call `step`, counted around.
     """
@@ -95,9 +100,10 @@ class Event:
     step: int
     seconds: float = 0.0
     other: int = STORE
+    one_way: bool = False
 
     def __str__(self) -> str:
-        between = "" if self.kind not in BETWEEN else f" from {name_of(self.other)}"
+        between = "" if self.kind not in BETWEEN else f" {'to' if self.one_way else 'from'} {name_of(self.other)}"
         lasting = f" for {self.seconds:.3g} s" if self.seconds else ""
         return f"{self.kind} of rank {self.rank}{between} at its step {self.step}{lasting}"
 
@@ -131,7 +137,7 @@ def draw(seed: int, transport: str | None = None) -> Scenario:
     Args:
         transport: None: drawn, one in four is local.
     """
-    rng = random.Random(f"lanterne {VERSION} {seed}")
+    rng, ways = random.Random(f"lanterne {DICE} {seed}"), random.Random(f"the ways of {seed}")
     drawn = rng.choice(DRAWN_TRANSPORTS)
     transport = transport or drawn
     ranks = rng.randint(*RANKS)
@@ -150,7 +156,8 @@ def draw(seed: int, transport: str | None = None) -> Scenario:
         peers = [peer for peer in range(ranks) if peer != rank]
         other = rng.choice(peers if kind in BETWEEN_RANKS else [STORE, *peers])
         step = round((STORE_STEPS if transport == "store" else STEPS) ** rng.random())
-        events.append(Event(kind, rank, step, round(rng.uniform(*EVENTS[kind][1]), 4), other))
+        one_way = kind in ONE_WAY and ways.random() < ONE_WAY_PART
+        events.append(Event(kind, rank, step, round(rng.uniform(*EVENTS[kind][1]), 4), other, one_way))
     if transport == "store" and rng.random() < NOBODY:
         events = [Event("quit", rank, 1) for rank in range(ranks)]
     return Scenario(seed, transport, ranks, calls, tuple(events))
@@ -173,12 +180,16 @@ def from_json(document: Any, where: str) -> Scenario:
         raise InputError(f"{where}: got a seed of version {document['simulation_version']}, expected {VERSION}")
     try:
         calls = tuple((str(kind), int(count)) for kind, count in document["calls"])
-        events = tuple(Event(**event) for event in document["events"])
+        events = tuple(_event(**event) for event in document["events"])
         found = Scenario(int(document["seed"]), document["transport"], int(document["ranks"]), calls, events)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where}: got what is no scenario: {error}") from error
     check(found, where)
     return found
+
+
+def _event(kind: str, rank: int, step: int, seconds: float = 0.0, other: int = STORE, one_way: bool = False) -> Event:
+    return Event(str(kind), int(rank), int(step), float(seconds), int(other), bool(one_way))
 
 
 def check(scenario: Scenario, where: str) -> None:
@@ -198,6 +209,12 @@ def check(scenario: Scenario, where: str) -> None:
             raise InputError(f"{where}: event of {scenario.transport}: {one_of(event.kind, known)}")
         if not 0 <= event.rank < scenario.ranks or not STORE <= event.other < scenario.ranks or event.step < 1:
             raise InputError(f"{where}: got the event {event}, expected ranks of {scenario.ranks} and steps from 1")
+        if event.one_way and event.kind not in ONE_WAY:
+            raise InputError(f"{where}: got the event {event}, one way, expected one of {', '.join(ONE_WAY)}")
+        if event.kind in BETWEEN and event.other == event.rank:
+            raise InputError(f"{where}: got the event {event}, expected two processes")
+        if event.seconds < 0:
+            raise InputError(f"{where}: got the event {event}, which lasts {event.seconds:g} s, expected 0 or more")
 
 
 def read(text: str) -> Scenario:

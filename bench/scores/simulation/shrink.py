@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from lanterne.bench.scores.simulation.growing import run as run_growing
 from lanterne.bench.scores.simulation.scenario import Scenario
 from lanterne.bench.scores.simulation.world import run
 
@@ -30,6 +31,21 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
                 scenario, smaller = candidate, True
                 break
     return scenario
+
+
+def shrink_growing(seed: int, kinds: frozenset[str]) -> frozenset[str]:
+    """The names of events that a job of growing.py can miss, and break one of the invariants `kinds` all the same.
+
+    Cost: a run for each event, some times.
+    """
+    without: frozenset[str] = frozenset()
+    left = list(run_growing(seed).events)
+    while left:
+        candidate = without | {left.pop()}
+        outcome = run_growing(seed, without=candidate)
+        if not kinds.isdisjoint(map(kind_of, outcome.problems)):
+            without, left = candidate, [each for each in outcome.events if each in left]
+    return without
 
 
 def _candidates(scenario: Scenario) -> Iterator[Scenario]:

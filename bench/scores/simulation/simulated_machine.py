@@ -31,6 +31,7 @@ FORBIDDEN: tuple[tuple[Any, str], ...] = (
     *((time, name) for name in ("sleep", "monotonic", "perf_counter")),
     *((select, name) for name in ("select", "poll", "epoll")),
     *((socket, name) for name in ("create_connection", "create_server")),
+    (socket.socket, "__init__"),
     (os, "sched_yield"),
     *((THIS_MACHINE, name) for name in ("now_s", "wall_s", "sleep", "give_way")),
     *((Machine, name) for name in ("poller", "selector", "readable", "listen", "connect")),
@@ -178,6 +179,8 @@ class SimulatedMachine(Machine):
 
 def _escape(name: str) -> NoReturn:
     frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename == socket.__file__:
+        frame = frame.f_back
     raise Escaped(
         f"{threading.current_thread().name} calls {name} at {frame.f_code.co_filename}:{frame.f_lineno}, expected "
         "the machine that it was handed"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lanterne.bench.scores.simulation import services
-from lanterne.bench.scores.simulation.baton import Actor, Baton, Killed
+from lanterne.bench.scores.simulation.baton import Actor, Baton, Escaped, Killed
 from lanterne.bench.scores.simulation.calls import CALLS, MODEL, Call, RankOutcome
 from lanterne.bench.scores.simulation.delegates import Carrier, DelegateStarter
 from lanterne.bench.scores.simulation.fate import Fate
@@ -84,11 +84,18 @@ class World:
                 self._start_guards()
             for event in self.scenario.events:
                 self.fate.arm(event)
-            hanging = baton.run(LIMIT_S)
+            try:
+                hanging = baton.run(LIMIT_S)
+            except Escaped as error:  # It may still run: nothing else can be said.
+                return self._outcome([f"escaped: {error}"])
         self.problems += [f"hang: after {LIMIT_S:g} s: {place}" for place in hanging]
         self._judge()
+        return self._outcome(self.problems)
+
+    def _outcome(self, problems: list[str]) -> Outcome:
+        baton = self.baton
         steps = sum(actor.steps for actor in baton.actors)
-        return Outcome(self.scenario, tuple(self.problems), baton.digest, baton.now_s, steps, tuple(baton.trace))
+        return Outcome(self.scenario, tuple(problems), baton.digest, baton.now_s, steps, tuple(baton.trace))
 
     # -- the processes
 
@@ -258,11 +265,7 @@ PROGRAMS = {"store": World._serve, "delegates": World._carry}
 
 
 def run(scenario: Scenario, *, traced: bool = False) -> Outcome:
-    """What comes of `scenario`: the same each time.
-
-    Raises:
-        Escaped: a process goes around its world.
-    """
+    """What comes of `scenario`: the same each time."""
     # What a collection calls must not depend on what went before.
     gc.disable()
     try:

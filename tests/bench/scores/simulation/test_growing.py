@@ -3,7 +3,8 @@
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.scores.simulation.growing import run
+from lanterne.bench.scores.simulation import growing
+from lanterne.bench.scores.simulation.growing import GrowingWorld, run
 from lanterne.bench.scores.simulation.simulate import quiet
 from lanterne.collectives import growth
 from lanterne.transport.rank_group import Group
@@ -33,6 +34,45 @@ def test_the_command_tells_how_many_were_taken_in(capsys):
 def test_a_seed_replays():
     with quiet():
         assert run(4).digest == run(4).digest != run(7).digest
+
+
+# Seeds of each kind of lasting cut.
+LASTING = {
+    "pair": "a path between two is cut for long",
+    "one way": "nothing passes in one direction for long",
+    "host": "the store's host is cut off",
+    "host one way": "nothing comes from the store's host",
+}
+
+
+@pytest.mark.parametrize("kind", LASTING, ids=LASTING.values())
+def test_who_is_cut_off_for_long_ends_or_goes_on(kind):
+    seed = next(seed for seed in range(100) if GrowingWorld(seed).lasting == kind)
+    with quiet():
+        outcome = run(seed)
+        quieter = run(seed, without=frozenset(outcome.events))
+    assert outcome.problems == () and f"lasting cut: {kind}" in outcome.events
+    assert quieter.problems == () and not set(quieter.events) & set(outcome.events)
+
+
+def test_a_seed_that_fails_shrinks_to_the_events_that_it_takes(monkeypatch, capsys):
+    judge = growing.judge_growth
+
+    def judged(world):
+        yield from judge(world)
+        yield from ("wrong: on purpose" for event in world.events if event.startswith("lasting"))
+
+    monkeypatch.setattr(growing, "judge_growth", judged)
+    seed = next(seed for seed in range(100) if GrowingWorld(seed).lasting == "pair")
+    assert cli.main(["replay", str(seed), "--grow", "--shrink", "--last", "3"]) == 1
+    said = capsys.readouterr().out
+    assert "events: lasting cut: pair\nwrong: on purpose" in said and len(said.split("\n\n")[0].splitlines()) == 3
+
+
+@pytest.mark.parametrize("words", [["a.json", "--grow"], ["4", "--grow", "--out", "a.json"]])
+def test_a_seed_of_a_job_that_grows_is_a_number(words, capsys):
+    assert cli.main(["replay", *words]) == 2
+    assert "expected a number, without --out" in (error := capsys.readouterr().err) and error.count("\n") == 1
 
 
 def some_fail(seeds):

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ import pytest
 
 from lanterne.bench import cli
 from lanterne.bench.scores.simulation import calls, scenario, simulate, world
+from lanterne.bench.scores.simulation import baton as baton_module
 from lanterne.bench.scores.simulation.baton import Baton, Killed
 from lanterne.bench.scores.simulation.judge import named
 from lanterne.bench.scores.simulation.scenario import Event, Scenario, draw
@@ -106,6 +109,38 @@ def test_who_falls_is_named_by_all_others(event):
     assert all(2 in named(error) for error in errors)
 
 
+def test_a_cut_of_one_direction_holds_up_that_direction():
+    baton = Baton(3)
+    machine, heard = SimulatedMachine(baton), {}
+
+    def listen():
+        listener = machine.listen("127.0.0.1", 5)
+        sock, _ = listener.accept()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000)
+        machine.network.cut("one", "other", baton.now_s + 30.0, one_way=True)
+        sock.sendall(b"to one")
+        sock.settimeout(3.0)
+        with pytest.raises(TimeoutError):
+            sock.recv(9)
+        sock.settimeout(9.0)
+        with pytest.raises(TimeoutError, match="timed out"):
+            sock.recv(9)
+        heard["other"] = baton.now_s
+
+    def connect():
+        machine.sleep(0.1)
+        sock = machine.connect(("127.0.0.1", 5), 1.0)
+        heard["one"] = sock.recv(9)
+        sock.sendall(b"to other")
+        machine.sleep(9.0)
+        with pytest.raises(TimeoutError):
+            machine.connect(("127.0.0.1", 5), 1.0)
+
+    actors = [baton.start("other", listen), baton.start("one", connect)]
+    assert baton.run(60.0) == [] and [each.error for each in actors] == [None, None]
+    assert heard["one"] == b"to one" and 3.5 < heard["other"] < 6.0
+
+
 def test_a_wrong_element_is_seen(monkeypatch):
     make = calls.Call.every
     monkeypatch.setattr(calls.Call, "every", lambda *args: make(*args) + 1)
@@ -133,7 +168,9 @@ ESCAPES = {
     "a real sleep": lambda: time.sleep(0.01),
     "the real clock": lambda: time.monotonic(),
     "a machine that was not handed in": lambda: THIS_MACHINE.sleep(0.01),
-    "a real socket": lambda: THIS_MACHINE.connect(("127.0.0.1", 1), 1.0),
+    "a real connection": lambda: THIS_MACHINE.connect(("127.0.0.1", 1), 1.0),
+    "a real socket": lambda: socket.socket(),
+    "a pair of real sockets": lambda: socket.socketpair(),
 }
 
 
@@ -145,6 +182,13 @@ def test_an_escape_is_named_by_its_line(name):
         baton.run(1.0)
     assert __file__ in str(actor.error) and "expected the machine that it was handed" in str(actor.error)
     time.sleep(0)  # which works again
+
+
+def test_a_wait_for_what_is_not_simulated_is_named_by_its_line(monkeypatch):
+    monkeypatch.setattr(baton_module, "ESCAPED_S", 0.05)
+    monkeypatch.setitem(calls.CALLS, "barrier", lambda call: threading.Event().wait(3.0))
+    outcome = world.run(scenario_of(calls=[("barrier", 1)]))
+    assert re.fullmatch(r"escaped: rank \d keeps the baton for 0.05 s: threading.py:\d+ wait < .*", outcome.problems[0])
 
 
 def test_a_killed_process_does_nothing_more():
@@ -183,7 +227,7 @@ def test_a_scenario_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"simulation_version": 0}, "got a seed of version 0, expected 2"),
+        ({"simulation_version": 0}, "got a seed of version 0, expected 3"),
         ({"transport": "mpi"}, "transport: got 'mpi'"),
         ({"ranks": 1}, "got 1 ranks, expected 2 to 64"),
         ({"calls": [["dance", 3]]}, "call: got 'dance'"),
@@ -192,6 +236,10 @@ def test_a_scenario_survives_its_file(tmp_path):
         ({"events": [{"kind": "kill", "rank": 9, "step": 1}]}, "got the event kill of rank 9"),
         ({"events": [{"kind": "kill", "rank": 0, "step": 0}]}, "expected ranks of 5 and steps from 1"),
         ({"events": [{"kind": "kill"}]}, "got what is no scenario"),
+        ({"events": [{"kind": "kill", "rank": "two", "step": 1}]}, "got what is no scenario"),
+        ({"events": [{"kind": "cut", "rank": 2, "other": 2, "step": 1}]}, "expected two processes"),
+        ({"events": [{"kind": "stop", "rank": 2, "seconds": -1.0, "step": 1}]}, "lasts -1 s, expected 0 or more"),
+        ({"events": [{"kind": "kill", "rank": 2, "one_way": True, "step": 1}]}, "one way, expected one of cut"),
         ({"transport": "store"}, "call: got 'all_reduce ring'"),
         ({"transport": "local", "events": [{"kind": "cut", "rank": 0, "step": 1}]}, "event of local: got 'cut'"),
     ],
@@ -208,7 +256,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert cli.main(["simulate", "--seeds", "3", "--json", str(tmp_path / "runs.json")]) == 0
     assert "3 seeds, 0 fail" in capsys.readouterr().out
     document = json.loads((tmp_path / "runs.json").read_text())
-    assert [each["seed"] for each in document["results"]] == [0, 1, 2] and document["simulation_version"] == 2
+    assert [each["seed"] for each in document["results"]] == [0, 1, 2] and document["simulation_version"] == scenario.VERSION
     monkeypatch.setitem(calls.CALLS, "broadcast", lambda call: call.outcome.wrong.append("on purpose"))
     seed = next(seed for seed in range(100) if any("broadcast" in kind for kind, _ in draw(seed).calls))
     assert cli.main(["simulate", "--first", str(seed), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 1
