@@ -169,7 +169,7 @@ class Baton:
             raise Killed
 
     def wait(self, ready: Callable[[], object], until_s: float) -> None:
-        """Wait until `ready`, a pure function that any thread may call, says so; until `until_s` at most. Raises Killed.
+        """Wait until `ready`, a pure function for any thread, says so; until `until_s` at most. Raises Killed.
 
         As a loop around `block`, but the thread gets the baton back only when there is something for it.
         """

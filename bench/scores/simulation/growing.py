@@ -47,8 +47,8 @@ EARLY = 0.35
 STORE_DEATHS = 0, 0, 0, 1, 2
 STORE_FALLS_AT, STORE_AGAIN_S = (20, 2500), (0.01, 0.6)
 MOST_PROCESSES = 14
-# What is cut for longer than TCP waits: nothing; the path between two, or from one to another, the store among them; all
-# paths between the store's host, with rank 0, and all others, or those from it. When, and for how long.
+# What is cut for longer than TCP waits: nothing; the path between two, or from one to another, the store among them;
+# all paths between the store's host, with rank 0, and all others, or those from it. When, and for how long.
 LASTING = "", "", "pair", "one way", "host", "host one way"
 LASTING_AT_S, LASTING_S = (0.05, 5.0), (8.0, 60.0)
 STORE, STORE_HOST = "store", "rank 0"

@@ -53,8 +53,8 @@ class Polled(Protocol):
 class SimulatedNetwork:
     """All sockets of a world.
 
-    Attributes: `opened`, every connected socket ever, in order; `cuts`: {(name of who sends, of who is not reached): until
-    when}.
+    Attributes: `opened`, every connected socket ever, in order; `cuts`: {(name of who sends, of who is not
+    reached): until when}.
     """
 
     def __init__(self, baton: Baton) -> None:

@@ -9,8 +9,9 @@ A seed decides all: how many ranks (4 to 8), over local or tcp, their calls, wha
 of everything. Ranks are the ordinary code, one thread each, of which one runs at a time. It must hold of each seed:
 nobody waits for ever, no element is wrong, whoever fell first is named by all that can know it, nothing is sent twice,
 nothing is written after its call has returned, and nothing stays open. `lanterne replay SEED` shows one step by step.
-With --grow the seeds are others: ranks that were killed come back, spares and new ones come, stores die, paths and hosts
-are cut off, in both directions or one; and all that live must agree who they are, in which order, and on what they have computed.
+With --grow the seeds are others: ranks that were killed come back, spares and new ones come, stores die, paths and
+hosts are cut off, in both directions or one; and all that live must agree who they are, in which order, and on what
+they have computed.
 """
 
 import argparse

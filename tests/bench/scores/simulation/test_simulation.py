@@ -256,7 +256,8 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert cli.main(["simulate", "--seeds", "3", "--json", str(tmp_path / "runs.json")]) == 0
     assert "3 seeds, 0 fail" in capsys.readouterr().out
     document = json.loads((tmp_path / "runs.json").read_text())
-    assert [each["seed"] for each in document["results"]] == [0, 1, 2] and document["simulation_version"] == scenario.VERSION
+    assert [each["seed"] for each in document["results"]] == [0, 1, 2]
+    assert document["simulation_version"] == scenario.VERSION
     monkeypatch.setitem(calls.CALLS, "broadcast", lambda call: call.outcome.wrong.append("on purpose"))
     seed = next(seed for seed in range(100) if any("broadcast" in kind for kind, _ in draw(seed).calls))
     assert cli.main(["simulate", "--first", str(seed), "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 1
