@@ -29,6 +29,8 @@ _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
 FOREVER_S = 1e6
 # As transport/store/epoch.py has it.
 BEGIN = "lanterne/begin"
+# Fewer hosts decide nothing, as transport/store/heirs.py has it.
+LEAST = 3
 # So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
 ANSWERS = 16
 
@@ -74,6 +76,33 @@ class GroupPolicy:
         "chosen: a last look, after 4 s of the kernel's",
         half="0.25 s sooner",
         double="who is cut off learns it 0.5 s later",
+    )
+    # The same where stores stand by, of which one takes over as soon as most of the others follow it.
+    heirs_s: float = value(
+        2.5,
+        "chosen: five elections",
+        half="hosts that are busy are given up",
+        double="who is cut off learns it 2.5 s later",
+    )
+    # So many hosts' stores decide who lives.
+    electors: int = value(
+        7,
+        "chosen: three may be lost at once",
+        half="one host may be lost at once",
+        double="each decision takes twice as long",
+    )
+    # How long each heir of the store is tried, and how long it may take to take over.
+    heir_s: float = value(
+        0.25,
+        "chosen: many times a connection's",
+        half="busy hosts are passed over, and asked again",
+        double="two hosts lost at once cost 0.25 s more",
+    )
+    takes_over_s: float = value(
+        2.0,
+        "chosen: a few times what seven stores take",
+        half="a busy one is given up while it takes over",
+        double="one that dies meanwhile costs 2 s more",
     )
 
 
@@ -175,6 +204,36 @@ class Group:
                 f"{error}: rank {self.rank} waits for rank {names}" + (f"; {refused}" if refused else ""), absent
             ) from error
 
+    def name_heirs(self, own: str, limit_s: float | None = None) -> None:
+        """Agree which stores may take over from the job's, should it be lost. All ranks call it.
+
+        Args:
+            own: "host:port" of the one that stands by on this host, of one of its ranks; empty: of none.
+
+        Raises:
+            InputError: there are too few hosts for a majority.
+        """
+        if self.store is None:
+            return
+        host, port = self.store.address
+        own = f"{host}:{port}" if self.rank == 0 else own
+        names = [name.decode() for name in self.exchange("lanterne/heirs", own.encode(), limit_s)]
+        found = [(name, self.hosts[rank]) for rank, name in enumerate(names) if name][: POLICY.electors]
+        if len(found) < LEAST:
+            count = len(found)
+            raise InputError(
+                f"LANTERNE_WITNESS: got hosts, and {count} of them, expected {LEAST} or more: of two, neither knows "
+                "whether the other is dead or cut off; let a third machine be the witness (lanterne witness)"
+            )
+        if self.rank == 0:
+            fields: list[int | bytes] = []
+            for name, at in found:
+                fields += [name.encode(), pack_ranks(rank for rank, host in enumerate(self.hosts) if host == at)]
+            self.store.call(Kind.ELECTORS, fields, limit_s)
+        self.barrier("lanterne/electors", limit_s)
+        self.store.heirs = tuple((host, int(port)) for host, _, port in (name.rpartition(":") for name, _ in found))
+        self.store.returns = True
+
     def secret(self, purpose: bytes) -> bytes:
         """32 bytes for `purpose`, the same on every rank of this job, which nobody else can make."""
         return os.urandom(32) if self.store is None else self.store.secret(purpose)
@@ -219,10 +278,42 @@ class Group:
             StoreLost: `error`, where none will.
             TransportError: none did, or this rank does not reach it.
         """
-        returns_s = POLICY.cut_s if error.is_cut else POLICY.return_s
+        assert self.store is not None
+        cut_s = POLICY.heirs_s if self.store.heirs else POLICY.cut_s
+        returns_s = cut_s if error.is_cut else POLICY.return_s
         lost, until_s = self.store, self.machine.now_s() + min(limit_s, returns_s)
-        assert lost is not None
         self._read_notices()
+        fields, why = self._knows(), str(error)
+        while self.store is lost:
+            left_s = until_s - self.machine.now_s()
+            if not lost.returns or (left_s <= 0 and not lost.heirs):
+                raise error
+            if left_s <= 0:
+                raise self._cut_off(error, why)
+            try:
+                store = lost.successor(min(left_s, POLICY.heir_s) if lost.heirs else left_s)
+            except (StoreLost, TransportTimeout) as none:
+                if not lost.heirs:
+                    raise self._cut_off(error, str(none)) from error
+                self.machine.sleep(POLICY.look_s)
+                continue
+            try:
+                store.call(Kind.RETURN, fields, max(left_s, POLICY.takes_over_s) if lost.heirs else left_s)
+                self.store = store
+            except (StoreLost, TransportTimeout) as another:
+                store.close()
+                if not lost.heirs and not isinstance(another, StoreLost):
+                    raise
+                why = str(another)
+                self.machine.sleep(POLICY.look_s)
+            except BaseException:
+                store.close()
+                raise
+        lost.close()
+        self._look()
+
+    def _knows(self) -> list[int | bytes]:
+        """What this rank tells another store: who it is, and what it was told."""
         frames = [
             pack_frame(Kind.DIED_NOTICE, 0, [rank, why.encode()])
             if rank in self._failed
@@ -230,25 +321,11 @@ class Group:
             for rank, why in self._gone.items()
         ]
         frames += [pack_frame(Kind.REPLY, 0, [key, *answer]) for key, answer in self._answers.items()]
-        fields: list[int | bytes] = [self.epoch, self.rank, self._begun, self._roll, b"".join(frames)]
-        while self.store is lost:
-            left_s = until_s - self.machine.now_s()
-            if not lost.returns or left_s <= 0:
-                raise error
-            try:
-                store = lost.again(left_s)
-            except TransportTimeout as none:
-                text = f"rank {self.rank} is cut off from its job: {error}; {none}; whoever reaches the store goes on"
-                raise TransportError(text) from error
-            try:
-                store.call(Kind.RETURN, fields, left_s)
-                self.store = store
-            except BaseException as another:
-                store.close()
-                if not isinstance(another, StoreLost):
-                    raise
-        lost.close()
-        self._look()
+        return [self.epoch, self.rank, self._begun, self._roll, b"".join(frames)]
+
+    def _cut_off(self, error: StoreLost, why: str) -> TransportError:
+        text = f"rank {self.rank} is cut off from its job: {error}; {why}; whoever reaches the store goes on"
+        return TransportError(text)
 
     def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Group | None":
         """This rank's Group in the next epoch, with those that waited to be taken in; None: there were none.

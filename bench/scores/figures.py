@@ -418,6 +418,7 @@ FIGURES: list[Row] = [
         "./run bench rejoins --seeds 200",
     ),
     Row("going on", "partitions in the lab", "5 s", "./run test -m slow tests/bench/lab/test_partitions.py"),
+    Row("going on", "300 seeds that lose a minority of hosts", "0 violations", "lanterne simulate --part --jobs 2"),
     Row(
         "going on",
         "10,000 seeds with kills, cuts, joins",

@@ -1,6 +1,7 @@
 """The store's Members without sockets: ranks, guards and those who wait are connections that are asked and told."""
 
 from lanterne.transport.store.handler import Connection, Refusal
+from lanterne.transport.store.heirs import Heirs
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.terms import Terms
 from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
@@ -11,12 +12,12 @@ TERMS = Terms("1.0", "tcp", "a model")
 class World:
     """The store of a job of three ranks, of which rank 1 has died; or of those `ranks` that join."""
 
-    term = 0
+    term, machine = 0, None
 
     def __init__(self, died=(1,), ranks=range(3)):
         self.routes, self.timers = {}, []
         self.answers, self.refusals, self.notices = {}, {}, []
-        self.members = Members(self)
+        self.members = Members(self, Heirs(self, "", stands_by=False))
         self.members.route = None
         self.ranks = {rank: self.client(f"rank {rank}") for rank in ranks}
         for rank, client in self.ranks.items():

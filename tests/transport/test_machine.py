@@ -40,6 +40,7 @@ LOOPS = {
     ("transport/store/server.py", "run"): "serves whoever comes",
     ("transport/store/client.py", "_connect"): "each try blocks by itself",
     ("transport/rails/rail.py", "_connect_by"): "each try blocks by itself",
+    ("transport/rank_group.py", "_come_back"): "each try blocks by itself",
     ("transport/job/bootstrap.py", "_start_store"): "each try blocks by itself",
     ("transport/job/bootstrap.py", "_resolve"): "each try blocks by itself",
     ("collectives/execute/background.py", "_run"): "advances whatever calls there are",

@@ -11,7 +11,8 @@
 
 The store listens on one address only: loopback where all ranks share a host, else that of this host's name (2), or
 MASTER_ADDR (3). LANTERNE_BIND, an address or an interface, overrides both, and LANTERNE_PORT overrides MASTER_PORT.
-With LANTERNE_WITNESS, host:port, 3 and 4 start none: `lanterne witness` holds it there.
+With LANTERNE_WITNESS, host:port, 3 and 4 start none: `lanterne witness` holds it there. With LANTERNE_WITNESS=hosts one
+more stands by on each other host, to succeed it (transport/store/heirs.py).
 """
 
 import fcntl
@@ -48,8 +49,8 @@ OPEN_TOKEN = "loopback-without-a-secret"
 # How long a name may have no address yet, and the port of a job that was killed may still be taken.
 RESOLVE_S, PORT_S = 2.0, 4.0
 RETRY_S = 0.1
-# host:port of a store on a machine of its own, which outlives every host of the job.
-WITNESS = "LANTERNE_WITNESS"
+# host:port of a store on a machine of its own, which outlives every host of the job; or HOSTS: they are each other's.
+WITNESS, HOSTS = "LANTERNE_WITNESS", "hosts"
 # A spare rank waits for so long at most: ten days.
 SPARE_S = 864_000.0
 
@@ -255,11 +256,11 @@ def store_returns() -> bool:
 def _witness() -> tuple[str, int] | None:
     """Where a witness holds the job's store (bench/witness.py), host and port; None: rank 0 starts it."""
     text = os.environ.get(WITNESS)
-    if text is None:
+    if text is None or text == HOSTS:
         return None
     host, _, port = text.rpartition(":")
     if not host:
-        raise InputError(f"{WITNESS}: got {text!r}, expected host:port")
+        raise InputError(f"{WITNESS}: got {text!r}, expected host:port, or {HOSTS}")
     return host, _port(WITNESS, port)
 
 
@@ -353,10 +354,37 @@ def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, timeo
         return Group(launch.rank, launch.world_size, client, timeout_s=timeout_s)
     if "LANTERNE_PORT" in os.environ:
         port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
+    heir = _heir(launch, address, token) if os.environ.get(WITNESS) == HOSTS else None
     process = _start_store(token, bind, port) if launch.rank == 0 else None
     address = process.address if process else (host, port)
     client = StoreClient(address, token, timeout_s, early=True)
-    return Group(launch.rank, launch.world_size, client, process, timeout_s)
+    group = Group(launch.rank, launch.world_size, client, process, timeout_s)
+    own = ""
+    if heir is not None:
+        heir.listens()
+        own = "{}:{}".format(*heir.address)
+    if os.environ.get(WITNESS) == HOSTS:
+        group.name_heirs(own, timeout_s)
+    if heir is not None:
+        heir.close()  # It lives as long as the store that leads.
+    return group
+
+
+def _heir(launch: Launch, address: tuple[str, int], token: str) -> StoreProcess | None:
+    """The store of this host that stands by, in one rank of each host but rank 0's; else None."""
+    is_first = all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "SLURM_LOCALID"))
+    if launch.rank == 0 or not is_first:
+        return None
+    bind = address_of(os.environ.get("LANTERNE_BIND", "")) or _own_address(address)
+    return StoreProcess(token, bind, until="members", stands_by=True)
+
+
+def _own_address(address: tuple[str, int]) -> str:
+    """This host's, by which it reaches `address`."""
+    family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(where)  # nothing is sent
+        return str(sock.getsockname()[0])
 
 
 def _start_store(token: str, bind: str, port: int) -> StoreProcess:

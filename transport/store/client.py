@@ -22,6 +22,7 @@ from lanterne.transport.wire import Kind
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
     **{Kind.JOIN: "b", Kind.ENTER: "b", Kind.RETURN: "b", Kind.ABSENT: "i*", Kind.END: "i"},
+    **{Kind.PROMISE: "iibibib*", Kind.WRITE: "i"},
     **{Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
 
@@ -61,7 +62,8 @@ class StoreClient:
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
     over. With `returns`, whoever started it starts another one at its address should it end.
 
-    Attributes: `address`; `returns`; `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest
+    Attributes: `address`; `returns`; `heirs`, addresses of stores of which one takes over, if this one is lost;
+    `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest
     first.
 
     Raises:
@@ -83,6 +85,8 @@ class StoreClient:
         self.returns = returns
         self.machine = machine
         self.notices: deque[tuple[Kind, bytes]] = deque()
+        self.heirs: tuple[tuple[str, int], ...] = ()
+        self._turn = 0
         self._where = f"store {address[0]}:{address[1]}"
         self._inbox = bytearray()
         self._request_id = 0
@@ -123,8 +127,24 @@ class StoreClient:
 
     def again(self, timeout_s: float | None = None) -> "StoreClient":
         """Another connection to this store, or the one that has taken over from it. Raises as StoreClient."""
-        token = self._key.decode()
-        return StoreClient(self.address, token, timeout_s, returns=self.returns, machine=self.machine)
+        returns = self.returns and not self.heirs
+        found = StoreClient(self.address, self._key.decode(), timeout_s, returns=returns, machine=self.machine)
+        found.heirs, found.returns = self.heirs, self.returns
+        return found
+
+    def successor(self, timeout_s: float) -> "StoreClient":
+        """A connection to the store that may have taken over: where there are heirs, the next of those in turn.
+
+        Raises: as StoreClient.
+        """
+        if not self.heirs:
+            return self.again(timeout_s)
+        everywhere = sorted({self.address, *self.heirs})
+        self._turn += 1
+        address = everywhere[(everywhere.index(self.address) + self._turn) % len(everywhere)]
+        found = StoreClient(address, self._key.decode(), timeout_s, machine=self.machine)
+        found.heirs, found.returns = self.heirs, self.returns
+        return found
 
     def secret(self, purpose: bytes) -> bytes:
         """32 bytes for `purpose`, which all who know the job's token can make, and nobody else."""
@@ -207,6 +227,8 @@ class StoreClient:
         while frame := self._take_frame():
             if frame[0] < Kind.DIED_NOTICE:
                 return frame
+            if frame[0] == Kind.LOST_NOTICE:
+                self._lose(wire.unpack_fields(frame[2], "b")[0].decode(errors="replace"), is_cut=True)
             self.notices.append((Kind(frame[0]), frame[2]))
         return None
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.meetings import BEGIN_KEY, Meetings
-from lanterne.transport.wire import MAX_BODY_NBYTES, Kind, pack_ranks, unpack_fields
+from lanterne.transport.wire import MAX_BODY_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields
 
 
 @steers
@@ -36,6 +36,8 @@ class Job(Protocol):
     def on_gone(self, epoch: "Epoch", rank: int, reason: bytes | None) -> None: ...
     def on_met(self, epoch: "Epoch", ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
     def begin(self, epoch: "Epoch") -> None: ...
+    def decide(self, what: bytes) -> bool: ...
+    def settle(self) -> None: ...
 
 
 class Epoch:
@@ -170,7 +172,7 @@ class Epoch:
 
     def declare_dead(self, rank: int, reason: bytes) -> None:
         """From now on `rank` is dead to this job: all are told, it too if it can still hear."""
-        if rank in self._died:
+        if rank in self._died or not self.decide(Kind.DIED_NOTICE, [rank, reason]):
             return
         self._died[rank] = reason
         self._gone.append((Kind.DIED_NOTICE, [rank, reason]))
@@ -178,6 +180,10 @@ class Epoch:
         self._members.pop(rank, None)
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, reason)
+
+    def decide(self, kind: Kind, fields: Sequence[int | bytes]) -> bool:
+        """Whether what these say is so from now on, whichever store leads; else this one does no more."""
+        return self._job.decide(pack_frame(kind, self.number, fields))
 
     def process_ended(self, number: int, code: int, reason: bytes) -> None:
         """The process below guard `number` has ended."""
@@ -211,6 +217,7 @@ class Epoch:
 
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:
         """A meeting is over: who came to it, of whom."""
+        self._job.settle()
         if key == BEGIN_KEY:
             if len(survivors) == len(self.places):
                 self._job.begin(self)

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
-from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, pack_ranks, unpack_ranks
+from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, Kind, pack_ranks, unpack_ranks
 
 MAX_LIMIT_MS = 86_400_000
 # Who meet there have all that their epoch needs: from then on it is in force, if nobody is missing.
@@ -45,6 +45,7 @@ class Membership(Protocol):
     def lives(self, rank: int) -> bool: ...
     def declare_dead(self, rank: int, reason: bytes) -> None: ...
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
+    def decide(self, kind: Kind, fields: Sequence[int | bytes]) -> bool: ...
 
 
 @dataclass
@@ -126,15 +127,18 @@ class Meetings:
         told = [came[2] for came in meeting.came.values()]
         last = None if meeting.last is None else meeting.last(meeting.ranks, told)
         survivors = self._answer(key, meeting, last)
-        if last is None:
+        if last is None and survivors:
             self._members.met(key, meeting.ranks, survivors)
 
     def _answer(self, key: bytes, meeting: _Meeting, last: bytes | None) -> list[int]:
-        """The meeting is over: tell those that came, with `last` where there is something; they."""
+        """The meeting is over: tell those that came, with `last` where there is something; they. None: it is not ours
+        to say any more."""
         del self._open[key]
         survivors = [rank for rank in meeting.ranks if rank in meeting.came]
         answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
         answer += [] if last is None else [last]
+        if last is None and not self._members.decide(Kind.REPLY, [key, *answer]):
+            return []
         self._tell(key, meeting, answer)
         return survivors
 
@@ -147,7 +151,7 @@ class Meetings:
 
     def recall(self, key: bytes, answer: list[bytes]) -> None:
         """A store that was lost has answered this meeting: so it is, also for those whom it did not reach."""
-        if key not in self._answers:
+        if key not in self._answers and self._members.decide(Kind.REPLY, [key, *answer]):
             self._tell(key, self._open.pop(key, None), answer)
             came = [unpack_ranks(each[:RANK_NBYTES])[0] for each in answer]
             self._members.met(key, came, [rank for rank in came if self._members.lives(rank)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.admissions import Admissions
@@ -26,9 +27,26 @@ class MembersPolicy:
         half="ranks that compute for 6 s are dead to the others",
         double="hosts lost with the store are told 10 s later",
     )
+    # The same for ranks of hosts that did not answer the store that has taken over.
+    silent_s: float = value(
+        0.2,
+        "chosen: ranks that wait look every 2 ms",
+        half="0.1 s sooner",
+        double="a host lost with the store is told 0.2 s later",
+    )
 
 
 POLICY = MembersPolicy()
+
+
+class Decides(Protocol):
+    """What the members need of the Heirs."""
+
+    @property
+    def decided(self) -> list[tuple[int, int, bytes]]: ...
+    def decide(self, what: bytes) -> bool: ...
+    def drop_the_lost(self) -> None: ...
+    def out_of_reach(self, epoch: int) -> list[int]: ...
 
 
 class Members:
@@ -42,8 +60,9 @@ class Members:
     Attributes: `epoch`, the Epoch in force; `world_size`, that the job began with, as the first rank says.
     """
 
-    def __init__(self, store: Service) -> None:
+    def __init__(self, store: Service, heirs: Decides) -> None:
         self._store = store
+        self._heirs = heirs
         self.world_size = 0
         self.epoch: Epoch = Epoch(store, self)
         self._next: Epoch | None = None  # in force once all of its ranks have what it needs
@@ -119,6 +138,9 @@ class Members:
             raise Refusal(f"got rank {rank} of {count} in epoch {number}")
         self._check_new(connection, world_size)
         epoch = self._epoch_again(number, rest[:count], rest[count:], begun=bool(begun))
+        for kind, decided_in, body in self._heirs.decided:
+            if decided_in == number and kind != Kind.ELECTORS:
+                epoch.learn(kind, body)
         frames = bytearray(known)
         while frame := take_frame(frames):
             epoch.learn(frame[0], frame[2])
@@ -133,6 +155,7 @@ class Members:
         if not self._returns:
             self._returns = True
             self._store.after(POLICY.return_s, self._miss)
+            self._store.after(POLICY.silent_s, self._miss_hosts)
 
     def _epoch_again(self, number: int, places: Sequence[int], numbers: Sequence[int], *, begun: bool) -> Epoch:
         """The epoch `number`, as its ranks say that it is."""
@@ -162,6 +185,21 @@ class Members:
                 if not epoch.knows(rank) and (number in self._outside or not self.has_guard(number)):
                     why = f"it has not come to the store that took over, in {POLICY.return_s:g} s"
                     epoch.declare_dead(rank, why.encode())
+
+    def _miss_hosts(self) -> None:
+        """Nor have those come whose hosts did not answer when this store took over."""
+        for epoch in self._epochs:
+            for rank in self._heirs.out_of_reach(epoch.number):
+                if not epoch.knows(rank):
+                    epoch.declare_dead(rank, b"its host does not answer the store that took over")
+
+    def decide(self, what: bytes) -> bool:
+        """Whether `what` is so, whichever store leads."""
+        return self._heirs.decide(what)
+
+    def settle(self) -> None:
+        """Some go on, and others do not: so do the hosts that decide."""
+        self._heirs.drop_the_lost()
 
     @property
     def _epochs(self) -> list[Epoch]:

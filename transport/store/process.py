@@ -34,7 +34,7 @@ class StoreProcess:
     """A store of our own in another process.
 
     It ends with us if `until` is "owner", else after its last client: then our own death can still be told to the
-    others.
+    others. One that `stands_by` is another store's heir (heirs.py); whoever starts it calls `listens` later.
 
     Attributes: `address` (host, port); `term`, how often it was renewed.
 
@@ -42,13 +42,18 @@ class StoreProcess:
         Unavailable: `bind` and `port` cannot be listened on.
     """
 
-    def __init__(self, token: str, bind: str = "127.0.0.1", port: int = 0, until: str = "owner") -> None:
+    def __init__(
+        self, token: str, bind: str = "127.0.0.1", port: int = 0, until: str = "owner", *, stands_by: bool = False
+    ) -> None:
         wire.check_token(token)
         self._token = token
         self._until = until
+        self._stands_by = stands_by
         self.term: int = 0
         self.address: tuple[str, int] = bind, port
         self._start()
+        if not stands_by:
+            self.listens()
 
     def renew(self) -> None:
         """Start another at the same address, which knows nothing yet, in place of one that has ended or hangs."""
@@ -57,6 +62,7 @@ class StoreProcess:
         self.close()
         self.term += 1
         self._start()
+        self.listens()
 
     def wait(self) -> int:
         """Return how the store has ended, once it has: its exit code, -n of signal n."""
@@ -65,7 +71,7 @@ class StoreProcess:
     def _start(self) -> None:
         bind, port = self.address
         command = [*own_python(), "-m", "lanterne.transport.store.server", "--term", str(self.term)]
-        command += ["--bind", bind, "--port", str(port), "--until", self._until]
+        command += ["--bind", bind, "--port", str(port), "--until", self._until, *["--stands-by"] * self._stands_by]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -78,6 +84,10 @@ class StoreProcess:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._owns, self._says = self._process.stdin, self._process.stdout
+
+    def listens(self) -> None:
+        """Return once it does. Raises Unavailable."""
+        bind, port = self.address
         said = self._first_line()
         if not said.isdigit():
             self.close()

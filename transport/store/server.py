@@ -27,9 +27,13 @@ from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
+from lanterne.transport.store.heirs import POLICY as HEIRS
+from lanterne.transport.store.heirs import Heirs
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.values import KeyValues
 
+# What a store answers that stands by.
+STANDING_BY = wire.Kind.PROMISE, wire.Kind.WRITE, wire.Kind.OVER, wire.Kind.REFUSED
 HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Board)
 
 
@@ -82,6 +86,7 @@ class Store:
     Args:
         owner: the file descriptor whose end is that of the owner.
         term: 0, or how many stores the job has had before; who was with those comes back to this one (RETURN).
+        stands_by: another store leads; see heirs.py.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class Store:
         owner: int | None = None,
         machine: Machine = THIS_MACHINE,
         term: int = 0,
+        *,
+        stands_by: bool = False,
     ) -> None:
         self.machine = machine
         self.term = term
@@ -108,8 +115,9 @@ class Store:
             self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", self._tell_refused)
-        self.members: Members = Members(self)
-        self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
+        self.heirs: Heirs = Heirs(self, token, stands_by=stands_by)
+        self.members: Members = Members(self, self.heirs)
+        self.handlers: list[Handler] = [self.heirs, self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
             self.after(POLICY.first_client_s, self._stop_if_alone)
 
@@ -142,6 +150,7 @@ class Store:
             for key, mask in events:
                 key.data(mask)
             spin_until = self.machine.now_s() + POLICY.spin_s
+        self.heirs.close()
         self._door.close()
         for connection in self._clients:
             connection.sock.close()
@@ -201,6 +210,11 @@ class Store:
             kind, request_id, body = frame
             if kind not in self._routes:
                 return False
+            if not self.heirs.leads and kind not in STANDING_BY:
+                why = self.heirs.take_over() if kind == wire.Kind.RETURN else "it stands by"
+                if why:
+                    self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
+                    return False
             types, function = self._routes[kind]
             try:
                 fields = function(connection, request_id, *wire.unpack_fields(body, types))
@@ -210,6 +224,16 @@ class Store:
             if fields is not None:
                 self.reply(connection, request_id, fields)
         return True
+
+    def lose(self, why: str) -> None:
+        """This store leads no more: its clients learn why, and it ends."""
+        for connection in self._clients:
+            self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
+        self._running = False
+
+    def stop(self) -> None:
+        """End."""
+        self._running = False
 
     def _flush(self, connection: Connection) -> None:
         try:
@@ -240,7 +264,7 @@ class Store:
         if not self._clients and self._until == "members":
             # The job is over: another one may want the port at once. Else others may still come.
             over = connection.rank is not None and self.members.epoch.all_came
-            self.after(0.0 if over else POLICY.linger_s, self._stop_if_alone)
+            self.after(0.0 if over else POLICY.linger_s if self.heirs.leads else HEIRS.idle_s, self._stop_if_alone)
 
     def _owner_gone(self, owner: int) -> None:
         if os.read(owner, 1024):
@@ -264,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument("--until", choices=["owner", "members"], default="owner", help="whose end ends the store")
     parser.add_argument("--term", type=int, default=0, help="how many stores the job has had before")
+    parser.add_argument("--stands-by", action="store_true", help="another store leads the job; this one may succeed it")
     args = parser.parse_args(argv)
     # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -271,7 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * POLICY.max_clients, hard)), hard))
     try:
         listener = THIS_MACHINE.listen(args.bind, args.port)
-        store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, sys.stdin.fileno(), term=args.term)
+        token, owner = os.environ.get("LANTERNE_TOKEN", ""), sys.stdin.fileno()
+        store = Store(listener, token, args.until, owner, term=args.term, stands_by=args.stands_by)
     except (OSError, InputError) as error:
         print(f"error {getattr(error, 'strerror', None) or error}", flush=True)
         return 1

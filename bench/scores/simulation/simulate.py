@@ -4,6 +4,7 @@
   lanterne simulate --seeds 10000 --jobs 2 --json runs.json
   lanterne simulate --first 4711 --seeds 1 --transport tcp --out .
   lanterne simulate --grow --seeds 50
+  lanterne simulate --part --seeds 50
 
 A seed decides all: how many ranks (4 to 8), over local or tcp, their calls, what befalls whom and when, and the order
 of everything. Ranks are the ordinary code, one thread each, of which one runs at a time. It must hold of each seed:
@@ -11,7 +12,8 @@ nobody waits for ever, no element is wrong, whoever fell first is named by all t
 nothing is written after its call has returned, and nothing stays open. `lanterne replay SEED` shows one step by step.
 With --grow the seeds are others: ranks that were killed come back, spares and new ones come, stores die, paths and
 hosts are cut off, in both directions or one; and all that live must agree who they are, in which order, and on what
-they have computed.
+they have computed. With --part they are of jobs on three or more hosts, of which a minority falls or is cut off, the
+store's host too: all others go on, and nobody else does.
 """
 
 import argparse
@@ -24,12 +26,15 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.bench.scores.simulation.scenario import TRANSPORTS, VERSION, draw
 from lanterne.errors import InputError
+
+if TYPE_CHECKING:
+    from lanterne.bench.scores.simulation.growing import GrowthOutcome
 
 # Seeds that a process takes at a time.
 PORTION = 20
@@ -43,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=whole(0), default=0, metavar="SEED", help="the first of them (default 0)")
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this one (default: as the seed says)")
     parser.add_argument("--grow", action="store_true", help="jobs that take ranks in, over tcp")
+    parser.add_argument("--part", action="store_true", help="jobs on three or more hosts, of which a minority is lost")
     parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one for each core)")
     parser.add_argument("--stop", action="store_true", help="at the first portion with a seed that fails")
     parser.add_argument("--out", metavar="FOLDER", help="write a seed file of each that fails, for `lanterne replay`")
@@ -53,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the seeds, and print those that fail; the exit code."""
     if args.out and not Path(args.out).is_dir():
         raise InputError(f"--out: got {args.out!r}, expected a folder that exists")
-    if args.grow and (args.out or args.transport):
-        raise InputError("--grow: got --out or --transport beside it, expected it without them")
+    if (args.grow or args.part) and (args.out or args.transport or (args.grow and args.part)):
+        raise InputError("--grow, --part: got --out, --transport or both, expected one of them without those")
     started_s, results = time.perf_counter(), []
-    what = grow_portion if args.grow else simulate_portion
+    what = grow_portion if args.grow else part_portion if args.part else simulate_portion
     for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1, what):
         results += portion
         report.progress(f"{len(results)} of {args.seeds} seeds, {sum(bool(each['problems']) for each in results)} fail")
@@ -84,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if args.grow:
             taken_in = sum(each["taken_in"] for each in results)
             print(f"{taken_in} ranks were taken in, in {sum(each['epochs'] for each in results)} epochs")
-        elif failing:
+        elif failing and not args.part:
             print(f"`lanterne replay {failing[0]['seed']}` shows the first step by step")
     return int(bool(failing))
 
@@ -129,10 +135,21 @@ def grow_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
     """As `simulate_portion`, of jobs that grow."""
     from lanterne.bench.scores.simulation.growing import run as run_growing
 
+    return _outcomes(portion, run_growing)
+
+
+def part_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
+    """As `simulate_portion`, of jobs of which a minority is lost."""
+    from lanterne.bench.scores.simulation.parting import run as run_parting
+
+    return _outcomes(portion, run_parting)
+
+
+def _outcomes(portion: range, run_seed: "Callable[[int], GrowthOutcome]") -> list[dict[str, Any]]:
     found = []
     with quiet():
         for seed in portion:
-            outcome = run_growing(seed)
+            outcome = run_seed(seed)
             known = {"problems": list(outcome.problems), "simulated_s": outcome.seconds}
             about = {"scenario": {"transport": "tcp", "ranks": outcome.ranks}}
             names = ("seed", "digest", "steps", "taken_in", "epochs")

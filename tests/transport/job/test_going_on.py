@@ -177,6 +177,36 @@ def test_a_witness_holds_the_store(mark, dies):
     assert_none_left(mark)
 
 
+def ranks_of_hosts(mark, count):
+    job = {"LANTERNE_TOKEN": "0123456789abcdef", "LANTERNE_WITNESS": "hosts", "WORLD_SIZE": str(count)}
+    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_RANK": "0"}
+    own = [{"RANK": str(rank), "LANTERNE_HOST_ID": f"host {rank}"} for rank in range(count)]
+    return [start(mark, "-c", GOES_ON, **job, **each) for each in own]
+
+
+@pytest.mark.parametrize("dies", ["store", pytest.param("its host", marks=SLOW)])
+def test_the_hosts_are_each_others_witness(mark, dies):
+    ranks = ranks_of_hosts(mark, 3)
+    assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 3, [rank.communicate() for rank in ranks]
+    stores = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in marked(mark, STORE)}
+    assert len(stores) == 3
+    (leads,) = (pid for pid, words in stores.items() if b"--stands-by" not in words)
+    if dies == "its host":
+        ranks[0].kill()
+    os.kill(leads, signal.SIGKILL)
+    said = [finish(rank) for rank in ranks]
+    left = range(dies != "store", 3)
+    for place, rank in enumerate(left):
+        assert said[rank][:2] == (0, f"{place} of {len(left)} 1\n"), said
+    assert_none_left(mark)
+
+
+def test_two_hosts_are_no_witnesses(mark):
+    said = [finish(rank) for rank in ranks_of_hosts(mark, 2)]
+    assert all("got hosts, and 2 of them, expected 3 or more" in errors for _, _, errors in said), said
+    assert_none_left(mark)
+
+
 def test_a_witness_wants_a_secret(mark):
     code, _, errors = finish(start(mark, "-m", "lanterne", "witness", "--bind", "127.0.0.1", "--port", "0"))
     assert code == 2 and "LANTERNE_TOKEN: not set, expected a secret" in errors

@@ -1,0 +1,159 @@
+"""Simulated jobs on three or more hosts, of which a minority falls or is cut off: the others go on, without a witness.
+
+The store of rank 0's host leads, and on each other host one stands by (transport/store/heirs.py). Hosts are killed or
+cut off for good, one alone or several together, that of the store too; so are single ranks and stores. A seed decides
+all, as in scenario.py.
+"""
+
+import gc
+import random
+from collections.abc import Iterator
+from functools import partial
+from math import inf
+
+from lanterne.bench.scores.simulation.baton import Actor
+from lanterne.bench.scores.simulation.growing import (
+    ADDRESS,
+    LIMIT_S,
+    MODEL,
+    TIMEOUT_S,
+    TOKEN,
+    GrowingProcess,
+    GrowingWorld,
+    GrowthOutcome,
+    judge_growth,
+)
+from lanterne.bench.scores.simulation.simulated_machine import guard
+from lanterne.collectives.communicator import Communicator
+from lanterne.errors import TransportError
+from lanterne.transport.rank_group import Group
+from lanterne.transport.store.server import Store
+from lanterne.transport.tcp.over_tcp import TcpTransport
+
+HOSTS, RANKS_OF_A_HOST = (3, 3, 4, 5), (1, 1, 2)
+FIRST_PORT = 5000
+# What befalls hosts, and the steps of one of their processes at which it does.
+KINDS = "kill", "cut", "store", "rank"
+FALLS_AT = 200, 6000
+
+
+class PartingWorld(GrowingWorld):
+    """A job as it happens."""
+
+    def __init__(self, seed: int, *, traced: bool = False) -> None:
+        super().__init__(seed, traced=traced)
+        self.rng = random.Random(f"parting {seed}")
+        self.hosts = self.rng.choice(HOSTS)
+        self.ranks_of_a_host = self.rng.choice(RANKS_OF_A_HOST)
+        self.ranks = self.hosts * self.ranks_of_a_host
+        self.store_deaths = 0
+        self.actors: dict[int, list[Actor]] = {host: [] for host in range(self.hosts)}
+        self.cut_off: list[set[int]] = []
+
+    def run(self) -> GrowthOutcome:
+        """All of it."""
+        baton = self.baton
+        with guard():
+            for host in range(self.hosts):
+                self.actors[host].append(baton.start(f"store {host}", partial(self._hold, host)))
+            for rank in range(self.ranks):
+                self._begin_rank(rank)
+            self._draw()
+            hanging = baton.run(LIMIT_S)
+        self.problems += [f"hang: after {LIMIT_S:g} s: {place}" for place in hanging]
+        self.problems += judge_growth(self)
+        self.problems += judge_parting(self)
+        steps = sum(actor.steps for actor in baton.actors)
+        what = tuple(self.problems), baton.digest, self.ranks, 0, 0, baton.now_s, steps, tuple(baton.trace)
+        return GrowthOutcome(self.seed, *what)
+
+    def _hold(self, host: int) -> None:
+        address = (ADDRESS[0], FIRST_PORT + host) if host else ADDRESS
+        Store(self.machine.listen(*address), TOKEN, "members", machine=self.machine, stands_by=host > 0).run()
+
+    def _begin_rank(self, rank: int) -> None:
+        process = GrowingProcess(f"rank {rank}", rank)
+        self.processes.append(process)
+        process.actor = self.baton.start(process.name, partial(self._live, process, joins=False))
+        self.actors[rank // self.ranks_of_a_host].append(process.actor)
+
+    def _open(self, rank: int) -> Communicator:
+        host, is_first = divmod(rank, self.ranks_of_a_host)
+        group = Group(rank, self.ranks, self._client(early=True), timeout_s=TIMEOUT_S)
+        hosts, group.hosts = group.hosts, tuple(f"host {each // self.ranks_of_a_host}" for each in range(self.ranks))
+        try:
+            group.name_heirs("" if is_first else f"{ADDRESS[0]}:{FIRST_PORT + host}", TIMEOUT_S)
+            group.hosts = hosts
+            opened = TcpTransport(group, TIMEOUT_S)
+        except BaseException:
+            group.abandon()
+            raise
+        communicator = Communicator(opened, ranks_here=self.ranks, hosts=hosts, closes=(opened, group))
+        communicator.tuning.adopt(MODEL, "simulated")
+        return communicator
+
+    # -- what befalls them
+
+    def _draw(self) -> None:
+        """A minority of hosts falls."""
+        falling = self.rng.sample(range(self.hosts), self.rng.randint(0, (self.hosts - 1) // 2))
+        if len(falling) > 1 and self.rng.random() < 0.5:
+            self._at(falling[0], partial(self._cut, set(falling)))
+            return
+        for host in falling:
+            kind = self.rng.choice(KINDS)
+            if kind == "cut":
+                self._at(host, partial(self._cut, {host}))
+            else:
+                store, *ranks = self.actors[host]
+                fallen = {"kill": [store, *ranks], "store": [store], "rank": [self.rng.choice(ranks)]}[kind]
+                self._at(host, partial(self._kill, fallen))
+
+    def _at(self, host: int, event: partial[None]) -> None:
+        actor = self.rng.choice(self.actors[host])
+        actor.at_step.setdefault(self.rng.randint(*FALLS_AT), []).append(event)
+
+    def _kill(self, actors: list[Actor]) -> None:
+        self.baton.note(f"event: {', '.join(actor.name for actor in actors)}: killed")
+        self.fell_s.append(self.baton.now_s)
+        self._befall_all(actors, "kill")
+        for actor in actors:
+            self.baton.kill(actor)
+            self.machine.network.close_all(actor)
+
+    def _cut(self, hosts: set[int]) -> None:
+        self.baton.note(f"event: hosts {sorted(hosts)} are cut off")
+        self.fell_s.append(self.baton.now_s)
+        self.cut_off.append(hosts)
+        here = [actor for host in hosts for actor in self.actors[host]]
+        others = [actor for host in self.actors.keys() - hosts for actor in self.actors[host]]
+        self._befall_all(here, "cut")
+        for one in here:
+            for other in others:
+                self.machine.network.cut(one.name, other.name, inf)
+
+    def _befall_all(self, actors: list[Actor], kind: str) -> None:
+        for process in self.processes:
+            if process.actor in actors:
+                process.befallen = process.befallen or kind
+
+
+def judge_parting(world: PartingWorld) -> Iterator[str]:
+    """Who was cut off has not gone on without the others, and says that it was."""
+    for hosts in world.cut_off:
+        apart = {rank for rank in range(world.ranks) if rank // world.ranks_of_a_host in hosts}
+        for process in world.processes:
+            if process.place in apart and process.befallen == "cut":
+                if any({*ranks} <= apart for _, _, ranks in process.groups):
+                    yield f"parted: {process.name} goes on in {process.groups[-1][2]}, and was cut off"
+                if process.error is not None and not isinstance(process.error, TransportError):
+                    yield f"crash: {process.name}: {type(process.error).__name__}: {process.error}"
+
+
+def run(seed: int, *, traced: bool = False) -> GrowthOutcome:
+    """What comes of a seed: the same each time."""
+    gc.disable()
+    try:
+        return PartingWorld(seed, traced=traced).run()
+    finally:
+        gc.enable()

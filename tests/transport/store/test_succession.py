@@ -1,0 +1,170 @@
+"""Decisions of a majority: all interleavings of three agents, of which two want to lead, with messages lost and late."""
+
+from itertools import combinations
+from typing import NamedTuple
+
+import pytest
+
+from lanterne.transport.store import succession
+from lanterne.transport.store.succession import Decision, Elector, electorates, is_backed, succeed
+
+AGENTS = "a", "b", "c"
+FIRST = Decision(b"first", AGENTS)
+
+
+class Leader(NamedTuple):
+    """A store that leads, or wants to; a state of the search.
+
+    What it has sent may come at any time, or never, and so may the answers: it may act on any part of them, or stand
+    still for ever, as one that is dead.
+    """
+
+    term: tuple
+    wants: tuple  # to add, one after the other
+    promises: tuple = ()  # (agent, Elector as it was)
+    log: tuple = ()
+    known: int = 0
+    sent: tuple = ()  # logs that it wrote, each with what was known then
+    votes: frozenset = frozenset()  # (agent, length of the log that it has)
+    leads: bool = False
+
+
+class World(NamedTuple):
+    agents: tuple  # Electors
+    leaders: tuple
+    decided: frozenset = frozenset()  # logs that some leader holds for decided
+
+
+def put(items, index, item):
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def sends(leader, log, **changes):
+    return leader._replace(log=log, sent=(*leader.sent, (log, changes.get("known", leader.known))), **changes)
+
+
+def written(world, index, leader):
+    for at, agent in enumerate(world.agents):
+        for log, known in leader.sent:
+            if after := agent.write(leader.term, log, known):
+                voted = leader._replace(votes=leader.votes | {(at, len(log))})
+                yield World(put(world.agents, at, after), put(world.leaders, index, voted), world.decided)
+
+
+def following(world, names):
+    """All worlds that come next."""
+    for index, leader in enumerate(world.leaders):
+        yield from written(world, index, leader)
+        if not leader.leads:
+            for at, agent in enumerate(world.agents):
+                if promised := agent.promise(leader.term):
+                    then = leader._replace(promises=(*leader.promises, (names[at], promised)))
+                    yield World(put(world.agents, at, promised), put(world.leaders, index, then), world.decided)
+            for count in range(1, 1 + len(leader.promises)):
+                for some in combinations(leader.promises, count):
+                    if found := succeed(dict(some)):
+                        then = sends(leader, found.log, known=found.known, leads=True, promises=())
+                        yield world._replace(leaders=put(world.leaders, index, then))
+            continue
+        by = {names[at] for at, count in leader.votes if count >= len(leader.log)}
+        if leader.known < len(leader.log) and is_backed(leader.log, leader.known, by):
+            then = leader._replace(known=len(leader.log))
+            yield World(world.agents, put(world.leaders, index, then), world.decided | {leader.log})
+        if leader.known == len(leader.log) and leader.wants:
+            then = sends(leader, (*leader.log, leader.wants[0]), wants=leader.wants[1:])
+            yield world._replace(leaders=put(world.leaders, index, then))
+
+
+def agree(decided):
+    """Whether each of the logs begins with the one before."""
+    logs = sorted(decided, key=len)
+    return all(longer[: len(log)] == log for log, longer in zip(logs, logs[1:], strict=False))
+
+
+def explored(world, names, most=10_000_000):
+    """How many worlds there are, of those that one can become; and the first in which two logs are decided that differ,
+    or the greatest number of decisions that one of them has."""
+    seen, todo, longest = {world}, [world], 0
+    while todo and len(seen) < most:
+        for after in following(todo.pop(), names):
+            if after not in seen:
+                if not agree(after.decided):
+                    return len(seen), after
+                longest = max(longest, *map(len, after.decided), 0)
+                seen.add(after)
+                todo.append(after)
+    return len(seen), longest
+
+
+def job(*wants, names=AGENTS):
+    """A store that leads, whose first decision is on its way to all, and those that want to succeed it."""
+    leads = sends(Leader((0, "a"), wants[0], leads=True), (FIRST,))
+    others = [Leader((index, names[index]), wants[index]) for index in range(1, len(wants))]
+    return World((Elector(),) * len(names), (leads, *others))
+
+
+def decisions(*names):
+    return tuple(Decision(name.encode()) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("wants", "longest"),
+    [
+        ((decisions("of 0"), decisions("of 1")), 3),
+        # Whom nobody follows any more may not lead: it alone decides from then on.
+        (((Decision(b"alone", ("a",)), *decisions("of 0")), decisions("of 1")), 4),
+    ],
+    ids=["two lead", "one leads alone"],
+)
+def test_all_interleavings(wants, longest):
+    count, found = explored(job(*wants), AGENTS)
+    assert found == longest, f"of {count} worlds: {found}"
+
+
+def half_is_enough(log, known, by):
+    return all(2 * len({*electors} & {*by}) >= len(electors) - 1 for electors in electorates(log, known))
+
+
+def takes_any(promises):
+    first = next(iter(promises.values()))
+    return first if is_backed(first.log, first.known, promises) else None
+
+
+def takes_what_it_promised_not_to(self, term, log, known):
+    return Elector(self.promised, term, log, known)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken"),
+    [
+        (succession, "is_backed", half_is_enough),
+        (None, "succeed", takes_any),
+        (Elector, "write", takes_what_it_promised_not_to),
+    ],
+    ids=["half", "any log", "no promise"],
+)
+def test_the_search_finds_what_is_wrong(monkeypatch, place, name, broken):
+    if place is not Elector:
+        monkeypatch.setitem(globals(), name, broken)
+    if place is not None:
+        monkeypatch.setattr(place, name, broken)
+    _count, found = explored(job(decisions("of 0"), decisions("of 1")), AGENTS)
+    assert isinstance(found, World)
+    assert not agree(found.decided)
+
+
+def test_electors_that_are_not_known_to_be_replaced_are_asked_too():
+    log = (FIRST, Decision(b"others", ("a", "d", "e")), Decision(b"more"))
+    assert electorates(log, 1) == [AGENTS, ("a", "d", "e")]
+    assert electorates(log, 2) == [("a", "d", "e")]
+    assert is_backed(log, 1, {"a", "b", "d"})
+    assert not is_backed(log, 1, {"a", "d", "e"})
+    assert is_backed(log, 2, {"a", "d"})
+    assert not is_backed((), 0, AGENTS)
+
+
+def test_a_late_shorter_log_of_the_same_term_takes_nothing_back():
+    elector = Elector().write((0, "a"), (FIRST, *decisions("x")), 1)
+    assert elector.write((0, "a"), (FIRST,), 2) == Elector((0, "a"), (0, "a"), (FIRST, *decisions("x")), 2)
+    assert elector.promise((0, "a")) is None
+    assert elector.promise((1, "b")).write((0, "a"), (FIRST,), 1) is None

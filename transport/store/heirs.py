@@ -1,0 +1,304 @@
+"""Which store leads a job of three or more hosts: the one whose decisions a majority of the hosts' stores hold.
+
+Rank 0's store leads first; on each other host one stands by and keeps what was decided (succession.py). Ranks that lose
+the one that leads come to one of those: it takes over if it cannot reach that one either, and a majority follows it.
+A store that leads and reaches no majority any more ends, and says so to its ranks: they are the minority.
+
+Asking takes the store's one thread, for a few messages' time; an elector that says nothing for that long is left out.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lanterne.errors import TransportError
+from lanterne.transport.steering import steers, value
+from lanterne.transport.store.client import StoreClient, StoreLost
+from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
+from lanterne.transport.store.succession import NO_TERM, Decision, Elector, Log, Term, electorates, is_backed, succeed
+from lanterne.transport.wire import Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
+
+# Fewer decide nothing: with two, neither knows whether the other is dead or cut off.
+LEAST = 3
+
+
+@steers
+@dataclass(frozen=True)
+class HeirsPolicy:
+    """How stores deal with each other."""
+
+    ask_s: float = value(
+        0.25,
+        "chosen: many times a message's time, on a busy host",
+        half="busy hosts are left out",
+        double="who is cut off learns it half a second later",
+    )
+    begins_s: float = value(
+        10.0,
+        "a Python start on a busy machine",
+        half="jobs on busy hosts do not begin",
+        double="a job whose host is lost at its start says so 10 s later",
+    )
+    # Whom another was just promised to is not stood in the way of; who did not answer is not asked again for so long.
+    yields_s: float = value(
+        1.5,
+        "chosen: a few times ask_s for each of seven",
+        half="two that take over hinder each other",
+        double="if the successor dies at once, the next comes 1.5 s later",
+    )
+    # How long a store that stands by waits for ranks, after the one that led is gone.
+    idle_s: float = value(
+        12.0,
+        "chosen: ranks that compute come within ten",
+        half="ranks that compute for 6 s find no store",
+        double="it stays 12 s longer after a job that was killed",
+    )
+
+
+POLICY = HeirsPolicy()
+
+
+class Heirs:
+    """One store's part in it.
+
+    Args: `stands_by`: it does not lead.
+
+    Attributes: `leads`; `is_lost`, it did, and has no majority any more.
+    """
+
+    def __init__(self, store: Service, token: str, *, stands_by: bool) -> None:
+        self._store = store
+        self._machine = store.machine
+        self._token = token
+        self.leads = not stands_by
+        self.is_lost = False
+        self._name = ""
+        self._term: Term = NO_TERM  # in which it leads
+        self._own = Elector()
+        self._leader: Connection | None = None
+        self._promised_s = float("-inf")
+        self._peers: dict[str, StoreClient] = {}
+        self._not_before_s: dict[str, float] = {}
+        self._silent: set[str] = set()
+        store.route(Kind.ELECTORS, "b*", self._elect)
+        store.route(Kind.PROMISE, "bib", self._promise)
+        store.route(Kind.WRITE, "bibib*", self._write)
+        store.route(Kind.OVER, "", self._over)
+
+    # -- it leads
+
+    @property
+    def decided(self) -> list[tuple[int, int, bytes]]:
+        """What was decided: kind, epoch, body."""
+        frames = (take_frame(bytearray(each.what)) for each in self._own.log[: self._own.known])
+        return [(kind, epoch, body) for kind, epoch, body in filter(None, frames)]
+
+    def decide(self, what: bytes) -> bool:
+        """Whether the frame `what` is decided, so that it may be told. False: this store leads no more.
+
+        Cost: nothing while it is the only one; else a message there and back to each elector, one after the other.
+        """
+        log = self._own.log
+        if not log or any(each.what == what for each in log):
+            return not self.is_lost
+        return self._decide(Decision(what))
+
+    def _elect(self, connection: Connection, _request_id: int, *fields: bytes) -> Answer:
+        """ELECTORS: names and ranks of the stores that are to decide, this one first."""
+        if connection.rank is None or connection.epoch is None or not self.leads:
+            raise Refusal("got electors from a client that is no member")
+        names = [name.decode(errors="replace") for name in fields[::2]]
+        if len(names) >= LEAST and len(fields) == 2 * len(names):
+            self._name = self._name or names[0]
+            self._term = (0, self._name) if self._term == NO_TERM else self._term
+            for name in [name for name in names if name != self._name and name not in self._peers]:
+                # They have only just begun.
+                with suppress(TransportError):
+                    self._peers[name] = self._client(name, POLICY.begins_s)
+            self._decide(Decision(pack_frame(Kind.ELECTORS, connection.epoch.number, fields), tuple(names)))
+        return ()
+
+    def drop_the_lost(self) -> None:
+        """Those electors that did not answer last time are none any more: fewer are a majority then."""
+        if not self._own.log or self.is_lost:
+            return
+        (electors,) = electorates(self._own.log, self._own.known)
+        left = tuple(name for name in electors if name == self._name or name in self._peers)
+        if len(left) < len(electors):
+            left = left if len(left) >= LEAST else (self._name,)
+            fields = [field for name, ranks in self._ranks_of() if name in left for field in (name.encode(), ranks)]
+            self._decide(Decision(pack_frame(Kind.ELECTORS, self._epoch, fields), left))
+
+    def _decide(self, decision: Decision) -> bool:
+        if not self.is_lost and not self._have_written((*self._own.log, decision), self._own.known):
+            self.is_lost = True
+            asked = electorates((*self._own.log, decision), self._own.known)[-1]
+            self._store.lose(f"it reaches {self._reached(asked)} of {len(asked)} hosts of the job, no majority")
+        return not self.is_lost
+
+    def _reached(self, electors: Sequence[str]) -> int:
+        return sum(name == self._name or name in self._peers for name in electors)
+
+    def _have_written(self, log: Log, known: int) -> bool:
+        """Whether `log`, of which so many are known to be decided, is with a majority, and so all of it is."""
+        votes: set[str] = set()
+        (count, name), packed = self._term, _pack_log(log)
+        for elector in _names(log, known):
+            if elector == self._name:
+                own = self._own.write(self._term, log, known)
+                self._own = own or self._own
+                has = own is not None
+            else:
+                answer = self._ask(elector, Kind.WRITE, [elector.encode(), count, name.encode(), known, *packed], 2)
+                has = bool(answer and answer[0])
+            if has:
+                votes.add(elector)
+        if is_backed(log, known, votes):
+            self._own = replace(self._own, known=len(log))
+            return True
+        return False
+
+    def _ask(self, name: str, kind: Kind, fields: list[int | bytes], times: int = 1) -> list[Any] | None:
+        """What another store answers, in so many times ask_s; None: nothing."""
+        if self._machine.now_s() < self._not_before_s.get(name, 0.0):
+            return None
+        try:
+            if name not in self._peers:
+                self._peers[name] = self._client(name, POLICY.ask_s)
+            return self._peers[name].call(kind, fields, times * POLICY.ask_s)
+        except TransportError as error:
+            if not isinstance(error, StoreLost) or error.is_cut:
+                self._silent.add(name)
+            self._not_before_s[name] = self._machine.now_s() + POLICY.yields_s
+            if name in self._peers:
+                self._peers.pop(name).close()
+            return None
+
+    def _client(self, name: str, limit_s: float) -> StoreClient:
+        return StoreClient(_address(name), self._token, limit_s, machine=self._machine)
+
+    @property
+    def _epoch(self) -> int:
+        return max((epoch for kind, epoch, _body in self.decided if kind == Kind.ELECTORS), default=0)
+
+    def _ranks_of(self) -> list[tuple[str, bytes]]:
+        """The ranks, packed, beside each elector, as the last decision on those says."""
+        bodies = [body for kind, _epoch, body in self.decided if kind == Kind.ELECTORS]
+        fields = unpack_fields(bodies[-1], "b*") if bodies else []
+        return [(name.decode(errors="replace"), ranks) for name, ranks in zip(fields[::2], fields[1::2], strict=True)]
+
+    def out_of_reach(self, epoch: int) -> list[int]:
+        """Ranks of `epoch` on hosts that did not answer when this store took over."""
+        silent = [ranks for name, ranks in self._ranks_of() if name in self._silent and name not in self._peers]
+        return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == self._epoch else []
+
+    # -- it stands by
+
+    def _promise(self, _connection: Connection, _request_id: int, name: bytes, count: int, candidate: bytes) -> Answer:
+        term = count, candidate.decode(errors="replace")
+        promised = None if self.leads or self._hears_leader() else self._own.promise(term)
+        if promised is None:
+            return [0, *_pack(Elector())]
+        self._name = name.decode(errors="replace")
+        self._own = promised
+        self._promised_s = self._machine.now_s()
+        return [1, *_pack(promised)]
+
+    def _write(
+        self, connection: Connection, _request_id: int, name: bytes, count: int, leader: bytes, known: int, *log: bytes
+    ) -> Answer:
+        written = None if self.leads else self._own.write((count, leader.decode(errors="replace")), _log(log), known)
+        if written is None:
+            return [0]
+        self._name = name.decode(errors="replace")
+        self._own = written
+        self._leader = connection
+        return [1]
+
+    def _over(self, connection: Connection, _request_id: int) -> Answer:
+        if connection is self._leader:
+            self._store.stop()
+        return None
+
+    def _hears_leader(self) -> bool:
+        """Whether the store that led still answers here."""
+        name = self._own.written[1]
+        if self._leader is None or name == self._name:
+            return False
+        return self._ask(name, Kind.REFUSED, []) is not None
+
+    def take_over(self) -> str:
+        """Lead from now on: empty, or why not."""
+        if not self._own.log or not self._name:
+            return "it stands by, and nothing was decided here yet"
+        if self._machine.now_s() < self._promised_s + POLICY.yields_s:
+            return "it stands by, for another one that takes over"
+        if self._hears_leader():
+            return f"it stands by: {self._own.written[1]}, which leads, answers it"
+        term = self._own.promised[0] + 1, self._name
+        promises = {self._name: replace(self._own, promised=term)}
+        self._own = promises[self._name]
+        asked = {self._name}
+        while (found := succeed(promises)) is None and (name := self._next_to_ask(promises, asked)):
+            asked.add(name)
+            # It looks for the one that led first.
+            answer = self._ask(name, Kind.PROMISE, [name.encode(), term[0], self._name.encode()], 3)
+            if answer and answer[0]:
+                promises[name] = _unpack(answer[1:])
+        if found is not None:
+            self._term = term
+            if self._have_written(found.log, found.known):
+                self.leads, self._leader = True, None
+                return ""
+        electors = max((electorates(each.log, each.known)[-1] for each in promises.values() if each.log), key=len)
+        return f"{len({*electors} & promises.keys())} of {len(electors)} hosts of the job follow it, no majority"
+
+    def _next_to_ask(self, promises: dict[str, Elector], asked: set[str]) -> str:
+        """An elector, as far as one knows who they are; the store that led last."""
+        names = {name for each in promises.values() for name in _names(each.log, each.known)} - asked
+        return min(names, key=lambda name: (name == self._own.written[1], name), default="")
+
+    def connection_closed(self, connection: Connection) -> None:
+        """A client is gone."""
+        if connection is self._leader:
+            self._leader = None
+
+    def close(self) -> None:
+        """The job is over, or this store leads no more."""
+        for client in self._peers.values():
+            if self.leads and not self.is_lost:
+                with suppress(TransportError):  # It ends by itself, later.
+                    client.tell(Kind.OVER, (), POLICY.ask_s)
+            client.close()
+        self._peers.clear()
+
+
+def _names(log: Log, known: int) -> list[str]:
+    return list(dict.fromkeys(name for electors in electorates(log, known) for name in electors))
+
+
+def _address(name: str) -> tuple[str, int]:
+    host, _, port = name.rpartition(":")
+    return host, int(port)
+
+
+def _pack_log(log: Log) -> list[bytes]:
+    return [field for each in log for field in (each.what, "\n".join(each.electors).encode())]
+
+
+def _log(fields: Sequence[bytes]) -> Log:
+    if len(fields) % 2:
+        raise Refusal(f"got {len(fields)} fields, expected two for each decision")
+    pairs = zip(fields[::2], fields[1::2], strict=True)
+    return tuple(Decision(what, tuple(filter(None, names.decode().split("\n")))) for what, names in pairs)
+
+
+def _pack(elector: Elector) -> list[int | bytes]:
+    (promised, by), (written, leader) = elector.promised, elector.written
+    return [promised, by.encode(), written, leader.encode(), elector.known, *_pack_log(elector.log)]
+
+
+def _unpack(fields: Sequence[Any]) -> Elector:
+    promised, by, written, leader, known, *log = fields
+    return Elector((promised, by.decode()), (written, leader.decode()), _log(log), known)
