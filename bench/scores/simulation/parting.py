@@ -64,8 +64,8 @@ class PartingWorld(GrowingWorld):
         self.problems += judge_growth(self)
         self.problems += judge_parting(self)
         steps = sum(actor.steps for actor in baton.actors)
-        what = tuple(self.problems), baton.digest, self.ranks, 0, 0, baton.now_s, steps, tuple(baton.trace)
-        return GrowthOutcome(self.seed, *what)
+        what = tuple(self.problems), baton.digest, self.ranks, 0, 0, baton.now_s, steps
+        return GrowthOutcome(self.seed, *what, (), tuple(baton.trace))
 
     def _hold(self, host: int) -> None:
         address = (ADDRESS[0], FIRST_PORT + host) if host else ADDRESS
@@ -98,12 +98,12 @@ class PartingWorld(GrowingWorld):
         """A minority of hosts falls."""
         falling = self.rng.sample(range(self.hosts), self.rng.randint(0, (self.hosts - 1) // 2))
         if len(falling) > 1 and self.rng.random() < 0.5:
-            self._at(falling[0], partial(self._cut, set(falling)))
+            self._at(falling[0], partial(self._cut_off, set(falling)))
             return
         for host in falling:
             kind = self.rng.choice(KINDS)
             if kind == "cut":
-                self._at(host, partial(self._cut, {host}))
+                self._at(host, partial(self._cut_off, {host}))
             else:
                 store, *ranks = self.actors[host]
                 fallen = {"kill": [store, *ranks], "store": [store], "rank": [self.rng.choice(ranks)]}[kind]
@@ -121,7 +121,7 @@ class PartingWorld(GrowingWorld):
             self.baton.kill(actor)
             self.machine.network.close_all(actor)
 
-    def _cut(self, hosts: set[int]) -> None:
+    def _cut_off(self, hosts: set[int]) -> None:
         self.baton.note(f"event: hosts {sorted(hosts)} are cut off")
         self.fell_s.append(self.baton.now_s)
         self.cut_off.append(hosts)
