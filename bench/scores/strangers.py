@@ -190,7 +190,7 @@ class UcxAttack(Attack):
     def _targets(self, pids: list[int]) -> set[tuple[str, int]]:
         return ports_of(pids)
 
-    def _burst(self, _turns: Iterator[str], _token: str) -> None:
+    def _burst(self, turns: Iterator[str], token: str) -> None:
         began_s = time.monotonic()
         code = "from lanterne.bench.scores.ucx_strangers import main; main()"
         ports = [str(port) for _, port in sorted(self.ports)]
