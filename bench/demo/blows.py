@@ -236,7 +236,7 @@ def plot_blows(path: str, document: Mapping[str, Any]) -> None:
         axes.set_xlabel("iteration (shaded: something is slow; dotted: named; dashed: work arranged anew)")
         axes.set_ylabel("tokens/s")
         axes.set_title("lanterne demo: three blows to a job of 2 copies x 2 stages", loc="left", fontsize=10)
-        axes.legend(loc="lower left", fontsize=8, frameon=False)
+        axes.legend(loc="upper left", fontsize=8, frameon=False)
         save(figure, path)
 
 
