@@ -240,6 +240,7 @@ def test_a_channel_that_failed_is_let_go_once_it_is_closed():
     assert [channel() for channel in channels] == [None] * 2
 
 
+@pytest.mark.timing
 @over_both
 def test_more_calls_than_a_stream_can_take_are_not_queued():
     """The rank that goes on queueing learns that the other does not come, its stream being no fuller than it may."""
