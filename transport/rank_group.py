@@ -218,7 +218,7 @@ class Group:
         host, port = self.store.address
         own = f"{host}:{port}" if self.rank == 0 else own
         names = [name.decode() for name in self.exchange("lanterne/heirs", own.encode(), limit_s)]
-        found = [(name, self.hosts[rank]) for rank, name in enumerate(names) if name][: POLICY.electors]
+        found = electors_of(names, self.hosts)[: POLICY.electors]
         if len(found) < LEAST:
             count = len(found)
             raise InputError(
@@ -573,3 +573,17 @@ def refuse_mixed_mpi(rank: int, size: int, expected: int) -> NoReturn:
         f"MPI: got a world of {size} ranks, expected {expected}: mpiexec and mpi4py use different MPIs; "
         "use the mpiexec of the one that `python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'` names"
     )
+
+
+def electors_of(names: Sequence[str], hosts: Sequence[str]) -> list[tuple[str, str]]:
+    """(name of the store, its host) of those that decide: the first of each host, or one host were a majority.
+
+    Args:
+        names: by rank, of the store that it has started; empty: of none.
+        hosts: by rank.
+    """
+    found: dict[str, str] = {}
+    for name, host in zip(names, hosts, strict=True):
+        if name:
+            found.setdefault(host, name)
+    return [(name, host) for host, name in found.items()]

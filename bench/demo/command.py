@@ -9,9 +9,10 @@ Four processes train two copies of a small GPT, each a pipeline of two stages, t
 alone (the grey line of demo.png), and watched and mitigated: what is slow is named, tested, and worked around by fewer
 microbatches or other places. The picture says who was named when, what was done, and what was gained.
 
-With --slow-link, or another option of it (-n, --seconds, --hold), one link becomes slow. Four processes train the GPT as
-one pipeline and learn the library's own source text. Each stage computes, then waits until --pace is over, as if on a device of its own: so ranks that share few cores do not disturb each other. Then
-the messages of a link are held back; that is the only thing done on purpose. Everything else is measured in this run:
+With --slow-link, or another option of it (-n, --seconds, --hold), one link becomes slow. Four processes train the GPT
+as one pipeline and learn the library's own source text. Each stage computes, then waits until --pace is over, as if on
+a device of its own: so ranks that share few cores do not disturb each other. Then the messages of a link are held back;
+that is the only thing done on purpose. Everything else is measured in this run:
 
   noticed    the detector of `lanterne detect`, on the time of iterations alone, says since when the job is slow
   located    the delay of the messages themselves and the time of every rank's work name the place

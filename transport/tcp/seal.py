@@ -43,7 +43,6 @@ _FUNCTIONS = (
 )
 
 
-
 def record_nbytes(nbytes: int) -> int:
     """How many bytes of a message of `nbytes` one tag is for."""
     return min(max(nbytes // 16, LEAST_RECORD_NBYTES), MOST_RECORD_NBYTES)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
+from lanterne.transport.rank_group import electors_of
 from lanterne.transport.store import succession
 from lanterne.transport.store.succession import Decision, Elector, electorates, is_backed, succeed
 
@@ -168,3 +169,16 @@ def test_a_late_shorter_log_of_the_same_term_takes_nothing_back():
     assert elector.write((0, "a"), (FIRST,), 2) == Elector((0, "a"), (0, "a"), (FIRST, *decisions("x")), 2)
     assert elector.promise((0, "a")) is None
     assert elector.promise((1, "b")).write((0, "a"), (FIRST,), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts", "expected"),
+    [
+        # Nothing said which rank is the first of its host: all have started a store.
+        (("a:1", "a:2", "b:1", "b:2"), "aabb", [("a:1", "a"), ("b:1", "b")]),
+        (("a:1", "", "b:1", "", "c:1", ""), "aabbcc", [("a:1", "a"), ("b:1", "b"), ("c:1", "c")]),
+        (("a:1", "b:1", "a:2", "c:1"), "abac", [("a:1", "a"), ("b:1", "b"), ("c:1", "c")]),
+    ],
+)
+def test_each_host_has_one_elector(names, hosts, expected):
+    assert electors_of(names, hosts) == expected
