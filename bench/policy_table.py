@@ -13,8 +13,9 @@ MODULES = (
     *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "nccl.watchdog", "pauses", "rank_group")),
     *(f"transport.board.{name}" for name in ("late_policy", "sequencer")),
     *(f"transport.rails.{name}" for name in ("delegate_handle", "delegate_process", "rail", "rail_return", "spare")),
-    *(f"transport.store.{name}" for name in ("board_handler", "client", "epoch", "meetings", "members", "process")),
-    *(f"transport.{name}" for name in ("store.server", "tcp.duplex", "tcp.over_tcp", "ucx.over_ucx", "waiting")),
+    *(f"transport.store.{name}" for name in ("board_handler", "client", "epoch", "heirs", "meetings", "members")),
+    *(f"transport.{name}" for name in ("store.process", "store.server", "tcp.duplex", "tcp.over_tcp", "ucx.over_ucx")),
+    *("transport.waiting", "torch.monitored_barrier"),
 )
 
 
