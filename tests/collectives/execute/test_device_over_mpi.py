@@ -9,7 +9,7 @@ from verdicts import assert_right, run_checks
 from lanterne.errors import InputError
 from lanterne.transport.mpi import library as mpi_cuda
 
-SCRIPT = Path(__file__).parents[1].joinpath("device_over_mpi.py")
+SCRIPT = Path(__file__).with_name("device_over_mpi.py")
 _spec = importlib.util.spec_from_file_location("device_over_mpi", SCRIPT)
 job = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(job)

@@ -1,4 +1,4 @@
-"""One rank of a job that ucx/test_transport.py starts: `python ucx_rank.py SCENARIO`, with torchrun's variables.
+"""One rank of a job that test_over_ucx.py starts: `python ucx_rank.py SCENARIO`, with torchrun's variables.
 
 A scenario raises where the transport is wrong; what it prints, the test compares.
 """
