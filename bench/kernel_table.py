@@ -4,9 +4,12 @@ import argparse
 from typing import Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.units import format_count, format_nbytes, whole
+from lanterne.bench.output.units import MAX_DIGITS, format_count, format_nbytes
+from lanterne.errors import InputError
 
 INPUTS = "1,2,4,8,16,32"
+# Some 500 addresses are the 4 KiB that CUDA took as a kernel's parameters before version 12.1.
+MOST_INPUTS = 500
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,10 +17,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", action="store_true", help="compile the GPU kernels and tell registers, spills, occupancy of each"
     )
-    parser.add_argument("--inputs", default=INPUTS, metavar="K,K", help=f"of --kernels: to fold (default {INPUTS})")
+    parser.add_argument(
+        "--inputs", default=INPUTS, metavar="K,K-K", help=f"of --kernels: numbers to fold (default {INPUTS})"
+    )
     parser.add_argument("--dtypes", metavar="NAME,NAME", help="of --kernels (default: all)")
     parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="of --kernels, or all (default sum,max)")
     parser.add_argument("--archs", metavar="ARCH,ARCH", help="of --kernels (default sm_80,sm_90,sm_100)")
+
+
+def parse_inputs(text: str) -> list[int]:
+    """The numbers in a list such as "2,8-10": 2, 8, 9, 10.
+
+    Raises:
+        InputError: something else, or none of 1 to MOST_INPUTS.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        ends = [end if end.isascii() and end.isdecimal() and len(end) <= MAX_DIGITS else "0" for end in part.split("-")]
+        numbers = range(int(ends[0]), int(ends[-1]) + 1)
+        if len(ends) > 2 or not numbers or numbers[0] < 1 or numbers[-1] > MOST_INPUTS:
+            raise InputError(f"--inputs: got {part!r}, expected a number or a range, 2 or 1-32, of 1 to {MOST_INPUTS}")
+        found += numbers
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.kernels.cuda.occupancy import ARCHS, OPS, kernel_resources
     from lanterne.kernels.dtypes import COMPLEX, DTYPES
 
-    inputs = [whole(1)(text.strip()) for text in args.inputs.split(",")]
+    inputs = parse_inputs(args.inputs)
     dtypes, archs = args.dtypes or ",".join((*DTYPES, *COMPLEX)), args.archs or ",".join(ARCHS)
     ops = OPS if args.ops == "all" else args.ops.split(",")
     kernels = []

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from lanterne.bench import cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page.name: page.read_text() for page in PAGES}
+GPU_CLAIMS = (ROOT / "bench/results/gpu.md").read_text()
 # Each once, in order: pages repeat some.
 SNIPPETS = list(
     dict.fromkeys(text for page in TEXTS.values() for text in re.findall(r"```python\n(.*?)```", page, re.S))
@@ -26,6 +28,8 @@ COMMANDS = list(
         for line in block.replace("\\\n", " ").splitlines()
     )
 )
+# Of claims about GPUs, what measures them stands in the line.
+CLAIMED = list(dict.fromkeys(re.findall(r"`((?:\w+=\S+ )?(?:\./run|python3 -m) [^`]+)`", GPU_CLAIMS)))
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 
@@ -42,10 +46,12 @@ def test_snippets(tmp_path, index, launcher):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *CLAIMED])
 def test_commands_exist_and_their_options_parse(command):
-    words = shlex.split(command.split(" | ")[0])
+    words = list(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), shlex.split(command.split(" | ")[0])))
     if words[0] == "./run" and words[1] in ("test", "figures"):
+        paths = [word for word in words if word.startswith("tests/")]
+        assert [path for path in paths if not (ROOT / path).exists()] == []
         return
     if words[1:2] == ["-m"]:
         assert find_spec(words[2]), command
@@ -68,6 +74,11 @@ def test_the_readme_is_one_screen():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_evidence_of_claims_about_gpus_exists():
+    paths = set(re.findall(r"(?:tests|bench|kernels)/[\w/]+\.(?:py|md)", GPU_CLAIMS))
+    assert len(paths) > 5 and sorted(path for path in paths if not (ROOT / path).exists()) == []
 
 
 def test_the_readme_leads_to_every_page():

@@ -39,6 +39,8 @@ CALLS_8 = f"{LAB} 8 -- lanterne bench calls --only"
 SLOW_NIC = "./run lab --hosts 8 --rate 200mbit --rate 5=50mbit -- lanterne bench all_reduce --bytes 4M --delay 0,185ms"
 LAB_2 = "LANTERNE_TRUSTED_NETWORK=0 ./run lab --hosts 2"
 P2P = "lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M"
+SPILLS = "./run info --kernels --inputs 1-32 --ops all"
+DEVICE_BITS = "./run test -m slow tests/kernels/cuda/test_cuda_c_on_host.py"
 DDP = "./run bench ddp --caps 1,2,25"
 TRAIN = "./run pipeline train -n 4 --data README.md --transport tcp"
 # Long enough for a rank to come back twice.
@@ -432,7 +434,8 @@ FIGURES: list[Row] = [
         f"{SMALL_TRAIN} --endure --copies 1 --restarts 1 --kill 3@10 --kill 0@200 --check",
     ),
     Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
-    Row("gpu", "kernels with spills", "0", "./run info --kernels"),
+    Row("gpu", "kernels with spills: all dtypes, 1 to 32 inputs, 3 architectures", "0", SPILLS),
+    Row("gpu", "those kernels whose bits, run on the host, are not the CPU's", "0", DEVICE_BITS),
     Row("gpu", "the stand-ins' suite", "2 minutes", "./run test -m host_cuda"),
 ]
 

@@ -11,6 +11,8 @@ import pytest
 import lanterne
 from lanterne.bench import info, policy_table
 from lanterne.bench.cli import main
+from lanterne.bench.kernel_table import parse_inputs
+from lanterne.errors import InputError
 from lanterne.transport import waiting
 from lanterne.transport.nccl import versions
 
@@ -71,7 +73,7 @@ def test_versions_that_do_not_go_together_are_told(monkeypatch, driver):
 def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
     pytest.importorskip("cuda.bindings", reason="dependency group gpu-compile")
     file = tmp_path / "kernels.json"
-    chosen = ["--inputs", "2,9", "--dtypes", "float32,bool", "--ops", "sum,max", "--archs", "sm_90,sm_100"]
+    chosen = ["--inputs", "2,9-10", "--dtypes", "float32,bool", "--ops", "sum,max", "--archs", "sm_90,sm_100"]
     assert main(["info", "--kernels", *chosen, "--json", str(file)]) == 0
     kernels = json.loads(file.read_text())["kernels"]
     folds = [(k["name"], k["dtype"], k["inputs"], k["arch"]) for k in kernels if k["name"].startswith("fold")]
@@ -80,7 +82,7 @@ def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
         for arch in ("sm_90", "sm_100")
         for dtype, ops in (("float32", ("sum", "max")), ("bool", ("bor",)))
         for op in ops
-        for inputs in (2, 9)
+        for inputs in (2, 9, 10)
     ]
     assert all(kernel["spill_bytes"] == 0 < kernel["registers"] for kernel in kernels)
     # Of two inputs all threads run, and each has two vectors under way.
@@ -88,6 +90,12 @@ def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 3 + len(kernels)
     assert shown[3].split()[:6] == ["fold", "sum", "float32", "2", "sm_90", str(kernels[0]["registers"])]
+
+
+@pytest.mark.parametrize("inputs", ["", "0", "3-2", "2,", "1-", "-3", "two", "1-501", "1-9999999999999999999", "²"])
+def test_numbers_of_inputs_that_there_are_not(inputs):
+    with pytest.raises(InputError, match=r"--inputs: got '.*', expected a number or a range, 2 or 1-32, of 1 to 500"):
+        parse_inputs(inputs)
 
 
 def test_every_value_that_decides_is_told(capsys):

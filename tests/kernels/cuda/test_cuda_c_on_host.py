@@ -14,23 +14,21 @@ from lanterne.kernels.cuda.source import divide_source, fold_source, multiply_so
 from lanterne.kernels.dtypes import COMPLEX, DTYPES, find_dtype, has_op, kernel_op
 from lanterne.kernels.reduce import divide, factor_of, multiply, prepare
 
-# Of bools only what they are reduced by; bits and truth values are the same text for all integers.
-OF_BITS = ("int8", "uint64", "bool")
-CASES = [
-    *(
-        (name, op)
-        for name, dtype in DTYPES.items()
-        for op in (OPS if name in OF_BITS else OPS[:4])
-        if has_op(op, dtype) and kernel_op(op, dtype) == op
-    ),
+# Of bools only what they are reduced by, and of complex numbers what is not of their parts.
+ALL_CASES = [
+    *((name, op) for name, dtype in DTYPES.items() for op in OPS if has_op(op, dtype) and kernel_op(op, dtype) == op),
     *((name, "prod") for name in COMPLEX),
 ]
+# Bits and truth values are the same text for all integers.
+OF_BITS = ("int8", "uint64", "bool")
+CASES = [(name, op) for name, op in ALL_CASES if name in OF_BITS or op in OPS[:4]]
 SUMMED = [name for name, op in CASES if op == "sum"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 NUMBERS = [name for name, dtype in DTYPES.items() if dtype.kind != "bool"]
 NUM_INPUTS = 3
 # One group, one with a rest, and groups in a loop without one and with one.
 MANY_INPUTS = (1, 8, 9, 13, 16, 20, 31, 32)
+UP_TO_32 = range(1, 33)
 PRELUDE = """
 #include <cstring>
 #define __device__
@@ -71,27 +69,40 @@ def as_cpp(name, source, call):
     return f"namespace {name}_space {{ {source} {function} }}\n"
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
+def fold_text(function, name, op, num_inputs):
+    pointers = ", ".join(f"(const Bits*)p[{i + 1}]" for i in range(num_inputs))
+    call = f"fold(count, head, (Bits*)p[0], Inputs{{{{{pointers}}}}})"
+    return "#undef COMBINED\n" + as_cpp(function, fold_source(op, find_dtype(name), num_inputs), call)
+
+
+def compiled(folder, texts):
+    """The functions of as_cpp, as a library."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ here to run CUDA C on the host")
-    text = PRELUDE
-    folds = [(f"{op}_{name}", name, op, NUM_INPUTS) for name, op in CASES]
-    folds += [(f"sum_{name}_{count}", name, "sum", count) for name in SUMMED for count in MANY_INPUTS]
-    for function, name, op, num_inputs in folds:
-        pointers = ", ".join(f"(const Bits*)p[{i + 1}]" for i in range(num_inputs))
-        call = f"fold(count, head, (Bits*)p[0], Inputs{{{{{pointers}}}}})"
-        text += "#undef COMBINED\n" + as_cpp(function, fold_source(op, find_dtype(name), num_inputs), call)
-    for kernel, source, names in (("divide", divide_source, FLOATS), ("multiply", multiply_source, NUMBERS)):
-        for name in names:
-            call = f"{kernel}(count, head, (Bits*)p[0], (const Bits*)p[1], number)"
-            text += as_cpp(f"{kernel}_{name}", source(DTYPES[name]), call)
-    folder = tmp_path_factory.mktemp("cuda_c")
-    (folder / "kernels.cpp").write_text(text)
+    (folder / "kernels.cpp").write_text(PRELUDE + "".join(texts))
     command = [compiler, "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-std=c++17"]
     subprocess.run([*command, folder / "kernels.cpp", "-o", folder / "kernels.so"], check=True)
     return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    texts = [fold_text(f"{op}_{name}", name, op, NUM_INPUTS) for name, op in CASES]
+    texts += [fold_text(f"sum_{name}_{count}", name, "sum", count) for name in SUMMED for count in MANY_INPUTS]
+    for kernel, source, names in (("divide", divide_source, FLOATS), ("multiply", multiply_source, NUMBERS)):
+        for name in names:
+            call = f"{kernel}(count, head, (Bits*)p[0], (const Bits*)p[1], number)"
+            texts.append(as_cpp(f"{kernel}_{name}", source(DTYPES[name]), call))
+    return compiled(tmp_path_factory.mktemp("cuda_c"), texts)
+
+
+@pytest.fixture(scope="module")
+def swept(request, tmp_path_factory):
+    """(dtype, op, the library of its folds of 1 to 32 inputs)."""
+    name, op = request.param
+    texts = [fold_text(f"{op}_{name}_{count}", name, op, count) for count in UP_TO_32]
+    return name, op, compiled(tmp_path_factory.mktemp("cuda_c"), texts)
 
 
 def random_bits(dtype, count, seed):
@@ -130,17 +141,32 @@ def test_fold_gives_the_bits_of_the_cpu(library, name, op, shifts):
         np.testing.assert_array_equal(arrays[0], expected)
 
 
+def check_many(library, name, op, shifts):
+    """The bits of the kernel `op`_`name`_K, of K inputs and an output, each as many elements past a 16-byte boundary."""
+    dtype, num_inputs = find_dtype(name), len(shifts) - 1
+    arrays = [random_bits(dtype, 203 + shift, i)[shift:] for i, shift in enumerate(shifts)]
+    arrays = [array[: 203 * dtype.nbytes // array.itemsize] for array in arrays]
+    head = head_count([array.ctypes.data for array in arrays], dtype.nbytes, 203)
+    expected = np.zeros_like(arrays[0])
+    prepare(op, dtype, num_inputs)(203, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
+    launch(library, f"{op}_{name}_{num_inputs}", 203, head, arrays)
+    np.testing.assert_array_equal(arrays[0], expected)
+
+
+@pytest.mark.parametrize("are_aligned", [True, False])
 @pytest.mark.parametrize("num_inputs", MANY_INPUTS)
 @pytest.mark.parametrize("name", SUMMED)
-def test_folds_of_many_inputs_give_the_bits_of_the_cpu(library, name, num_inputs):
-    dtype = DTYPES[name]
-    for shifts in ([0] * (num_inputs + 1), range(num_inputs + 1)):
-        arrays = [random_bits(dtype, 203 + shift, i)[shift:] for i, shift in enumerate(shifts)]
-        head = head_count([array.ctypes.data for array in arrays], dtype.nbytes, 203)
-        expected = np.zeros(203, arrays[0].dtype)
-        prepare("sum", dtype, num_inputs)(203, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
-        launch(library, f"sum_{name}_{num_inputs}", 203, head, arrays)
-        np.testing.assert_array_equal(arrays[0], expected)
+def test_folds_of_many_inputs_give_the_bits_of_the_cpu(library, name, num_inputs, are_aligned):
+    check_many(library, name, "sum", [0] * (num_inputs + 1) if are_aligned else range(num_inputs + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("are_aligned", [True, False])
+@pytest.mark.parametrize("num_inputs", UP_TO_32)
+@pytest.mark.parametrize("swept", ALL_CASES, indirect=True, ids="-".join)
+def test_all_folds_of_1_to_32_inputs_give_the_bits_of_the_cpu(swept, num_inputs, are_aligned):
+    name, op, library = swept
+    check_many(library, name, op, [0] * (num_inputs + 1) if are_aligned else range(num_inputs + 1))
 
 
 @pytest.mark.parametrize("name", FLOATS)
