@@ -11,9 +11,9 @@ import pytest
 MODULES = ("cuda.bindings", "numba_cuda", "llvmlite")
 
 
-def require_compilers():
-    """Skip the test module where the group gpu-compile is not installed; fail if LANTERNE_REQUIRE names it."""
-    missing = [name for name in MODULES if not _is_there(name)]
+def require_compilers(*modules):
+    """Skip where `modules` (default MODULES) of the group gpu-compile are missing; fail if LANTERNE_REQUIRE names it."""
+    missing = [name for name in modules or MODULES if not _is_there(name)]
     if not missing:
         return
     text = f"{', '.join(missing)} not installed (dependency group gpu-compile)"

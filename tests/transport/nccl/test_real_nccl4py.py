@@ -1,6 +1,6 @@
 """Our calls are those that the real nccl4py takes, over a libnccl that says what it was asked.
 
-Needs nccl4py and a C compiler.
+Needs nccl4py, which the tests' lock has, and a C compiler.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_compilers import require_compilers
 
 STUB = Path(__file__).with_name("libnccl_stub.c")
 PROGRAM = """
@@ -41,7 +42,7 @@ comm.abort()
 
 
 def test_the_real_binding_takes_our_calls(tmp_path):
-    pytest.importorskip("nccl.core", reason="nccl4py is not installed (extra nccl4py)")
+    require_compilers("nccl.core")
     compiler = shutil.which("cc") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C compiler")
