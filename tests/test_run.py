@@ -85,7 +85,14 @@ def test_without_a_network_one_line_says_what_is_missing(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("more", "tests"), [("", "tests/gpu tests/host_cuda/checks.py"), (" -k nccl", "-k nccl")])
+@pytest.mark.parametrize(
+    ("more", "tests"),
+    [
+        ("", "tests/gpu tests/host_cuda/checks.py"),
+        (" -k nccl", "-k nccl tests/gpu tests/host_cuda/checks.py"),
+        (" -k nccl tests/gpu/test_gpu_delay.py", "-k nccl tests/gpu/test_gpu_delay.py"),
+    ],
+)
 def test_the_suite_of_stand_ins_has_an_environment_of_its_own(tmp_path, more, tests):
     folder = tmp_path / "tests/host_cuda"
     folder.mkdir(parents=True)
