@@ -3,7 +3,7 @@
   lanterne info --json info.json
   mpiexec -n 4 lanterne info --topology     hosts, ranks and links of a job as they were found; or of a file: dgx-8x8
   lanterne info --kernels --inputs 2,8,32 --dtypes float32,bfloat16     what GPU kernels take; needs NVRTC, no GPU
-  lanterne info --kernels --inputs 1-32 --ops all     every one; exit code 1 if one spills (10,000: a quarter of an hour)
+  lanterne info --kernels --inputs 1-32 --ops all     all 10,000; exit code 1 if one spills
   lanterne info --policy                the values that decide at run time, and what half and double of each do
 
 Every answer is tried, not guessed: a library counts as there only if it loads.

@@ -1,15 +1,29 @@
 """`lanterne info --kernels`: what each GPU kernel takes of a multiprocessor, as a table and JSON; no GPU is needed."""
 
+from __future__ import annotations
+
 import argparse
-from typing import Any, TextIO
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
-from lanterne.bench.output.units import MAX_DIGITS, format_count, format_nbytes
+from lanterne.bench.output.units import MAX_DIGITS, format_count, format_nbytes, whole
 from lanterne.errors import InputError
+
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.occupancy import KernelResources
+
+# The kernels of an architecture whose elements are of a dtype; None: those that have none.
+Part: TypeAlias = tuple[str, str | None]
 
 INPUTS = "1,2,4,8,16,32"
 # Some 500 addresses are the 4 KiB that CUDA took as a kernel's parameters before version 12.1.
 MOST_INPUTS = 500
+FEW_KERNELS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", metavar="NAME,NAME", help="of --kernels (default: all)")
     parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="of --kernels, or all (default sum,max)")
     parser.add_argument("--archs", metavar="ARCH,ARCH", help="of --kernels (default sm_80,sm_90,sm_100)")
+    parser.add_argument("--jobs", type=whole(1), metavar="J", help="of --kernels: processes (default: one a core)")
 
 
 def parse_inputs(text: str) -> list[int]:
@@ -43,19 +58,47 @@ def parse_inputs(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Compile the kernels, print and write what they take; exit code 1 if one spills."""
-    from lanterne.kernels.cuda.occupancy import ARCHS, OPS, kernel_resources
+    from lanterne.kernels.cuda.occupancy import ARCHS, OPS, check_kernels
     from lanterne.kernels.dtypes import COMPLEX, DTYPES
 
     inputs = parse_inputs(args.inputs)
-    dtypes, archs = args.dtypes or ",".join((*DTYPES, *COMPLEX)), args.archs or ",".join(ARCHS)
+    dtypes = args.dtypes.split(",") if args.dtypes else [*DTYPES, *COMPLEX]
+    archs = args.archs.split(",") if args.archs else [*ARCHS]
     ops = OPS if args.ops == "all" else args.ops.split(",")
-    kernels = []
-    for kernel in kernel_resources(inputs, dtypes.split(","), archs.split(","), ops):
-        kernels.append(kernel)
+    check_kernels(inputs, dtypes, archs, ops)
+    parts: list[Part] = [(arch, dtype) for arch in archs for dtype in (*dtypes, None)]
+    # A few kernels are compiled sooner than processes start.
+    is_short = len(parts) * len(inputs) * len(ops) <= FEW_KERNELS
+    jobs = 1 if is_short else min(args.jobs or os.cpu_count() or 1, len(parts))
+    kernels: list[KernelResources] = []
+    for found in _compiled(parts, inputs, ops, jobs):
+        kernels += found
         report.progress(f"{len(kernels)} kernels compiled")
     report.progress("")
     report.tell(args.json, report.envelope(kernels=kernels), _print)
     return int(any(kernel["spill_bytes"] for kernel in kernels))
+
+
+def _compiled(
+    parts: Sequence[Part], inputs: Sequence[int], ops: Sequence[str], jobs: int
+) -> Iterator[list[KernelResources]]:
+    """What the kernels of each of `parts` take, in order, by so many processes: NVRTC goes one at a time in each."""
+    what = partial(_part, inputs=inputs, ops=ops)
+    if jobs == 1:
+        yield from map(what, parts)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        try:
+            yield from pool.map(what, parts)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _part(part: Part, inputs: Sequence[int], ops: Sequence[str]) -> list[KernelResources]:
+    from lanterne.kernels.cuda.occupancy import kernels_of_dtype, kernels_that_wait
+
+    arch, dtype = part
+    return list(kernels_that_wait(arch) if dtype is None else kernels_of_dtype(dtype, arch, inputs, ops))
 
 
 def _print(document: dict[str, Any], file: TextIO) -> None:

@@ -168,29 +168,43 @@ def kernel_resources(
 
     Cost: some 0.07 s each.
     """
+    check_kernels(inputs, dtypes, archs, ops)
+    for arch in archs:
+        for name in dtypes:
+            yield from kernels_of_dtype(name, arch, inputs, ops)
+        yield from kernels_that_wait(arch)
+
+
+def check_kernels(inputs: Sequence[int], dtypes: Sequence[str], archs: Sequence[str], ops: Sequence[str]) -> None:
+    """Raise InputError unless kernel_resources takes these."""
     for name, given, known in (("dtype", dtypes, DTYPES | COMPLEX), ("arch", archs, ARCHS), ("op", ops, OPS)):
         for one in given:
             if one not in known:
                 raise InputError(f"{name}: {one_of(one, known)}")
     if min(inputs, default=0) < 1:
         raise InputError(f"inputs: got {', '.join(map(str, inputs)) or 'none'}, expected at least 1 each")
-    flags = (*OPTIONS, *CUPY_OPTIONS)
-    for arch in archs:
-        for name in dtypes:
-            dtype = (DTYPES | COMPLEX)[name]
-            for op in dict.fromkeys(kernel_op(op, dtype) for op in ops if has_op(op, dtype)):
-                element = _folded(op, dtype)
-                for count in inputs:
-                    code = compile_for(fold_source(op, element, count), arch, flags).code
-                    flight = inputs_together(op, element, count) * VECTOR_NBYTES
-                    yield _resources(f"fold {op}", name, count, arch, taken_by(code)["fold"], flight)
-            for kernel, source in (("divide", divide_source), ("multiply", multiply_source)):
-                if dtype.kind in KINDS_OF_NUMBERS[: 2 if kernel == "divide" else None]:
-                    code = compile_for(source(component_of(dtype)), arch, flags).code
-                    yield _resources(kernel, name, 1, arch, taken_by(code)[kernel], VECTOR_NBYTES)
-        code = compile_for(spin.SOURCE, arch, (*spin.OPTIONS, *CUPY_OPTIONS)).code
-        for kernel, taken in sorted(taken_by(code).items()):
-            yield _resources(kernel, None, None, arch, taken, None, threads=1)
+
+
+def kernels_of_dtype(name: str, arch: str, inputs: Sequence[int], ops: Sequence[str]) -> Iterator[KernelResources]:
+    """Those of kernel_resources whose elements are of one dtype."""
+    flags, dtype = (*OPTIONS, *CUPY_OPTIONS), (DTYPES | COMPLEX)[name]
+    for op in dict.fromkeys(kernel_op(op, dtype) for op in ops if has_op(op, dtype)):
+        element = _folded(op, dtype)
+        for count in inputs:
+            code = compile_for(fold_source(op, element, count), arch, flags).code
+            flight = inputs_together(op, element, count) * VECTOR_NBYTES
+            yield _resources(f"fold {op}", name, count, arch, taken_by(code)["fold"], flight)
+    for kernel, source in (("divide", divide_source), ("multiply", multiply_source)):
+        if dtype.kind in KINDS_OF_NUMBERS[: 2 if kernel == "divide" else None]:
+            code = compile_for(source(component_of(dtype)), arch, flags).code
+            yield _resources(kernel, name, 1, arch, taken_by(code)[kernel], VECTOR_NBYTES)
+
+
+def kernels_that_wait(arch: str) -> Iterator[KernelResources]:
+    """Those of kernel_resources that have no elements: delays."""
+    code = compile_for(spin.SOURCE, arch, (*spin.OPTIONS, *CUPY_OPTIONS)).code
+    for kernel, taken in sorted(taken_by(code).items()):
+        yield _resources(kernel, None, None, arch, taken, None, threads=1)
 
 
 def _folded(op: str, dtype: Dtype) -> Dtype:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import lanterne
-from lanterne.bench import info, policy_table
+from lanterne.bench import info, kernel_table, policy_table
 from lanterne.bench.cli import main
 from lanterne.bench.kernel_table import parse_inputs
 from lanterne.errors import InputError
@@ -90,6 +90,19 @@ def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 3 + len(kernels)
     assert shown[3].split()[:6] == ["fold", "sum", "float32", "2", "sm_90", str(kernels[0]["registers"])]
+
+
+def test_kernels_come_in_order_from_several_processes(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cuda.bindings", reason="dependency group gpu-compile")
+    monkeypatch.setattr(kernel_table, "FEW_KERNELS", 0)
+    chosen = ["--inputs", "2", "--dtypes", "uint8,bool", "--ops", "bor", "--archs", "sm_80"]
+    found = []
+    for jobs in ("1", "2"):
+        file = tmp_path / f"{jobs}.json"
+        assert main(["info", "--kernels", *chosen, "--jobs", jobs, "--json", str(file)]) == 0
+        found.append(json.loads(file.read_text())["kernels"])
+    assert [kernel["dtype"] for kernel in found[0]] == ["uint8", "uint8", "bool", *[None] * (len(found[0]) - 3)]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("inputs", ["", "0", "3-2", "2,", "1-", "-3", "two", "1-501", "1-9999999999999999999", "²"])

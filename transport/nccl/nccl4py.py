@@ -2,7 +2,8 @@
 
 Its communicators do not block: a call that has to wait for other ranks returns at once, and NCCL is asked until it is
 over, or the communicator is aborted; so no thread is left behind in NCCL, whatever the others do. A process may so be
-told of a failure in the middle of a start-up, and revoke, shrink or abort what it has.
+told of a failure in the middle of a start-up, and revoke, shrink or abort what it has. Not grow: NCCL wants newcomers
+behind all ranks that there are, and those of a job have the places of the dead.
 LANTERNE_NCCL=nccl4py chooses it; CuPy's is the default until this one has run on a device.
 """
 

@@ -142,7 +142,7 @@ def test_fold_gives_the_bits_of_the_cpu(library, name, op, shifts):
 
 
 def check_many(library, name, op, shifts):
-    """The bits of the kernel `op`_`name`_K, of K inputs and an output, each as many elements past a 16-byte boundary."""
+    """The bits of the kernel `op`_`name`_K of an output and K inputs, each shifted by so many elements."""
     dtype, num_inputs = find_dtype(name), len(shifts) - 1
     arrays = [random_bits(dtype, 203 + shift, i)[shift:] for i, shift in enumerate(shifts)]
     arrays = [array[: 203 * dtype.nbytes // array.itemsize] for array in arrays]
