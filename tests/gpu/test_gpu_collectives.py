@@ -19,6 +19,8 @@ _spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)
 gpu_checks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(gpu_checks)
 JOB_S = gpu_checks.JOB_S
+# A model that takes the host's CUDA a second.
+SMALL = "--blocks 2 --width 16 --length 16 --rows 2 --microbatches 4"
 # Who came last is told of each call: where all ranks share two cores, a pause of one makes it the last.
 OF_TIMES = {gpu_checks.check_late_rank_by_its_stream}
 
@@ -106,7 +108,7 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
     [
         # Ranks that share a GPU make each other slow, which is found.
         ("validate --bytes 1M --repetitions 1 --limit 5s", (0, 1)),
-        ("pipeline train --data README.md --iterations 2 --width 64 --check", (0,)),
+        (f"pipeline train --data README.md --iterations 2 {SMALL} --check", (0,)),
     ],
 )
 def test_commands_compute_on_the_device(cupy, words, codes):
