@@ -110,6 +110,7 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
         ("validate --bytes 1M --repetitions 1 --limit 5s", (0, 1)),
         (f"pipeline train --data README.md --iterations 2 {SMALL} --check", (0,)),
     ],
+    ids=["validate", "train"],
 )
 def test_commands_compute_on_the_device(cupy, words, codes):
     result = lanterne_command(*words.split(), "-n", "2", "--transport", "local", "--device", "cuda")

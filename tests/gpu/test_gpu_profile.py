@@ -21,6 +21,15 @@ from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.trainer import Trainer, plans
 
+# Small, since the host's CUDA has to compute it, too.
+WIDTHS, ROWS = (128, 256, 128), 64
+
+
+def numbers(seed):
+    """Inputs and targets of four microbatches."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(4, ROWS, WIDTHS[0])), random.normal(size=(4, ROWS, WIDTHS[-1]))
+
 
 @pytest.mark.parametrize("scheduler", ["gpipe", "1f1b", "zb_h1"])
 def test_spins_take_as_long_as_told(cupy, scheduler):
@@ -36,13 +45,9 @@ def test_training_on_two_ranks(cupy, plane):
     """Stages on the device, messages on the host: the losses of NumPy."""
     problem = Problem(2, 4, 1, 1, 1)
 
-    def batch(iteration):
-        random = np.random.default_rng(iteration)
-        return random.normal(size=(4, 256, 512)), random.normal(size=(4, 256, 512))
-
     def losses(comm, device=None):
         options = {"plane": lambda pipeline: make_plane(plane, pipeline), "device": device}
-        trainer = Trainer(comm, mlp((512, 2048, 512), rows=256), batch, plans(problem, "zb_h1"), **options)
+        trainer = Trainer(comm, mlp(WIDTHS, rows=ROWS), numbers, plans(problem, "zb_h1"), **options)
         found = [trainer.iteration().losses for _ in range(3)]
         trainer.close()
         return found
@@ -56,15 +61,13 @@ def test_training_on_two_ranks(cupy, plane):
 
 def test_a_model_in_cupy(cupy):
     """Its losses are those of NumPy, and what its actions take is no more than passed."""
-    model, problem = mlp((512, 2048, 512), rows=256), Problem(1, 4, 1, 1, 1)
+    model, problem = mlp(WIDTHS, rows=ROWS), Problem(1, 4, 1, 1, 1)
     checked = check(plan(problem, "zb_h1"), problem)
-    random = np.random.default_rng(0)
-    data = random.normal(size=(4, 256, 512)), random.normal(size=(4, 256, 512))
 
     def losses(comm, xp, times=None):
         (stage,) = make_stages(model, 1, lambda: Adam(0.01), np.float32, seed=4, xp=xp)
         began_s = time.monotonic()
-        measured = execute(checked, {0: times.watch(stage) if times else stage}, comm, *data)
+        measured = execute(checked, {0: times.watch(stage) if times else stage}, comm, *numbers(0))
         if times:
             durations_s = times.durations_s(measured)
             assert (durations_s > 0).all()
