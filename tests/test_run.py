@@ -19,14 +19,14 @@ case $1 in
     cache) echo /home/me/.cache/uv ;;
 esac
 """
-# Tells what it runs, and fails for what the test says.
+# Tells what it runs, and fails for what the test says, a pattern.
 PYTHON = """#!/bin/sh
 echo "$0 $*"
-[ "$*" != "-P -m ${FAILS:-}" ]
+case $* in "-P -m "${FAILS:-nothing}) exit 1 ;; esac
 """
 MODULES = {
     "test": (
-        "pytest -n 3 -m not alone and not slow and not cluster and not operators",
+        "pytest --cache-clear -n 3 -m not alone and not slow and not cluster and not operators",
         "pytest -m alone and not slow and not cluster and not operators",
     ),
     "test -m quick": ("pytest -n 2 -m quick and not slow",),
@@ -61,13 +61,23 @@ def test_the_lock_follows_the_words_and_the_driver(tmp_path, driver, words, vari
     assert result.stdout.splitlines() == [f"installs {lock}.txt", *(f"{python} -P -m {module}" for module in modules)]
 
 
-@pytest.mark.parametrize("words", ["test", "types"])
-def test_what_fails_first_is_in_the_exit_code(tmp_path, words):
-    first = MODULES[words][0]
-    result = run(tmp_path, "exit 127", words, {"FAILS": first})
+AGAIN = "pytest --last-failed --last-failed-no-failures none -x -rp"
+
+
+@pytest.mark.parametrize(("words", "fails"), [("test", "pytest --*"), ("types", MODULES["types"][0])])
+def test_what_fails_first_is_in_the_exit_code(tmp_path, words, fails):
+    result = run(tmp_path, "exit 127", words, {"FAILS": fails})
     assert result.returncode == 1
     assert (MODULES[words][1] in result.stdout) == (words == "test")  # all tests run; types stop
     assert "lanterne types" not in result.stdout
+
+
+@pytest.mark.parametrize("fails", MODULES["test"])
+def test_what_failed_runs_once_more_with_nothing_beside_it(tmp_path, fails):
+    result = run(tmp_path, "exit 127", "test", {"FAILS": fails})
+    assert result.returncode == 0
+    assert result.stdout.endswith(f" -P -m {AGAIN}\n")
+    assert "run: what failed, once more, nothing beside it" in result.stderr
 
 
 def test_downloads_are_kept_inside_without_a_home_to_write_to(tmp_path):

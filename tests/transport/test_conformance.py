@@ -75,7 +75,8 @@ def run_job(name, report, checks):
         if name in os.environ.get("LANTERNE_REQUIRE", "").split(","):
             pytest.fail(f"LANTERNE_REQUIRE names {name}, but {module} is not installed")
         pytest.skip(f"{module} is not installed")
-    return run_checks(SCRIPT, [name], report, checks, RANKS, launcher)
+    # Survivors wait for 20 s in the checks of failures: their launcher must not end them before.
+    return run_checks(SCRIPT, [name], report, checks, RANKS, launcher, environment={"LANTERNE_GRACE_S": "60"})
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,7 @@ def test_what_a_held_rank_has_begun_goes_on(tmp_path):
     thread.join(30)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_a_watched_job_is_held_and_its_slow_rank_validated(culprit):
     """Its loop knows nothing of it, and what it computes is right."""
