@@ -80,7 +80,7 @@ class Tuning:
         topology: Topology | None = None,
     ) -> None:
         """Choose by `model`, `factors` and `topology` from now on; call it alike on all ranks."""
-        self.topology = None if topology is None or topology.is_flat else topology
+        self.topology: Topology | None = None if topology is None or topology.is_flat else topology
         # By their arguments, calls as they were checked (execute/arguments.py).
         self.resolved: dict[tuple[object, ...], tuple[Any, ...]] = {}
         self._choices: dict[tuple[str, int, bool], Choice] = {}

@@ -15,7 +15,7 @@ from lanterne.collectives.execute.scratch import Scratch
 from lanterne.collectives.topology.topology import nodes_of
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
-from lanterne.transport.machine import Machine
+from lanterne.transport.machine import Lock, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.client import StoreLost
@@ -168,7 +168,7 @@ class CommunicatorBase:
         engine: Engine | None = None,
     ) -> None:
         self.transport = transport
-        self.lock = transport.lock
+        self.lock: Lock = transport.lock
         self.engine: Engine = Engine(transport) if engine is None else engine
         self.engine.join(self)
         self.ranks = ranks

@@ -32,7 +32,7 @@ class SharedPlan:
     def __init__(
         self, key: Key, dtype: Dtype, in_place: bool, world_size: int, rank: int, memory: SharedMemory
     ) -> None:
-        self.memory = memory
+        self.memory: SharedMemory = memory
         self.signature: str = str(key)
         self.digest: int = digest_of(self.signature)
         part_nbytes = key.part_count * dtype.nbytes
@@ -48,7 +48,8 @@ class SharedPlan:
         self._shapes = [_shape(piece, world_size if folds else 0) for piece in (program.full, program.last)]
         constants = [program.num_pieces, program.step, program.first, program.sources, self.digest]
         addresses = [*map(ctypes.addressof, self._shapes), memory.words_at]
-        self.words = (ctypes.c_int64 * len(CALL))(*[0] * (len(CALL) - len(constants) - 3), *constants, *addresses)
+        own = [0] * (len(CALL) - len(constants) - 3)
+        self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * len(CALL))(*own, *constants, *addresses)
         self.words_at: int = ctypes.addressof(self.words)
 
     @property
@@ -112,7 +113,7 @@ class SharedRequest(CollectiveRequest):
         plan = self._plan
         found = plan.advance(0, plan.words_at)
         self._moved: bool = found != IDLE
-        self.done = found == DONE
+        self.done: bool = found == DONE
         return self.done
 
     def _pending_peers(self) -> Sequence[int]:
