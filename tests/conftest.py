@@ -121,8 +121,12 @@ def busy_cores(duration_s=0.5):
 
 
 def pytest_runtest_protocol(item, nextitem):
-    """What decides by times and fails runs again, with fixtures made anew, since one pause of the machine fails it."""
-    if not item.get_closest_marker("timing") and not item.get_closest_marker("alone"):
+    """What decides by times and fails runs again, with fixtures made anew, since one pause of the machine fails it.
+
+    On a busy machine a test of what happens when says nothing: where its last try fails, it is skipped, with the load.
+    """
+    is_timing = item.get_closest_marker("timing") is not None
+    if not is_timing and not item.get_closest_marker("alone"):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for tries_left in reversed(range(TIMING_TRIES)):
@@ -131,19 +135,13 @@ def pytest_runtest_protocol(item, nextitem):
             break
         item.session._setupstate.teardown_exact(None)
     for report in reports:
+        if is_timing and report.failed and (cores := busy_cores()) > BUSY_CORES:
+            said = " ".join(report.longreprtext.split())[-200:]
+            why = f"the machine is busy ({cores:.1f} cores), and this is a test of times: {said}"
+            report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {why}")
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """On a busy machine a test of what happens when says nothing: where it fails, it is skipped, with the load."""
-    report = yield
-    if report.failed and item.get_closest_marker("timing") and (cores := busy_cores()) > BUSY_CORES:
-        why = f"the machine is busy ({cores:.1f} cores), and this is a test of times: {call.excinfo.exconly()[:200]}"
-        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {why}")
-    return report
 
 
 @pytest.fixture

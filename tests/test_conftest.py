@@ -1,4 +1,4 @@
-"""The marker `timing`: a failure on a busy machine is a skip that says so, and a failure on a quiet one stays one."""
+"""The marker `timing`: what fails runs again; the last failure is a skip on a busy machine, else a failure."""
 
 import subprocess
 import sys
@@ -21,16 +21,54 @@ spec = importlib.util.spec_from_file_location("own_conftest", {path!r})
 own = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(own)
 own.busy_cores = lambda: {cores}
-pytest_runtest_makereport, pytest_unconfigure = own.pytest_runtest_makereport, own.pytest_unconfigure
+pytest_runtest_protocol, pytest_unconfigure = own.pytest_runtest_protocol, own.pytest_unconfigure
+"""
+AGAIN = """
+import pytest
+made = []
+
+@pytest.fixture(scope="module")
+def job():
+    made.append(len(made))
+    return made[-1]
+
+{mark}
+def test_first(job):
+    assert job == {passes_at}
 """
 
 
+@pytest.fixture
+def run(tmp_path, request):
+    """A function: run the program of tests where so many cores are busy."""
+
+    def run(program, cores):
+        path = str(request.config.rootpath / "tests" / "conftest.py")
+        (tmp_path / "conftest.py").write_text(CONFTEST.format(path=path, cores=cores))
+        (tmp_path / "test_x.py").write_text(program)
+        command = [sys.executable, "-P", "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-W", "ignore", str(tmp_path)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return run
+
+
 @pytest.mark.parametrize(("cores", "told"), [(2.0, "1 failed, 1 skipped"), (0.0, "2 failed")])
-def test_only_tests_of_times_and_only_on_a_busy_machine(tmp_path, request, cores, told):
-    path = str(request.config.rootpath / "tests" / "conftest.py")
-    (tmp_path / "conftest.py").write_text(CONFTEST.format(path=path, cores=cores))
-    (tmp_path / "test_x.py").write_text(PROGRAM)
-    command = [sys.executable, "-P", "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-W", "ignore", str(tmp_path)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_only_tests_of_times_and_only_on_a_busy_machine(run, cores, told):
+    result = run(PROGRAM, cores)
     assert told in result.stdout, result.stdout + result.stderr
     assert ("the machine is busy (2.0 cores)" in result.stdout) == (cores > 1)
+
+
+@pytest.mark.parametrize("cores", [2.0, 0.0])
+@pytest.mark.parametrize(
+    ("mark", "passes_at", "told"),
+    [
+        ("@pytest.mark.timing", 2, "1 passed"),
+        ("@pytest.mark.alone", 2, "1 passed"),
+        ("@pytest.mark.alone", 3, "1 failed"),
+        ("", 1, "1 failed"),
+    ],
+)
+def test_what_decides_by_times_runs_again_with_fixtures_made_anew(run, mark, passes_at, told, cores):
+    result = run(AGAIN.format(mark=mark, passes_at=passes_at), cores)
+    assert told in result.stdout, result.stdout + result.stderr
