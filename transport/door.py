@@ -60,8 +60,8 @@ class Stranger:
         self.sock = sock
         self.nonce = nonce
         self.until_s = until_s
-        self.data = bytearray()
-        self.needs = wire.ANSWER_NBYTES
+        self.data: bytearray = bytearray()
+        self.needs: int = wire.ANSWER_NBYTES
         self.proven = False
         self.seals: wire.FrameSeals | None = None
 

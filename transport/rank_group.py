@@ -141,7 +141,7 @@ class Group:
         self.ends_together = False
         self.epoch = epoch
         self.newcomers: tuple[int, ...] = tuple(newcomers)
-        self.somebody_waits = False
+        self.somebody_waits: bool = False
         self._store_process = store_process
         self._failed: dict[int, str] = {}
         self._left: dict[int, float] = {}

@@ -80,11 +80,11 @@ class Leaving:
     __slots__ = ("busy_s", "first_s", "last_s", "peer", "tag", "told", "word")
 
     def __init__(self, peer: int, tag: int, busy_s: float, word: Region) -> None:
-        self.peer = peer
-        self.tag = tag
+        self.peer: int = peer
+        self.tag: int = tag
         # Of the whole port, what it still needs.
-        self.busy_s = busy_s
-        self.word = word
+        self.busy_s: float = busy_s
+        self.word: Region = word
         self.first_s: float = inf
         self.last_s: float = inf
         self.told: Request | None = None

@@ -21,7 +21,7 @@ class Alarm:
 
     def __init__(self) -> None:
         self.at: int | None = None
-        self.is_told = False
+        self.is_told: bool = False
         self._tracker = Tracker()
         self._healthy: deque[float] = deque(maxlen=REMEMBERED)
 

@@ -112,7 +112,7 @@ class OutsideView:
     """
 
     def __init__(self, processes: Mapping[int, int], proc: Path = Path("/proc"), window_s: float = WINDOW_S) -> None:
-        self.processes = dict(processes)
+        self.processes: dict[int, int] = dict(processes)
         self.odd: dict[int, OddRank] = {}
         self._proc, self._window_s = proc, window_s
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")

@@ -78,7 +78,7 @@ class Recorder:
         self.notes: set[str] = set()
         # Names of calls that return before all ranks have come to them.
         self.queued: set[str] = set()
-        self.groups = CallGroups()
+        self.groups: CallGroups = CallGroups()
         # By library and device; None where events cannot be had.
         self._devices: dict[object, QueuedCalls | None] = {}
         # Neither the thread nor what waits for the end of the program keeps a recorder that nobody has any more.

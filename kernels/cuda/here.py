@@ -14,7 +14,7 @@ class Here:
     def __init__(self, device: Any, device_id: int, cuda: Any):
         """`device`: None where there is but one, which is the current one anyway."""
         self._device = device
-        self.device_id = device_id
+        self.device_id: int = device_id
         self.errors: tuple[type[Exception], ...] = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
 
     def __enter__(self) -> None:

@@ -65,5 +65,5 @@ class ForeignStream:
     device_id = -1
 
     def __init__(self, address: int, owner: object):
-        self.ptr = address
-        self.owner = owner
+        self.ptr: int = address
+        self.owner: object = owner

@@ -42,9 +42,9 @@ class TorchGraph:
         self.x = x
         self.y = y
         self.parameters = parameters
-        self.nbytes = int(y.numel() * y.element_size())
+        self.nbytes: int = int(y.numel() * y.element_size())
         # Where what is counted once lies, as arrays say it.
-        self.__array_interface__ = {"data": (int(y.data_ptr()), False)}
+        self.__array_interface__: dict[str, tuple[int, bool]] = {"data": (int(y.data_ptr()), False)}
 
     @property
     def ndim(self) -> int:

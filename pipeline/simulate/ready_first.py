@@ -42,26 +42,28 @@ class ReadyFirst:
         plan, table = checked.plan, costs(checked.problem, checked.plan.placement)
         first, stop = plan.offsets[rank : rank + 2].tolist()
         own = slice(first, stop)
-        self.left = list(range(first, stop))
-        self.used = 0.0
-        self.capacity = checked.problem.limits.capacity[rank] * (1 + 1e-9)
+        self.left: list[int] = list(range(first, stop))
+        self.used: float = 0.0
+        self.capacity: float = checked.problem.limits.capacity[rank] * (1 + 1e-9)
         ids, part, parts = plan.ids[own], plan.columns[PART, own], plan.columns[PARTS, own]
         taken = np.where(part == 1, table.alloc[ids], 0.0)
         given = np.where(part == parts, table.free[ids], 0.0)
-        self.takes = dict(zip(self.left, taken.tolist(), strict=True))
-        self.gives = dict(zip(self.left, given.tolist(), strict=True))
+        self.takes: dict[int, float] = dict(zip(self.left, taken.tolist(), strict=True))
+        self.gives: dict[int, float] = dict(zip(self.left, given.tolist(), strict=True))
         ends = np.concatenate([[0.0], planned.end[own][:-1]])
         pauses = np.maximum(planned.start[own] - ends, 0.0) * (1 + ROUNDING)
         latest = planned.start[own] + ROUNDING * planned.makespan
-        self.latest = dict(zip(self.left, latest.tolist(), strict=True))
+        self.latest: dict[int, float] = dict(zip(self.left, latest.tolist(), strict=True))
         urgencies = [URGENCY[action.kind] for action in plan.ranks[rank]]
-        self.urgency = dict(zip(self.left, urgencies, strict=True))
-        self.pause = dict(zip(self.left, pauses.tolist(), strict=True))
+        self.urgency: dict[int, int] = dict(zip(self.left, urgencies, strict=True))
+        self.pause: dict[int, float] = dict(zip(self.left, pauses.tolist(), strict=True))
+        self.needs: dict[int, set[int]]
+        self.lanes: dict[int, tuple[str, int]]
         self.needs, self.lanes = _needs_and_lanes(plan.ranks[rank], first, checked)
         sender = senders_of(plan, table)
         to = {int(source): int(plan.rank_of[i]) for i, source in enumerate(sender.tolist()) if source >= 0}
-        self.peer = {column: to.get(column, rank) for column in self.left}
-        self.peer = {column: peer for column, peer in self.peer.items() if peer != rank}
+        found = {column: to.get(column, rank) for column in self.left}
+        self.peer: dict[int, int] = {column: peer for column, peer in found.items() if peer != rank}
         self.done: set[int] = set()
 
     def pick(self, now: float, since: float, is_here: Callable[[int], bool]) -> int | float | None:

@@ -100,7 +100,7 @@ class Enduring:
         checkpoint: Callable[[], TrainingState | None] = lambda: None,
         model: str = "",
     ) -> None:
-        self.comm = comm
+        self.comm: Communicator = comm
         self.changes: list[GroupChange] = []
         self.copy_s: float = 0.0
         self._make = make

@@ -32,7 +32,8 @@ class Nccl4py:
     """
 
     def __init__(self, core: Any, bindings: Any) -> None:
-        self.core, self.bindings = core, bindings
+        self.core: Any = core
+        self.bindings: Any = bindings
         self._local = threading.local()
 
     def get_version(self) -> int:

@@ -43,7 +43,7 @@ class Flows:
     """
 
     def __init__(self, on_sent: Callable[[int], object], machine: Machine) -> None:
-        self.under_way = 0
+        self.under_way: int = 0
         self.dropped: list[tuple[int, int, int, float]] = []
         self.returned: list[tuple[int, int, int, float]] = []
         self._on_sent = on_sent

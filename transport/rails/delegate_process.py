@@ -282,7 +282,7 @@ class DelegateLoop:
         self.poll: Poller = returns.machine.poller()
         for each in (control, wakeup, returns):
             self.poll.register(each, select.POLLIN)
-        self.rails = DelegateRails(self.poll, back, arena, found, order, returns)
+        self.rails: DelegateRails = DelegateRails(self.poll, back, arena, found, order, returns)
         self.peers: dict[int, DelegatePeer] = self.rails.peers
 
     def run(self) -> None:

@@ -57,7 +57,7 @@ class Epoch:
         self.number = number
         self.places: tuple[int, ...] = tuple(places)
         self.numbers: tuple[int, ...] = self.places
-        self.meetings = Meetings(store, self)
+        self.meetings: Meetings = Meetings(store, self)
         self._members: dict[int, Connection] = {}
         self._left: set[int] = set()
         self._died: dict[int, bytes] = {}  # why, by rank

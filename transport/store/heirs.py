@@ -71,8 +71,8 @@ class Heirs:
         self._store = store
         self._machine = store.machine
         self._token = token
-        self.leads = not stands_by
-        self.is_lost = False
+        self.leads: bool = not stands_by
+        self.is_lost: bool = False
         self._name = ""
         self._term: Term = NO_TERM  # in which it leads
         self._own = Elector()

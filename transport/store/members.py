@@ -63,7 +63,7 @@ class Members:
     def __init__(self, store: Service, heirs: Decides) -> None:
         self._store = store
         self._heirs = heirs
-        self.world_size = 0
+        self.world_size: int = 0
         self.epoch: Epoch = Epoch(store, self)
         self._next: Epoch | None = None  # in force once all of its ranks have what it needs
         self._admissions = Admissions(store, self.epoch, self)

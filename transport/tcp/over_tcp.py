@@ -297,8 +297,8 @@ class TcpPeer:
         self._over = over
         self.duplexes: list[Duplex] = []
         self.error: TransportError | None = None
-        self.lost_s = 0.0
-        self.has_left = False
+        self.lost_s: float = 0.0
+        self.has_left: bool = False
         # By tag, how many were posted; by tag and number: receives, messages and offers that came before theirs, sends
         # that wait for a grant, and grants that came before theirs.
         self._sent: defaultdict[int, int] = defaultdict(int)

@@ -102,7 +102,7 @@ class Suite:
 
     def __init__(self, folder: Path) -> None:
         sys.path.insert(0, str(folder))
-        self.mpi = ShimMPI()
+        self.mpi: ShimMPI = ShimMPI()
         self.arrays: ModuleType = importlib.import_module("arrayimpl")
         self.modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in MODULES}
         vars(self.arrays)["loop"] = loop

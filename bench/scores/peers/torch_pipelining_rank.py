@@ -48,7 +48,7 @@ class TorchPipeline:
         self.module = nn.Sequential(*every[rank * count : (rank + 1) * count])
         stage = PipelineStage(self.module, rank, ranks, torch.device("cpu"))
         self.is_first, self.is_last = rank == 0, rank == ranks - 1
-        self.optimizer = torch.optim.Adam(self.module.parameters(), RATE)
+        self.optimizer: Any = torch.optim.Adam(self.module.parameters(), RATE)
         loss = nn.functional.mse_loss
         if csv is None:
             self.schedule: Any = OWN_CLASSES[scheduler](stage, options["microbatches"], loss_fn=loss)
@@ -84,7 +84,7 @@ class OurPipeline:
         problem = Problem(comm.world_size, options["microbatches"], 1.0, 1.0, 1.0)
         checked = check(Plan.from_dict(document), problem, memory=False)
         starts = [stage * count for stage in range(comm.world_size + 1)]
-        self.trainer = Trainer(comm, model, lambda _: self.data, checked, starts=starts)
+        self.trainer: Trainer = Trainer(comm, model, lambda _: self.data, checked, starts=starts)
 
     def iteration(self, inputs: Any, targets: Any) -> float:
         """As TorchPipeline's."""

@@ -45,7 +45,7 @@ class Actor:
         self.process: Actor = process or self
         self.threads: list[Actor] = []
         self.steps = 0
-        self.stopped_s = 0.0
+        self.stopped_s: float = 0.0
         self.at_step: dict[int, list[Callable[[], object]]] = {}
         self.is_killed = False
         self.has_ended = False

@@ -97,10 +97,10 @@ class GrowingWorld:
         self.without = without
         self.events: list[str] = []
         self.rng = random.Random(f"growing {seed}")
-        self.baton = Baton(seed, traced=traced)
-        self.machine = SimulatedMachine(self.baton)
-        self.ranks = self.rng.randint(*RANKS)
-        self.steps = self.rng.randint(*STEPS)
+        self.baton: Baton = Baton(seed, traced=traced)
+        self.machine: SimulatedMachine = SimulatedMachine(self.baton)
+        self.ranks: int = self.rng.randint(*RANKS)
+        self.steps: int = self.rng.randint(*STEPS)
         self.processes: list[GrowingProcess] = []
         self.problems: list[str] = []
         self.fell_s: list[float] = []

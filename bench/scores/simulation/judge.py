@@ -48,8 +48,8 @@ class Judge:
         self.scenario = scenario
         self.ranks = ranks
         self.actors = actors
-        self.fallen = fate.fallen
-        self.thawed_s = fate.thawed_s
+        self.fallen: list[tuple[float, int]] = fate.fallen
+        self.thawed_s: dict[int, float] = fate.thawed_s
         self.network = network
         self._timeout_s = timeout_s
         self._strange = fate.strange

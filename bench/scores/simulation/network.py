@@ -67,7 +67,7 @@ class SimulatedNetwork:
         self.delays: dict[str, float] = {}
         self._fds = FIRST_FD
         self._ports = FIRST_PORT
-        self.window_nbytes = round(2 ** baton.random.uniform(*(size.bit_length() for size in WINDOW_NBYTES)))
+        self.window_nbytes: int = round(2 ** baton.random.uniform(*(size.bit_length() for size in WINDOW_NBYTES)))
 
     def new_fd(self, sock: "Polled") -> int:
         self._fds += 1
@@ -163,7 +163,7 @@ class SimulatedWakeup(Wakeup):
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
-        self.owner = network.baton.here
+        self.owner: Actor = network.baton.here
         self.is_set = False
         self.watchers: list[tuple[SimulatedPoller, int]] = []
         super().__init__(network.new_fd(self))
@@ -258,12 +258,12 @@ class SimulatedSocket:
 
     def __init__(self, network: SimulatedNetwork, owner: Actor) -> None:
         self.network = network
-        self.baton = network.baton
+        self.baton: Baton = network.baton
         self.owner = owner
         self.peer: SimulatedSocket | None = None
         self.address: tuple[str, int] = ("", 0)
         self.backlog: deque[SimulatedSocket] | None = None
-        self.inbox = bytearray()
+        self.inbox: bytearray = bytearray()
         self.coming_nbytes = 0
         self.sent = bytearray()  # All that was sent, for who looks afterwards.
         self.was_accepted = False
@@ -273,7 +273,7 @@ class SimulatedSocket:
         self.timeout_s: float | None = None
         self.user_timeout_s = 0.0
         self.watchers: list[tuple[SimulatedPoller, int]] = []
-        self.passage = Passage(self)
+        self.passage: Passage = Passage(self)
         self._fd = network.new_fd(self)
 
     def __enter__(self) -> "SimulatedSocket":
@@ -543,7 +543,7 @@ class SimulatedSelector(selectors.BaseSelector):
     peer_name = "a selector"
 
     def __init__(self, network: SimulatedNetwork) -> None:
-        self.owner = network.baton.here
+        self.owner: Actor = network.baton.here
         self._network = network
         self.watchers: list[tuple[SimulatedPoller, int]] = []
         self._poller = SimulatedPoller(network, self)

@@ -43,9 +43,9 @@ class PartingWorld(GrowingWorld):
     def __init__(self, seed: int, *, traced: bool = False) -> None:
         super().__init__(seed, traced=traced)
         self.rng = random.Random(f"parting {seed}")
-        self.hosts = self.rng.choice(HOSTS)
-        self.ranks_of_a_host = self.rng.choice(RANKS_OF_A_HOST)
-        self.ranks = self.hosts * self.ranks_of_a_host
+        self.hosts: int = self.rng.choice(HOSTS)
+        self.ranks_of_a_host: int = self.rng.choice(RANKS_OF_A_HOST)
+        self.ranks: int = self.hosts * self.ranks_of_a_host
         self.store_deaths = 0
         self.actors: dict[int, list[Actor]] = {host: [] for host in range(self.hosts)}
         self.cut_off: list[set[int]] = []

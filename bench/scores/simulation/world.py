@@ -57,9 +57,9 @@ class World:
 
     def __init__(self, scenario: Scenario, *, traced: bool = False) -> None:
         self.scenario = scenario
-        self.baton = Baton(scenario.seed, traced=traced)
-        self.machine = SimulatedMachine(self.baton)
-        self.ranks = [RankOutcome() for _ in range(scenario.ranks)]
+        self.baton: Baton = Baton(scenario.seed, traced=traced)
+        self.machine: SimulatedMachine = SimulatedMachine(self.baton)
+        self.ranks: list[RankOutcome] = [RankOutcome() for _ in range(scenario.ranks)]
         self.actors: dict[int, Actor] = {}
         self.problems: list[str] = []
         # By number of a call and of the group that makes it: what ranks did and were told at its board.
@@ -69,7 +69,7 @@ class World:
         # By rank.
         self.carriers: dict[int, Delegates] = {}
         self._starter = DelegateStarter(self.machine)
-        self.fate = Fate(scenario, self.machine, self.job, self.actors, self._starter)
+        self.fate: Fate = Fate(scenario, self.machine, self.job, self.actors, self._starter)
         self._local = LocalWorld(scenario.ranks, self.machine) if scenario.transport == "local" else None
 
     def run(self) -> Outcome:
