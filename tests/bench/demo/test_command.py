@@ -68,7 +68,9 @@ def test_the_swap_gains_and_the_end_is_as_the_beginning(ran):
 def test_delays_are_measured_and_training_goes_on(ran):
     document = ran[0]
     results, about = document["results"], document["about"]
-    slow = [record["link_delay_s"]["1-2"] for record in results[about["first"] + 2 : about["last"] - 2]]
+    # What is known of a delay is a lower bound, and the swapped plan asks for messages after they have come.
+    swapped = next(step["iteration"] for step in document["steps"] if step["name"] == "swapped")
+    slow = [record["link_delay_s"]["1-2"] for record in results[about["first"] + 2 : swapped]]
     assert sorted(slow)[len(slow) // 2] == pytest.approx(0.03, rel=0.25)
     assert [record["iteration"] for record in results] == list(range(about["iterations"]))
     assert results[-1]["loss"] < 0.75 * results[0]["loss"]
