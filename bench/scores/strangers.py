@@ -121,8 +121,8 @@ class Attack:
     """Connects to all ports of the job below this process, in bursts.
 
     Attributes: `bursts`, (start, end) of each, and `calm`, of the quiet before each, of time.monotonic; `made`,
-    connections by kind; `grown_nbytes`; `ports`, those found; `what` is made, and the `bars` on (call over the quiet
-    one, growth).
+    connections by kind; `grown_nbytes`, by how much the job's resident memory grew; `ports`, those found; `what` is
+    made, and the `bars` on (call over the quiet one, growth in bytes).
     """
 
     what = "connections"
@@ -135,7 +135,7 @@ class Attack:
         self.bursts: list[tuple[float, float]] = []
         self.calm: list[tuple[float, float]] = []
         self.made: Counter[str] = Counter()
-        self.grown_nbytes = 0
+        self.grown_nbytes: int = 0
         self.ports: set[tuple[str, int]] = set()
 
     def run(self) -> None:
@@ -185,7 +185,7 @@ class UcxAttack(Attack):
     """Sends messages to the UCX workers of the ranks. What these do with them is UCX's: no bar on times and memory."""
 
     what = "messages"
-    bars = (inf, inf)
+    bars: tuple[float, float] = (inf, inf)
 
     def _targets(self, pids: list[int]) -> set[tuple[str, int]]:
         return ports_of(pids)

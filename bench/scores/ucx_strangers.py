@@ -15,6 +15,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +31,7 @@ LEAVE_S = 3.0
 # By kind: bytes, of what leaves at once, and, from 8 KiB on, of what waits for a receive.
 SIZES = {"nothing": 0, "a word": 8, "an array": 4096, "more than is expected": 65536}
 # The tags that lanterne has before they are hashed, and any.
-TAGS = {
+TAGS: dict[str, Callable[[random.Random], int]] = {
     "plain tag": lambda rng: make_tag(rng.randrange(4), rng.randrange(64)),
     "a barrier's": lambda rng: rng.randrange(4) | INTERNAL,
     "any tag": lambda rng: rng.getrandbits(64),

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,20 @@ from lanterne.kernels.dtypes import Op, PremulSum
 from lanterne.transport.timeouts import LONGEST_S
 
 # Python may derive from these. Of `Backend` it may not, so a group of ours is a whole ProcessGroup.
-ProcessGroup: Any = dist.ProcessGroup
-Work: Any = dist.Work
+if TYPE_CHECKING:
+    # Where PyTorch is missing, a checker knows nothing of a class that derives from torch's.
+    class ProcessGroup:
+        """torch.distributed.ProcessGroup: of what torch does itself, what ours use."""
+
+        def __init__(self, rank: int, size: int) -> None: ...
+        def rank(self) -> int: ...
+        def size(self) -> int: ...
+
+    class Work:
+        """torch.distributed.Work: all of it that is used is ours."""
+
+else:
+    ProcessGroup, Work = dist.ProcessGroup, dist.Work
 # Such verbs have an older name too, and torch calls now one, now the other.
 OLD_NAMES: dict[str, str] = {
     "all_gather_single": "_allgather_base",
@@ -38,6 +50,7 @@ OPTIONS: dict[str, Any] = {
         *("ReduceScatter", "Barrier", "AllToAll"),
     )
 }
+_Kind = TypeVar("_Kind", bound=type)
 # Other names are the same in lower case.
 _OPS = {"AVG": "mean", "PRODUCT": "prod"}
 # Callbacks that run in this thread right now, one inside the other.
@@ -50,7 +63,7 @@ def register(name: str, create: Callable[[Any, Any], Any]) -> None:
         dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
 
 
-def old_names(kind: type) -> type:
+def old_names(kind: _Kind) -> _Kind:
     """`kind` with the older names of its verbs; a decorator."""
     for name, old in OLD_NAMES.items():
         setattr(kind, old, getattr(kind, name))

@@ -1,6 +1,6 @@
 """What a message costs on each kind of GPU, as found from runs, and what those runs had."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ UNITS = {
     "gap_ms": "ms",
 }
 # What a run has that it can lie beyond the runs of a calibration in.
-SEEN = {
+SEEN: dict[str, Callable[[RecordedRun], Sequence[float]]] = {
     "ranks_per_host": lambda run: [run.ranks_per_host],
     "message_bytes": lambda run: [run.message_nbytes],
     "stages": lambda run: [run.quiet.stages],

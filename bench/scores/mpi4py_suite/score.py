@@ -94,7 +94,7 @@ class _Loop:
         yield self.array, self.typecode
 
 
-loop = _Loop()
+loop: _Loop = _Loop()
 
 
 class Suite:

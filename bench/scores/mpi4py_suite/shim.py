@@ -85,8 +85,6 @@ class ShimRequest:
     def __eq__(self, other: object) -> bool:
         return self._free if isinstance(other, MPI.Request) else self is other
 
-    __hash__ = None  # type: ignore[assignment]
-
     @staticmethod
     def Startall(requests: Sequence["ShimRequest"]) -> None:
         for request in requests:
@@ -187,8 +185,10 @@ class ShimComm:
         self.Ibsend(buf, dest, tag).Wait()
 
     # A rendezvous, but for messages that are empty or small.
-    Issend = Irsend = Isend
-    Ssend = Rsend = Send
+    Issend = Isend
+    Irsend = Isend
+    Ssend = Send
+    Rsend = Send
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> ShimRequest:
         return ShimRequest(self._tagged(tag)._send(buf, dest), again=True)
@@ -196,7 +196,8 @@ class ShimComm:
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> ShimRequest:
         return ShimRequest(self._tagged(tag)._send(buf, dest, copies=True), again=True)
 
-    Ssend_init = Rsend_init = Send_init
+    Ssend_init = Send_init
+    Rsend_init = Send_init
 
     def _recv(self, buf: Any, source: int, tag: int) -> Callable[[], Sequence[Any]]:
         peer = None if source == MPI.ANY_SOURCE else source

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+import torch.distributed.pipelining as torch_pipelining
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import lanterne
@@ -29,13 +28,16 @@ from lanterne.pipeline.train.trainer import Trainer
 
 ROWS, TOKENS, HEADS, RATE = 2, 32, 4, 1e-3
 WARMUPS = 3
-OWN_CLASSES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+OWN_CLASSES: dict[str, type[torch_pipelining.Schedule1F1B | torch_pipelining.ScheduleGPipe]] = {
+    "1f1b": torch_pipelining.Schedule1F1B,
+    "gpipe": torch_pipelining.ScheduleGPipe,
+}
 
 
-def blocks(count: int, width: int) -> list[nn.Module]:
+def blocks(count: int, width: int) -> list[torch.nn.Module]:
     """The same on every rank."""
     torch.manual_seed(0)
-    made = [nn.TransformerEncoderLayer(width, HEADS, 4 * width, 0.0, batch_first=True) for _ in range(count)]
+    made = [torch.nn.TransformerEncoderLayer(width, HEADS, 4 * width, 0.0, batch_first=True) for _ in range(count)]
     return list(made)
 
 
@@ -45,11 +47,12 @@ class TorchPipeline:
     def __init__(self, options: dict[str, Any], scheduler: str, csv: str | None) -> None:
         rank, ranks, count = dist.get_rank(), dist.get_world_size(), options["blocks"]
         every = blocks(ranks * count, options["width"])
-        self.module = nn.Sequential(*every[rank * count : (rank + 1) * count])
-        stage = PipelineStage(self.module, rank, ranks, torch.device("cpu"))
-        self.is_first, self.is_last = rank == 0, rank == ranks - 1
+        self.module: torch.nn.Sequential = torch.nn.Sequential(*every[rank * count : (rank + 1) * count])
+        stage = torch_pipelining.PipelineStage(self.module, rank, ranks, torch.device("cpu"))
+        self.is_first: bool = rank == 0
+        self.is_last: bool = rank == ranks - 1
         self.optimizer: Any = torch.optim.Adam(self.module.parameters(), RATE)
-        loss = nn.functional.mse_loss
+        loss = torch.nn.functional.mse_loss
         if csv is None:
             self.schedule: Any = OWN_CLASSES[scheduler](stage, options["microbatches"], loss_fn=loss)
             return
@@ -78,7 +81,7 @@ class OurPipeline:
         count, width = options["blocks"], options["width"]
         model = torch_model(
             blocks(comm.world_size * count, width),
-            nn.functional.mse_loss,
+            torch.nn.functional.mse_loss,
             np.zeros((ROWS, TOKENS, width), np.float32),
         )
         problem = Problem(comm.world_size, options["microbatches"], 1.0, 1.0, 1.0)

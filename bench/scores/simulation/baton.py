@@ -36,7 +36,8 @@ class Actor:
 
     Attributes: `threads`, the others of this process, which end with it; `steps`, how often it has given the baton
     away or could have; `stopped_s`, until when it does not run; `at_step`, what is to happen at a step of it: {step:
-    functions}; `ready` and `until_s`, what it waits for, and how long; `error`, what its function raised.
+    functions}; `ready` and `until_s`, what it waits for, and how long; `error`, what its function raised; `go`, released
+    when it is its turn; `thread`, which runs its function. Instants are simulated seconds.
     """
 
     def __init__(self, name: str, function: Callable[[], object], process: "Actor | None" = None) -> None:
@@ -54,9 +55,9 @@ class Actor:
         self.wakes = 0  # Wake-ups that were set for an earlier wait do not count.
         self.ready: Callable[[], object] | None = None
         self.until_s = inf
-        self.go = threading.Lock()
+        self.go: threading.Lock = threading.Lock()
         self.go.acquire()
-        self.thread = threading.Thread(target=lambda: None)
+        self.thread: threading.Thread = threading.Thread(target=lambda: None)
 
 
 # When; among equals as drawn; the event, or whom to wake and for which wait.
@@ -70,24 +71,25 @@ class Baton:
         seed: of what is drawn.
         traced: whether `trace` is kept.
 
-    Attributes: `now_s`; `random`; `current`, who has the baton; `trace`, lines of (seconds, who, what).
+    Attributes: `now_s`, simulated seconds since the world began; `random`, what all is drawn from; `actors`, every
+    thread ever; `current`, who has the baton; `trace`, lines of (seconds, who, what); `digest`, equal in two runs
+    exactly if all their steps are; `is_over`, whether what has not ended is to.
     """
 
     def __init__(self, seed: int, *, traced: bool = False) -> None:
-        self.now_s = 0.0
-        self.random = random.Random(seed)
+        self.now_s: float = 0.0
+        self.random: random.Random = random.Random(seed)
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.traced = traced
         self.trace: list[tuple[float, str, str]] = []
-        # Of all steps: equal in two runs exactly if these are the same.
-        self.digest = 0
+        self.digest: int = 0
         self._heap: list[_Entry] = []
         self._count = 0
         self._limit_s = inf
         self._main = threading.Lock()
         self._main.acquire()
-        self.is_over = False
+        self.is_over: bool = False
 
     def note(self, what: str, who: str | None = None) -> None:
         """A line of the trace."""

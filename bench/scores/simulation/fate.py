@@ -1,6 +1,6 @@
 """What befalls simulated processes: the events of a scenario, each at its step."""
 
-from lanterne.bench.scores.simulation.baton import Actor
+from lanterne.bench.scores.simulation.baton import Actor, Baton
 from lanterne.bench.scores.simulation.delegates import DelegateStarter, SimulatedChild
 from lanterne.bench.scores.simulation.scenario import STORE, Event, Scenario, name_of
 from lanterne.bench.scores.simulation.services import SimulatedJob
@@ -31,7 +31,7 @@ class Fate:
     ) -> None:
         self.scenario = scenario
         self.machine = machine
-        self.baton = machine.baton
+        self.baton: Baton = machine.baton
         self.actors = actors
         self.fallen: list[tuple[float, int]] = []
         self.strange: set[int] = set()

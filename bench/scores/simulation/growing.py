@@ -90,13 +90,20 @@ class GrowthOutcome:
 
 
 class GrowingWorld:
-    """A job as it happens; events with names in `without` do not."""
+    """A job as it happens; events with names in `without` do not.
+
+    Attributes: `ranks` at the start, who do `steps` steps each; `processes`, every one ever that is, was or wants to be
+    a rank; `events`, names of those that came; `problems`, a line each; `fell_s`, when anything befell anybody, and
+    `over_s`, when the first was done, in simulated seconds; `store_deaths`, how often the store is to die, `stores`, how
+    many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is of its own, so that all else of
+    a seed is the same without deaths or cuts.
+    """
 
     def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), traced: bool = False) -> None:
         self.seed = seed
         self.without = without
         self.events: list[str] = []
-        self.rng = random.Random(f"growing {seed}")
+        self.rng: random.Random = random.Random(f"growing {seed}")
         self.baton: Baton = Baton(seed, traced=traced)
         self.machine: SimulatedMachine = SimulatedMachine(self.baton)
         self.ranks: int = self.rng.randint(*RANKS)
@@ -105,11 +112,10 @@ class GrowingWorld:
         self.problems: list[str] = []
         self.fell_s: list[float] = []
         self.over_s: float | None = None
-        # Of its own, so that all else of a seed is as if the store lived.
-        self.store_rng = random.Random(f"the store of {seed}")
+        self.store_rng: random.Random = random.Random(f"the store of {seed}")
         self.store_deaths = self.store_rng.choice(STORE_DEATHS)
-        self.stores = 0
-        self.cut_rng = random.Random(f"the cuts of {seed}")
+        self.stores: int = 0
+        self.cut_rng: random.Random = random.Random(f"the cuts of {seed}")
         self.lasting = self.cut_rng.choice(LASTING)
         # Until when the store's host is cut off.
         self._apart_until_s = 0.0

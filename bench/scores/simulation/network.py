@@ -38,7 +38,11 @@ FAILED = POLLIN | POLLOUT | FAILED_MASK
 
 
 class Polled(Protocol):
-    """What has a descriptor in this world."""
+    """What has a descriptor in this world.
+
+    `events` is what a poll sees of it now, in bits of select.poll; `shut` closes it, by its owner or the owner's end;
+    `peer_name`, the process at its other end.
+    """
 
     owner: Actor
     # Those that have it registered, to be told when what a poll sees of it changes.
@@ -53,8 +57,10 @@ class Polled(Protocol):
 class SimulatedNetwork:
     """All sockets of a world.
 
-    Attributes: `opened`, every connected socket ever, in order; `cuts`: {(name of who sends, of who is not
-    reached): until when}.
+    Attributes: `opened`, every connected socket ever, in order; `listeners`, by (host, port); `by_fd`, all that has a
+    descriptor; `cuts`: {(name of who sends, of who is not reached): until when, in simulated seconds}; `delays`, by
+    name of who sends, by how many seconds its next packet is late; `window_nbytes`, how much of a stream is taken that
+    nobody has read.
     """
 
     def __init__(self, baton: Baton) -> None:
@@ -63,18 +69,19 @@ class SimulatedNetwork:
         self.listeners: dict[tuple[str, int], SimulatedSocket] = {}
         self.by_fd: dict[int, Polled] = {}
         self.cuts: dict[tuple[str, str], float] = {}
-        # Of the next packet that a process sends, by its name: so much later it comes.
         self.delays: dict[str, float] = {}
         self._fds = FIRST_FD
         self._ports = FIRST_PORT
         self.window_nbytes: int = round(2 ** baton.random.uniform(*(size.bit_length() for size in WINDOW_NBYTES)))
 
     def new_fd(self, sock: "Polled") -> int:
+        """A descriptor for `sock`, until `forget`."""
         self._fds += 1
         self.by_fd[self._fds] = sock
         return self._fds
 
     def listen(self, host: str, port: int) -> "SimulatedSocket":
+        """A listener of the process that has the baton; `port` 0: any that is free. Raises OSError: it is taken."""
         if not port:
             self._ports += 1
             port = self._ports
@@ -90,6 +97,12 @@ class SimulatedNetwork:
         return self.baton.here
 
     def connect(self, address: tuple[str, int], limit_s: float) -> "SimulatedSocket":
+        """The near end of a new connection, within `limit_s` simulated seconds, which its timeout then is.
+
+        Raises:
+            TimeoutError: the path is cut for longer.
+            ConnectionRefusedError: nobody listens there.
+        """
         baton, owner = self.baton, self._owner()
         baton.note(f"connects to {address[0]}:{address[1]}")
         until_s = baton.now_s + limit_s
@@ -118,6 +131,7 @@ class SimulatedNetwork:
         return here
 
     def is_cut(self, sender: Actor, receiver: Actor) -> bool:
+        """Whether what `sender` sends now does not reach `receiver`."""
         return self.cuts.get((sender.name, receiver.name), 0.0) > self.baton.now_s
 
     def cut(self, sender: str, receiver: str, until_s: float, *, one_way: bool = False) -> None:
@@ -164,7 +178,7 @@ class SimulatedWakeup(Wakeup):
     def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
         self.owner: Actor = network.baton.here
-        self.is_set = False
+        self.is_set: bool = False
         self.watchers: list[tuple[SimulatedPoller, int]] = []
         super().__init__(network.new_fd(self))
 
@@ -254,7 +268,13 @@ class Passage:
 
 
 class SimulatedSocket:
-    """One end of a stream, or a listener. See socket.socket."""
+    """One end of a stream, or a listener. See socket.socket.
+
+    Attributes: `peer`, the other end; `backlog`, of a listener, who has connected and was not accepted; `inbox`, what
+    has come and was not read; `coming_nbytes`, what is under way to it; `sent`, all bytes ever, for who looks
+    afterwards; `at_end`, whether nothing more comes; `error`, the errno of its failure; `timeout_s`, of its verbs;
+    `user_timeout_s`, how long what is sent may stay unanswered, 0: GIVEN_UP_S.
+    """
 
     def __init__(self, network: SimulatedNetwork, owner: Actor) -> None:
         self.network = network
@@ -265,13 +285,13 @@ class SimulatedSocket:
         self.backlog: deque[SimulatedSocket] | None = None
         self.inbox: bytearray = bytearray()
         self.coming_nbytes = 0
-        self.sent = bytearray()  # All that was sent, for who looks afterwards.
+        self.sent: bytearray = bytearray()
         self.was_accepted = False
-        self.is_closed = False
+        self.is_closed: bool = False
         self.at_end = False
         self.error: int | None = None
         self.timeout_s: float | None = None
-        self.user_timeout_s = 0.0
+        self.user_timeout_s: float = 0.0
         self.watchers: list[tuple[SimulatedPoller, int]] = []
         self.passage: Passage = Passage(self)
         self._fd = network.new_fd(self)

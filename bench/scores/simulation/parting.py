@@ -38,11 +38,15 @@ FALLS_AT = 200, 6000
 
 
 class PartingWorld(GrowingWorld):
-    """A job as it happens."""
+    """A job as it happens.
+
+    Attributes: `hosts`, with `ranks_of_a_host` each; `actors`, by host: its store, then its ranks; `cut_off`, sets of
+    hosts that a cut path has parted from the others.
+    """
 
     def __init__(self, seed: int, *, traced: bool = False) -> None:
         super().__init__(seed, traced=traced)
-        self.rng = random.Random(f"parting {seed}")
+        self.rng: random.Random = random.Random(f"parting {seed}")
         self.hosts: int = self.rng.choice(HOSTS)
         self.ranks_of_a_host: int = self.rng.choice(RANKS_OF_A_HOST)
         self.ranks: int = self.hosts * self.ranks_of_a_host
@@ -60,9 +64,9 @@ class PartingWorld(GrowingWorld):
                 self._begin_rank(rank)
             self._draw()
             hanging = baton.run(LIMIT_S)
-        self.problems += [f"hang: after {LIMIT_S:g} s: {place}" for place in hanging]
-        self.problems += judge_growth(self)
-        self.problems += judge_parting(self)
+        self.problems.extend(f"hang: after {LIMIT_S:g} s: {place}" for place in hanging)
+        self.problems.extend(judge_growth(self))
+        self.problems.extend(judge_parting(self))
         steps = sum(actor.steps for actor in baton.actors)
         what = tuple(self.problems), baton.digest, self.ranks, 0, 0, baton.now_s, steps
         return GrowthOutcome(self.seed, *what, (), tuple(baton.trace))

@@ -114,9 +114,10 @@ class SimulatedMachine(Machine):
     def __init__(self, baton: Baton) -> None:
         self.baton = baton
         self.network: SimulatedNetwork = SimulatedNetwork(baton)
-        self.now_s = self.wall_s = self._now_s
-        self.sleep = self._sleep
-        self.give_way = self._give_way
+        self.now_s: Callable[[], float] = self._now_s
+        self.wall_s: Callable[[], float] = self._now_s
+        self.sleep: Callable[[float], None] = self._sleep
+        self.give_way: Callable[[], None] = self._give_way
 
     def _now_s(self) -> float:
         self.baton.now_s += LOOK_S

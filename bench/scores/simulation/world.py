@@ -65,7 +65,9 @@ class World:
         # By number of a call and of the group that makes it: what ranks did and were told at its board.
         self.plays: defaultdict[tuple[int, int], dict[int, SeatLog]] = defaultdict(dict)
         is_calm = not scenario.events
-        self.job = SimulatedJob(ADDRESS, TOKEN, self.machine, TIMEOUT_S, scenario.seed, scenario.ranks, is_calm)
+        self.job: SimulatedJob = SimulatedJob(
+            ADDRESS, TOKEN, self.machine, TIMEOUT_S, scenario.seed, scenario.ranks, is_calm
+        )
         # By rank.
         self.carriers: dict[int, Delegates] = {}
         self._starter = DelegateStarter(self.machine)
