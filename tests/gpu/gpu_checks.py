@@ -401,6 +401,34 @@ def check_emulated_links_on_streams(comm):
             assert went_on or turn in (0, 3), turn
 
 
+def fails(call):
+    """Whether `call()` raises what ends a communicator."""
+    try:
+        call()
+    except TransportError:
+        return True
+    return False
+
+
+def check_survivors_go_on(comm):
+    """Last: without a rank that does not come, which learns it; of NCCL's communicator they make a smaller one."""
+    import cupy
+
+    x, out = cupy.full(1000, comm.rank + 1, np.float32), cupy.zeros(1000, np.float32)
+    comm.all_reduce(x, out, algorithm="ring")
+    cupy.cuda.get_current_stream().synchronize()
+    if comm.rank == 1:
+        assert fails(lambda: comm.recv(np.empty(1), 0))
+        return
+    assert fails(lambda: comm.start_all_reduce(x, out, algorithm="ring").wait(1.0))
+    smaller = comm.shrink(timeout_s=2.0)
+    smaller.all_reduce(x, out, algorithm="ring")
+    cupy.cuda.get_current_stream().synchronize()
+    assert 1 not in smaller.ranks, smaller.ranks
+    assert set(out.get().tolist()) == {float(sum(range(1, comm.world_size + 1)) - 2)}
+    smaller.close()
+
+
 def check_a_rank_that_does_not_come(comm):
     """Last: the others' wait ends in time with an error that names it; then every call raises, and closing ends."""
     import cupy
@@ -451,6 +479,18 @@ NCCL = [
     check_what_auto_goes_by_can_be_measured,
     check_emulated_links_on_streams,
     check_a_rank_that_does_not_come,
+]
+# Of what NVIDIA's binding carries, what is asked of it in ways of its own: the rest is the same whoever calls NCCL.
+NCCL4PY = [
+    check_every_all_reduce,
+    check_messages,
+    check_sub_groups,
+    check_late_rank_by_its_stream,
+    check_captured,
+    check_a_capture_that_is_left_open,
+    check_a_capture_beside_a_call,
+    check_native,
+    check_survivors_go_on,
 ]
 
 

@@ -12,7 +12,7 @@ from verdicts import ROOT, assert_right, run_checks, verdict
 
 import lanterne
 from lanterne.collectives.late import calls as late
-from lanterne.transport.nccl.binding import SHARED_GPU_ENVIRONMENT
+from lanterne.transport.nccl.binding import BINDING_VARIABLE, SHARED_GPU_ENVIRONMENT
 
 SCRIPT = Path(__file__).with_name("gpu_checks.py")
 _spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)
@@ -33,19 +33,20 @@ def named(checks):
 
 @pytest.fixture(scope="module")
 def nccl_job(cupy, tmp_path_factory):
-    """The finished jobs, one a world size, started when first asked for."""
+    """The finished jobs, one a world size and binding of NCCL's, started when first asked for."""
     jobs = {}
 
-    def job(world_size):
-        if world_size not in jobs:
+    def job(world_size, binding="cupy"):
+        key = world_size, binding
+        if key not in jobs:
             # Where time runs out, what staged calls prove too is missing.
             *first, last = gpu_checks.NCCL
-            checks = [*first, *gpu_checks.COMMON, last]
-            report = tmp_path_factory.mktemp(f"nccl{world_size}") / "report"
+            checks = [*first, *gpu_checks.COMMON, last] if binding == "cupy" else gpu_checks.NCCL4PY
+            report = tmp_path_factory.mktemp(f"{binding}{world_size}") / "report"
             shared = world_size > cupy.cuda.runtime.getDeviceCount()
-            environment = SHARED_GPU_ENVIRONMENT if shared else {}
-            jobs[world_size] = run_checks(SCRIPT, [], report, checks, world_size, "direct", environment, JOB_S)
-        return jobs[world_size]
+            environment = {BINDING_VARIABLE: binding} | (SHARED_GPU_ENVIRONMENT if shared else {})
+            jobs[key] = run_checks(SCRIPT, [], report, checks, world_size, "direct", environment, JOB_S)
+        return jobs[key]
 
     return job
 
@@ -57,10 +58,22 @@ def test_over_nccl(nccl_job, world_size, check):
     assert_right(verdicts[check.__name__], world_size, output[-4000:])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3], ids="{}-ranks".format)
-def test_the_jobs_end_over_nccl(nccl_job, world_size):
+@pytest.mark.parametrize("check", named(gpu_checks.NCCL4PY))
+@pytest.mark.parametrize("world_size", [3])
+def test_over_nccl_by_nccl4py(nccl_job, world_size, check):
+    pytest.importorskip("nccl.core", reason="nccl4py is an extra of its own")
+    _, output, verdicts = nccl_job(world_size, "nccl4py")
+    assert_right(verdicts[check.__name__], world_size, output[-4000:])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "binding"), [(1, "cupy"), (2, "cupy"), (3, "cupy"), (3, "nccl4py")], ids="{}-ranks".format
+)
+def test_the_jobs_end_over_nccl(nccl_job, world_size, binding):
     """A graph is left, and on several ranks a call has failed."""
-    code, output, _ = nccl_job(world_size)
+    if binding == "nccl4py":
+        pytest.importorskip("nccl.core", reason="nccl4py is an extra of its own")
+    code, output, _ = nccl_job(world_size, binding)
     assert code is not None, output[-4000:]
 
 

@@ -3,10 +3,12 @@
 What tests/gpu passes over is not repeated: here is what they refuse, and what CUDA leaves undefined.
 """
 
+import re
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import cupy
 import numpy as np
@@ -14,9 +16,15 @@ import pytest
 from cupy.cuda import nccl, runtime
 from cupy_backends.cuda.libs import cublas
 
+from lanterne.errors import TransportError, TransportTimeout
+from lanterne.transport.nccl.binding import make_communicator
+from lanterne.transport.nccl.nccl4py import load_nccl4py
+
 Error = runtime.CUDARuntimeError
 COPY_TO_HOST, COPY_ANY = 2, 4
 THREAD_LOCAL, RELAXED = 1, 2
+# What a communicator that does not block may take to start.
+START_S = 20.0
 
 
 def kernel(body, parameters="int* out"):
@@ -231,23 +239,24 @@ def test_source_that_nvrtc_refuses():
 # -- NCCL: ranks are threads on one device
 
 
-def on_ranks(size, work, monkeypatch, may_share="1"):
-    """What work(communicator, rank, stream) returns or raises on each rank."""
+def on_ranks(size, work, monkeypatch, library=nccl, may_share="1", absent=()):
+    """What work(communicator, rank, stream) returns or raises on each rank but those `absent`."""
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", may_share)
-    unique_id, results = nccl.get_unique_id(), [None] * size
+    unique_id, results = library.get_unique_id(), [None] * size
 
     def rank_thread(rank):
         communicator = None
         try:
-            communicator = nccl.NcclCommunicator(size, unique_id, rank)
+            communicator = make_communicator(library, size, unique_id, rank, START_S)
             results[rank] = work(communicator, rank, cupy.cuda.Stream(non_blocking=True))
-        except nccl.NcclError as error:
+        except (nccl.NcclError, TransportError) as error:
             results[rank] = error
         finally:
             if communicator:
                 communicator.abort()
 
-    threads = [threading.Thread(target=rank_thread, args=(rank,), daemon=True) for rank in range(size)]
+    ranks = [rank for rank in range(size) if rank not in absent]
+    threads = [threading.Thread(target=rank_thread, args=(rank,), daemon=True) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,23 +265,35 @@ def on_ranks(size, work, monkeypatch, may_share="1"):
     return results
 
 
+# NCCL through CuPy, and through nccl4py, which does not block: how each tells of an invalid usage.
+BINDINGS = {"cupy": "INVALID_USAGE", "nccl4py": "invalid usage .*: it reduces"}
+
+
+def load(binding):
+    return nccl if binding == "cupy" else load_nccl4py()
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
 @pytest.mark.parametrize("size", [1, 3])
-def test_all_reduce_and_messages(size, monkeypatch):
+def test_all_reduce_and_messages(size, binding, monkeypatch):
+    library = load(binding)
+
     def work(communicator, rank, stream):
         x, out = cupy.full(5, rank + 1, np.float32), cupy.zeros(5, np.float32)
         runtime.deviceSynchronize()
         communicator.allReduce(x.data.ptr, out.data.ptr, 5, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
-        nccl.groupStart()
+        library.groupStart()
         communicator.send(out.data.ptr, 5, nccl.NCCL_FLOAT32, (rank + 1) % size, stream.ptr)
         communicator.recv(x.data.ptr, 5, nccl.NCCL_FLOAT32, (rank - 1) % size, stream.ptr)
-        nccl.groupEnd()
+        library.groupEnd()
         stream.synchronize()
         return x.get().tolist()
 
-    assert on_ranks(size, work, monkeypatch) == [[size * (size + 1) / 2] * 5] * size
+    assert on_ranks(size, work, monkeypatch, library=library) == [[size * (size + 1) / 2] * 5] * size
 
 
-def test_what_differs_between_ranks_is_an_error_of_both(monkeypatch):
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_what_differs_between_ranks_is_an_error_of_both(binding, monkeypatch):
     def work(communicator, rank, stream):
         x = cupy.zeros(8, np.float32)
         runtime.deviceSynchronize()
@@ -281,9 +302,64 @@ def test_what_differs_between_ranks_is_an_error_of_both(monkeypatch):
             communicator.check_async_error()
             time.sleep(0.01)
 
-    assert all("INVALID_USAGE" in str(error) for error in on_ranks(2, work, monkeypatch))
+    assert all(re.search(BINDINGS[binding], str(error)) for error in on_ranks(2, work, monkeypatch, load(binding)))
 
 
 def test_ranks_share_a_device_only_where_that_is_allowed(monkeypatch):
     results = on_ranks(2, lambda *_: None, monkeypatch, may_share="0")
     assert all("INVALID_USAGE" in str(error) for error in results)
+
+
+# -- what does not block
+
+
+def test_a_start_up_to_which_a_rank_does_not_come_ends(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "START_S", 0.2)
+    (error, _) = on_ranks(2, lambda *_: None, monkeypatch, load_nccl4py(), absent=[1])
+    assert isinstance(error, TransportTimeout), error
+
+
+def test_an_abort_ends_a_first_message_that_nobody_answers(monkeypatch):
+    over = threading.Event()
+
+    def work(communicator, rank, stream):
+        x = cupy.zeros(8, np.float32)
+        runtime.deviceSynchronize()
+        if rank == 1:
+            return over.wait(20)
+        threading.Timer(0.2, communicator.abort).start()
+        try:
+            return communicator.send(x.data.ptr, 8, nccl.NCCL_FLOAT32, 1, stream.ptr)
+        finally:
+            over.set()
+
+    error, was_over = on_ranks(2, work, monkeypatch, load_nccl4py())
+    assert "was aborted" in str(error) and was_over
+
+
+def test_survivors_shrink_what_they_have(monkeypatch):
+    """Amid a call to which one does not come; the smaller one computes, and ends in order."""
+
+    def work(communicator, rank, stream):
+        x = cupy.full(5, rank + 1, np.float32)
+        runtime.deviceSynchronize()
+        communicator.allReduce(x.data.ptr, x.data.ptr, 5, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+        stream.synchronize()
+        if rank == 1:
+            return "fell"
+        with suppress(TransportError):
+            communicator.allReduce(x.data.ptr, x.data.ptr, 5, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+        communicator.revoke()
+        stream.synchronize()
+        smaller = communicator.shrink([1], START_S)
+        x.fill(rank + 1)
+        runtime.deviceSynchronize()
+        smaller.allReduce(x.data.ptr, x.data.ptr, 5, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+        stream.synchronize()
+        with pytest.raises(Exception, match="InvalidUsage"):
+            communicator.allReduce(x.data.ptr, x.data.ptr, 5, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+        smaller.destroy()
+        return x.get().tolist()
+
+    results = on_ranks(3, work, monkeypatch, load_nccl4py())
+    assert results == [[4.0] * 5, "fell", [4.0] * 5]

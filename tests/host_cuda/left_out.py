@@ -1,4 +1,7 @@
-"""A pytest plugin of `run`: the tests of tests/gpu that cannot run on the host's CUDA are skipped, with the reason."""
+"""A pytest plugin of `run`: the tests of tests/gpu that cannot run on the host's CUDA are skipped, with the reason.
+
+Those that read one job's verdicts stay together where pytest runs in several processes: the job runs once.
+"""
 
 import pytest
 
@@ -21,3 +24,6 @@ def pytest_collection_modifyitems(items):
         reasons = [reason for part, reason in REASONS.items() if part in item.name and item.get_closest_marker("gpu")]
         if reasons:
             item.add_marker(pytest.mark.skip(reason=f"host CUDA: {reasons[0]}"))
+        if "nccl_job" in getattr(item, "fixturenames", ()):
+            job = item.callspec.params["world_size"], "nccl4py" in item.nodeid
+            item.add_marker(pytest.mark.xdist_group(f"{job}"))

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "comm.h"
 #include "device.h"
@@ -20,11 +21,17 @@ using namespace host_nccl;
 
 // What the user holds. It is never freed, so that a stale one is known as such.
 struct ncclComm {
-    std::shared_ptr<Communicator> communicator;
+    std::shared_ptr<Communicator> communicator;  // null while it starts
+    std::shared_ptr<Progress> progress;          // null: it blocks
+    bool ended = false;
+    // A smaller one, and where its address is wanted once it is there.
+    ncclComm_t child = nullptr;
+    ncclComm_t* child_at = nullptr;
 };
 
 namespace {
 
+constexpr int kShrinkAborts = 1;
 constexpr int kSharingVersion = 23000;  // from which on several ranks may be on one GPU
 
 std::mutex handles_lock;
@@ -50,24 +57,37 @@ ncclResult_t note(ncclResult_t result) {
     return result;
 }
 
-ncclResult_t find(ncclComm_t handle, const char* call, std::shared_ptr<Communicator>* communicator) {
-    std::lock_guard<std::mutex> hold(handles_lock);
+// With handles_lock held.
+ncclResult_t check_handle(ncclComm_t handle, const char* call) {
     if (!handle || !handles().count(handle)) return refuse(ncclInvalidArgument, "%s: no communicator", call);
-    *communicator = handle->communicator;
-    if (!*communicator)
+    if (handle->ended)
         return refuse(ncclInvalidArgument, "%s: the communicator was destroyed or aborted before", call);
     return ncclSuccess;
 }
 
-ncclComm_t make_handle(std::shared_ptr<Communicator> communicator) {
+ncclResult_t find(ncclComm_t handle, const char* call, std::shared_ptr<Communicator>* communicator) {
     std::lock_guard<std::mutex> hold(handles_lock);
-    auto* handle = new ncclComm{std::move(communicator)};
+    TRY(check_handle(handle, call));
+    *communicator = handle->communicator;
+    if (!*communicator) return refuse(ncclInvalidUsage, "%s: the communicator is in progress, or did not start", call);
+    return ncclSuccess;
+}
+
+// With handles_lock held: the address of a smaller communicator that is there now.
+void deliver_child(ncclComm_t parent) {
+    if (!parent->child) return;
+    *parent->child_at = std::exchange(parent->child, nullptr);
+}
+
+ncclComm_t make_handle(std::shared_ptr<Communicator> communicator, std::shared_ptr<Progress> progress) {
+    std::lock_guard<std::mutex> hold(handles_lock);
+    auto* handle = new ncclComm{std::move(communicator), std::move(progress)};
     handles().insert(handle);
     return handle;
 }
 
 int version() {
-    static const int told = int(number("HOST_NCCL_VERSION", 23007));
+    static const int told = int(number("HOST_NCCL_VERSION", 23203));
     return told;
 }
 
@@ -84,15 +104,59 @@ uint64_t host_hash() {
 
 // -- start-up
 
-ncclResult_t start(ncclComm_t* handle, const ncclUniqueId& id, int rank, int world_size, int device) {
+ncclResult_t start(std::shared_ptr<Communicator>* communicator, const ncclUniqueId& id, int rank, int world_size,
+                   int device, std::shared_ptr<Progress> progress, const std::atomic<bool>* aborted) {
     OnDevice current(device);
     std::string identity;
     TRY(identify_device(device, &identity));
     bool shares = version() >= kSharingVersion && flag("NCCL_MULTI_RANK_GPU_ENABLE", false);
     std::unique_ptr<World> world;
-    TRY(World::join(id, rank, world_size, version(), host_hash(), identity, shares, &world));
-    *handle = make_handle(std::make_shared<Communicator>(std::move(world), device));
+    TRY(World::join(id, rank, world_size, version(), host_hash(), identity, shares, aborted, &world));
+    *communicator = std::make_shared<Communicator>(std::move(world), device, std::move(progress));
     return ncclSuccess;
+}
+
+ncclResult_t start_blocking(ncclComm_t* handle, const ncclUniqueId& id, int rank, int world_size, int device) {
+    std::shared_ptr<Communicator> communicator;
+    TRY(start(&communicator, id, rank, world_size, device, nullptr, nullptr));
+    *handle = make_handle(std::move(communicator), nullptr);
+    return ncclSuccess;
+}
+
+ncclResult_t start_beside(ncclComm_t* handle, const ncclUniqueId& id, int rank, int world_size, int device) {
+    auto progress = std::make_shared<Progress>();
+    ncclComm_t made = *handle = make_handle(nullptr, progress);
+    progress->begin([=] {
+        std::shared_ptr<Communicator> communicator;
+        TRY(start(&communicator, id, rank, world_size, device, progress, &progress->aborted));
+        std::lock_guard<std::mutex> hold(handles_lock);
+        made->communicator = std::move(communicator);
+        return ncclSuccess;
+    });
+    return ncclInProgress;
+}
+
+// The communicator of the ranks in the bit mask `left`, all of whom call this: the first of them makes the id.
+ncclResult_t start_smaller(std::shared_ptr<Communicator>* communicator, Communicator& parent, uint64_t left,
+                           const std::shared_ptr<Progress>& progress) {
+    World& world = *parent.world;
+    const uint32_t turn = ++parent.shrinks;
+    const int first = __builtin_ctzll(left), rank = world.rank();
+    Seat& seat = world.seat(first);
+    if (rank == first) {
+        TRY(World::make_id(&seat.child));
+        seat.children = turn;
+        world.ring_all();
+    }
+    int lost = -1;
+    auto ready = [&] { return seat.children >= turn; };
+    const std::atomic<bool>* aborted = progress ? &progress->aborted : nullptr;
+    Waited how = world.wait(ready, [&] { return uint64_t(1) << first; }, aborted, &lost);
+    if (how == Waited::kAborted) return refuse(ncclInternalError, "rank %d: aborted while it shrank", rank);
+    if (how == Waited::kLost) return refuse(ncclRemoteError, "rank %d shrinks: rank %d has gone", rank, first);
+    const uint64_t before = left & ((uint64_t(1) << rank) - 1);
+    return start(communicator, seat.child, __builtin_popcountll(before), __builtin_popcountll(left), parent.device,
+                 progress ? std::make_shared<Progress>() : nullptr, aborted);
 }
 
 // Runs starts beside each other, since each waits for the others; the first error.
@@ -115,7 +179,6 @@ ncclResult_t start_or_group(std::function<ncclResult_t()> job) {
 ncclResult_t check_config(const ncclConfig_t* config) {
     if (!config) return ncclSuccess;
     if (config->magic != NCCL_API_MAGIC) return refuse(ncclInvalidArgument, "the configuration is not initialized");
-    if (config->blocking == 0) return refuse(ncclInvalidArgument, "communicators that do not block are not supported");
     return ncclSuccess;
 }
 
@@ -128,7 +191,11 @@ ncclResult_t init_rank(ncclComm_t* comm, int nranks, const ncclUniqueId& id, int
     if (nranks > kMaxRanks) return refuse(ncclInvalidArgument, "more than %d ranks are not supported", kMaxRanks);
     int device = 0;
     TRY(check_cuda(cudaGetDevice(&device), "the current device"));
-    return start_or_group([=] { return start(comm, id, rank, nranks, device); });
+    if (config && config->blocking == 0) {
+        if (group.depth) return refuse(ncclInvalidUsage, "the start of what does not block in a group is not supported");
+        return start_beside(comm, id, rank, nranks, device);
+    }
+    return start_or_group([=] { return start_blocking(comm, id, rank, nranks, device); });
 }
 
 // -- work
@@ -180,12 +247,60 @@ ncclResult_t all_reduce(const void* sendbuff, void* recvbuff, size_t count, nccl
     return issue(std::move(work));
 }
 
-// Takes the communicator from its handle: nobody can call it any more.
-ncclResult_t take(ncclComm_t handle, const char* call, std::shared_ptr<Communicator>* communicator) {
-    TRY(find(handle, call, communicator));
-    std::lock_guard<std::mutex> hold(handles_lock);
-    handle->communicator.reset();
+// Takes the communicator from its handle: nobody can call it any more. One that starts is waited for, or, if it is to be
+// `aborted`, ended; null where it did not start.
+ncclResult_t take(ncclComm_t handle, const char* call, bool aborted, std::shared_ptr<Communicator>* communicator) {
+    std::unique_lock<std::mutex> hold(handles_lock);
+    TRY(check_handle(handle, call));
+    handle->ended = true;
+    if (handle->progress && aborted) handle->progress->aborted = true;
+    if (handle->progress && !handle->communicator) {
+        hold.unlock();
+        handle->progress->join();
+        hold.lock();
+    }
+    communicator->swap(handle->communicator);
     return ncclSuccess;
+}
+
+// Does `work`, or begins it, where the communicator does not block.
+ncclResult_t do_or_begin(const std::shared_ptr<Communicator>& communicator, std::function<ncclResult_t()> work) {
+    if (!communicator->progress) return work();
+    communicator->progress->begin(std::move(work));
+    return ncclInProgress;
+}
+
+ncclResult_t shrink(ncclComm_t comm, const int* absent, int num_absent, ncclComm_t* newcomm, bool ends_work) {
+    const char* call = "ncclCommShrink";
+    std::shared_ptr<Communicator> communicator;
+    TRY(find(comm, call, &communicator));
+    if (!newcomm || num_absent < 1 || !absent)
+        return refuse(ncclInvalidArgument, "%s: no newcomm, or nobody to leave out", call);
+    uint64_t left = communicator->world->all();
+    for (int i = 0; i < num_absent; ++i) {
+        if (absent[i] < 0 || absent[i] >= communicator->world->size())
+            return refuse(ncclInvalidArgument, "%s: rank %d of %d", call, absent[i], communicator->world->size());
+        left &= ~(uint64_t(1) << absent[i]);
+    }
+    if (!(left >> communicator->world->rank() & 1))
+        return refuse(ncclInvalidArgument, "%s: called by rank %d, which it leaves out", call,
+                      communicator->world->rank());
+    *newcomm = nullptr;
+    if (ends_work) communicator->revoke();
+    ncclResult_t result = do_or_begin(communicator, [=]() -> ncclResult_t {
+        if (ends_work) communicator->settle_revoked();
+        std::shared_ptr<Communicator> smaller;
+        TRY(start_smaller(&smaller, *communicator, left, communicator->progress));
+        ncclComm_t made = make_handle(smaller, smaller->progress);
+        std::lock_guard<std::mutex> hold(handles_lock);
+        // As NCCL: whoever asks the parent finds that it is there.
+        comm->child = made;
+        comm->child_at = newcomm;
+        return ncclSuccess;
+    });
+    std::lock_guard<std::mutex> hold(handles_lock);
+    if (result == ncclSuccess) deliver_child(comm);
+    return result;
 }
 
 }  // namespace
@@ -221,29 +336,69 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
     return note(init_rank(comm, nranks, id, rank, config));
 }
 
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int num_ids, ncclUniqueId* ids,
+                                      ncclConfig_t* config) {
+    if (num_ids < 1 || !ids) return refuse(ncclInvalidArgument, "ncclCommInitRankScalable: no unique id");
+    return note(init_rank(comm, nranks, ids[0], rank, config));
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    std::shared_ptr<Communicator> communicator;
+    TRY(find(comm, "ncclCommFinalize", &communicator));
+    if (communicator->revoked) return refuse(ncclInvalidUsage, "ncclCommFinalize: the communicator was revoked");
+    return do_or_begin(communicator, [=] {
+        communicator->finalize();
+        return ncclSuccess;
+    });
+}
+
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     std::shared_ptr<Communicator> communicator;
-    TRY(take(comm, "ncclCommDestroy", &communicator));
-    communicator->destroy();
+    TRY(take(comm, "ncclCommDestroy", false, &communicator));
+    if (!communicator) return ncclSuccess;
+    if (communicator->progress) communicator->progress->join();
+    communicator->finalize();
     return ncclSuccess;
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+    std::shared_ptr<Communicator> communicator;
+    TRY(find(comm, "ncclCommRevoke", &communicator));
+    if (flags) return refuse(ncclInvalidArgument, "ncclCommRevoke: flags %d, expected 0", flags);
+    communicator->revoke();
+    return do_or_begin(communicator, [=] {
+        communicator->settle_revoked();
+        return ncclSuccess;
+    });
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* absent, int num_absent, ncclComm_t* newcomm, ncclConfig_t* config,
+                            int flags) {
+    TRY(check_config(config));
+    return shrink(comm, absent, num_absent, newcomm, flags & kShrinkAborts);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     std::shared_ptr<Communicator> communicator;
-    TRY(take(comm, "ncclCommAbort", &communicator));
-    communicator->abort();
+    TRY(take(comm, "ncclCommAbort", true, &communicator));
+    if (communicator) communicator->abort();
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-    std::shared_ptr<Communicator> communicator;
-    TRY(find(comm, "ncclCommGetAsyncError", &communicator));
     if (!error) return refuse(ncclInvalidArgument, "ncclCommGetAsyncError: asyncError is null");
-    *error = ncclResult_t(communicator->error.load());
+    std::lock_guard<std::mutex> hold(handles_lock);
+    TRY(check_handle(comm, "ncclCommGetAsyncError"));
+    *error = ncclResult_t(comm->communicator ? comm->communicator->error.load() : ncclSuccess);
+    if (*error == ncclSuccess && comm->progress) *error = comm->progress->state();
+    deliver_child(comm);
     return ncclSuccess;
 }
+
+// Of the process: as documented, the communicator is of no account.
+const char* ncclGetLastError(ncclComm_t) { return last_refusal(); }
 
 ncclResult_t ncclGroupStart() {
     if (group.depth++ == 0) group.error = ncclSuccess;

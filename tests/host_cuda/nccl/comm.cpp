@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <utility>
 
 #include "device.h"
 #include "log.h"
@@ -46,8 +47,8 @@ void Communicator::set_error(ncclResult_t first) {
     error.compare_exchange_strong(none, first);
 }
 
-void Communicator::settle(const char* what) {
-    auto is_settled = [&] { return !runs_ && turn_ == queued_ && num_held_ == 0; };
+void Communicator::settle(const char* what, bool waits_for_graphs) {
+    auto is_settled = [&] { return !runs_ && turn_ == queued_ && (num_held_ == 0 || !waits_for_graphs); };
     std::unique_lock<std::mutex> hold(lock_);
     for (int look = 1; !changed_.wait_for(hold, std::chrono::milliseconds(100), is_settled); ++look) {
         if (look == 10)
@@ -69,10 +70,22 @@ void Communicator::settle(const char* what) {
 void Communicator::abort() {
     aborted = true;
     world->leave(Presence::kAborted);
+    if (progress) progress->join();
     settle("ncclCommAbort");
 }
 
-void Communicator::destroy() {
+void Communicator::revoke() {
+    revoked = aborted = true;
+    world->ring(world->rank());
+}
+
+void Communicator::settle_revoked() {
+    settle("ncclCommRevoke", false);
+    error = ncclSuccess;
+}
+
+void Communicator::finalize() {
+    if (std::exchange(finalized_, true)) return;
     settle("ncclCommDestroy");
     world->leave(Presence::kDestroyed);
     // Its documentation: an intra-node collective call, which all ranks on the same node should call to avoid a hang.
@@ -85,7 +98,7 @@ void Communicator::destroy() {
         return ranks & ~gone;
     };
     int lost = -1;
-    while (world->wait([&] { return late() == 0; }, late, nullptr, &lost) == Waited::kLost) gone |= uint64_t(1) << lost;
+    while (world->wait([&] { return late() == 0; }, late, &aborted, &lost) == Waited::kLost) gone |= uint64_t(1) << lost;
 }
 
 }  // namespace host_nccl

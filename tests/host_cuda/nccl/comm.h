@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "progress.h"
 #include "world.h"
 
 namespace host_nccl {
@@ -27,7 +28,8 @@ struct Collective {
 
 class Communicator {
 public:
-    Communicator(std::unique_ptr<World> world, int device) : world(std::move(world)), device(device) {}
+    Communicator(std::unique_ptr<World> world, int device, std::shared_ptr<Progress> progress)
+        : world(std::move(world)), device(device), progress(std::move(progress)) {}
 
     // -- its work, one after the other
 
@@ -44,13 +46,22 @@ public:
     // -- its end
 
     void set_error(ncclResult_t first);
-    // Waits for the queued work, and as NCCL does until no graph holds the communicator.
-    void settle(const char* what);
+    // Waits for the queued work, and, unless told not to, as NCCL does until no graph holds the communicator.
+    void settle(const char* what, bool waits_for_graphs = true);
     void abort();
-    void destroy();
+    // Ends what is under way and lets the streams go on, at once; settle_revoked returns once that is done. What can be
+    // called then is its end, and its smaller successor: how often that was asked for, `shrinks` counts.
+    void revoke();
+    void settle_revoked();
+    // What an orderly end waits for; once.
+    void finalize();
 
     const std::unique_ptr<World> world;
     const int device;
+    // Null: it blocks.
+    const std::shared_ptr<Progress> progress;
+    std::atomic<bool> revoked{false};
+    std::atomic<uint32_t> shrinks{0};
     std::atomic<bool> aborted{false};
     std::atomic<int> error{ncclSuccess};
     // Whether a call on it is under way: calls of two threads at once are undefined.
@@ -61,7 +72,7 @@ private:
     std::condition_variable changed_;
     uint64_t queued_ = 0, turn_ = 0;
     std::set<uint64_t> forgotten_;
-    bool runs_ = false;
+    bool runs_ = false, finalized_ = false;
     int num_held_ = 0;
 };
 

@@ -104,9 +104,12 @@ private:
 ncclResult_t check_launch(Launch* launch) {
     Communicator& communicator = *launch->all.communicator;
     OnDevice current(communicator.device);
+    int rank = communicator.world->rank();
+    if (communicator.revoked) return refuse(ncclInvalidUsage, "rank %d: a call on a revoked communicator", rank);
+    if (communicator.progress && communicator.progress->state() == ncclInProgress)
+        return refuse(ncclInvalidUsage, "rank %d: a call while the communicator is in progress", rank);
     if (int error = communicator.error)
-        return refuse(ncclResult_t(error), "rank %d: a call after the communicator's error",
-                      communicator.world->rank());
+        return refuse(ncclResult_t(error), "rank %d: a call after the communicator's error", rank);
     TRY(check_self_messages(launch->all));
     for (size_t i = 0; i < launch->streams.size(); ++i) {
         unsigned long long capture = 0;
@@ -175,9 +178,9 @@ ncclResult_t launch_all(std::vector<Issue> issues) {
         for (auto& collective : issue.collectives) found->all.collectives.push_back(collective);
         for (auto& message : issue.messages) found->all.messages.push_back(message);
     }
-    std::vector<std::unique_ptr<Calling>> calling;
+    std::vector<std::shared_ptr<Calling>> calling;
     for (Launch& launch : launches) {
-        calling.push_back(std::make_unique<Calling>(*launch.all.communicator));
+        calling.push_back(std::make_shared<Calling>(*launch.all.communicator));
         if (!calling.back()->is_first())
             return refuse(ncclInvalidUsage, "two threads call a communicator of rank %d at once",
                           launch.all.communicator->world->rank());
@@ -193,9 +196,19 @@ ncclResult_t launch_all(std::vector<Issue> issues) {
         for (const Connection& connection : connections.back()) *connection.mine = 1;
         if (!connections.back().empty()) launch.all.communicator->world->ring_all();
     }
-    for (size_t i = 0; i < launches.size(); ++i) TRY(connect(launches[i].all, connections[i]));
-    for (const Launch& launch : launches) TRY(queue(launch));
-    return ncclSuccess;
+    auto finish = [launches, connections, calling]() -> ncclResult_t {
+        for (size_t i = 0; i < launches.size(); ++i) TRY(connect(launches[i].all, connections[i]));
+        for (const Launch& launch : launches) TRY(queue(launch));
+        return ncclSuccess;
+    };
+    auto waits = [](const auto& found) { return !found.empty(); };
+    if (launches.empty() || std::none_of(connections.begin(), connections.end(), waits)) return finish();
+    auto blocks = [](const Launch& launch) { return !launch.all.communicator->progress; };
+    if (std::all_of(launches.begin(), launches.end(), blocks)) return finish();
+    if (launches.size() > 1)
+        return refuse(ncclInvalidUsage, "a group that connects communicators which do not block is not supported");
+    launches.front().all.communicator->progress->begin(finish);
+    return ncclInProgress;
 }
 
 }  // namespace host_nccl

@@ -21,7 +21,7 @@ struct Issue {
 };
 
 // Makes what belongs to one communicator one piece of work, and puts each on its stream. Returns once the others have
-// come to the first work with this rank as well.
+// come to the first work with this rank as well; or, of a communicator that does not block, ncclInProgress at once.
 ncclResult_t launch_all(std::vector<Issue> issues);
 
 }  // namespace host_nccl

@@ -3,12 +3,19 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 namespace host_nccl {
+namespace {
+
+// Who was handed it may read it at any later time: never freed.
+std::atomic<const char*> last{""};
+
+}  // namespace
 
 ncclResult_t refuse(ncclResult_t result, const char* format, ...) {
     char text[1024];
@@ -16,9 +23,12 @@ ncclResult_t refuse(ncclResult_t result, const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
+    last = strdup(text);
     fprintf(stderr, "host_nccl[%d]: %s (%s)\n", getpid(), text, ncclGetErrorString(result));
     return result;
 }
+
+const char* last_refusal() { return last; }
 
 bool flag(const char* variable, bool otherwise) {
     const char* value = getenv(variable);

@@ -9,6 +9,9 @@ namespace host_nccl {
 // Says why a call fails and returns `result`.
 ncclResult_t refuse(ncclResult_t result, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
+// What was refused last, in this process; "" before.
+const char* last_refusal();
+
 // Returns what is no success.
 #define TRY(call)                                                   \
     do {                                                            \

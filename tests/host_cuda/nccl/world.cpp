@@ -124,7 +124,8 @@ ncclResult_t World::make_id(ncclUniqueId* id) {
 }
 
 ncclResult_t World::join(const ncclUniqueId& id, int rank, int world_size, int version, uint64_t host,
-                         const std::string& device, bool shares_device, std::unique_ptr<World>* world) {
+                         const std::string& device, bool shares_device, const std::atomic<bool>* aborted,
+                         std::unique_ptr<World>* world) {
     // Who reads this process's memory may be no descendant of it: Yama asks for leave.
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
     Table* table = nullptr;
@@ -164,16 +165,22 @@ ncclResult_t World::join(const ncclUniqueId& id, int rank, int world_size, int v
         maker_gone = !all_here && start_of(table->maker_pid) != table->maker_started;
         return all_here || maker_gone;
     };
-    if ((*world)->wait(ready, [&] { return (*world)->others(); }, nullptr, &lost) == Waited::kLost)
-        return refuse(ncclRemoteError, "rank %d: rank %d has gone during start-up", rank, lost);
+    auto ended = [&](Waited how) {
+        if (how == Waited::kLost)
+            return refuse(ncclRemoteError, "rank %d: rank %d has gone during start-up", rank, lost);
+        (*world)->leave(Presence::kAborted);
+        return refuse(ncclInternalError, "rank %d: aborted during start-up", rank);
+    };
+    Waited how = (*world)->wait(ready, [&] { return (*world)->others(); }, aborted, &lost);
+    if (how != Waited::kReady) return ended(how);
     if (maker_gone)
         return refuse(ncclRemoteError, "rank %d: process %d, which made the unique id, has ended during start-up", rank,
                       table->maker_pid);
     if (table->broken) return refuse(ncclResult_t(table->broken.load()), "rank %d: the start-up has failed", rank);
     result = (*world)->check_seats();
     // Nobody goes on, or away, before all have looked.
-    if ((*world)->meet(&Seat::host_phase, nullptr, &lost) != Waited::kReady)
-        return refuse(ncclRemoteError, "rank %d: rank %d has gone during start-up", rank, lost);
+    how = (*world)->meet(&Seat::host_phase, aborted, &lost);
+    if (how != Waited::kReady) return ended(how);
     forget_table(table->nonce);
     return result;
 }

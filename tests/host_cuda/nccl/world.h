@@ -51,6 +51,9 @@ struct alignas(64) Seat {
     // Connections that this rank has begun: to send to and receive from each other one, and of all-reduces by size.
     std::atomic<uint8_t> sends_to[kMaxRanks], receives_from[kMaxRanks];
     std::atomic<uint8_t> collectives[64];
+    // Smaller communicators that were made of this one, by its first survivor, and the id of the last.
+    std::atomic<uint32_t> children;
+    ncclUniqueId child;
 };
 
 struct Table {
@@ -71,9 +74,11 @@ public:
     // Makes a table, and the id by which ranks find it.
     static ncclResult_t make_id(ncclUniqueId* id);
 
-    // Opens the table and takes the seat of `rank`; returns once all ranks have done so and agree on what they must.
+    // Opens the table and takes the seat of `rank`; returns once all ranks have done so and agree on what they must, or
+    // `aborted` is set (null: never).
     static ncclResult_t join(const ncclUniqueId& id, int rank, int world_size, int version, uint64_t host,
-                             const std::string& device, bool shares_device, std::unique_ptr<World>* world);
+                             const std::string& device, bool shares_device, const std::atomic<bool>* aborted,
+                             std::unique_ptr<World>* world);
     ~World();
     World(const World&) = delete;
 
