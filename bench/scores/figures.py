@@ -2,6 +2,7 @@
 
   ./run figures                 every row; what takes longer than some seconds is measured with --long only
   ./run figures house --long    the rows of the house, type checkers included (3 minutes)
+  ./run figures gpu --long      spills, bits and the suite over stand-ins: what needs no GPU (half an hour)
   ./run figures --json -        the same as JSON
 
 A row is a figure that somebody asked for, the bar that it has to reach, and how it is measured. A row that cannot be
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from lanterne.bench.output import report
+from lanterne.bench.scores.gpu import without_device
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow", "bench")
@@ -39,8 +41,6 @@ CALLS_8 = f"{LAB} 8 -- lanterne bench calls --only"
 SLOW_NIC = "./run lab --hosts 8 --rate 200mbit --rate 5=50mbit -- lanterne bench all_reduce --bytes 4M --delay 0,185ms"
 LAB_2 = "LANTERNE_TRUSTED_NETWORK=0 ./run lab --hosts 2"
 P2P = "lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M"
-SPILLS = "./run info --kernels --inputs 1-32 --ops all"
-DEVICE_BITS = "./run test -m slow tests/kernels/cuda/test_cuda_c_on_host.py"
 DDP = "./run bench ddp --caps 1,2,25"
 TRAIN = "./run pipeline train -n 4 --data README.md --transport tcp"
 # Long enough for a rank to come back twice.
@@ -434,9 +434,9 @@ FIGURES: list[Row] = [
         f"{SMALL_TRAIN} --endure --copies 1 --restarts 1 --kill 3@10 --kill 0@200 --check",
     ),
     Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
-    Row("gpu", "kernels with spills: all dtypes, 1 to 32 inputs, 3 architectures", "0", SPILLS),
-    Row("gpu", "those kernels whose bits, run on the host, are not the CPU's", "0", DEVICE_BITS),
-    Row("gpu", "the stand-ins' suite", "2 minutes", "./run test -m host_cuda"),
+    Row("gpu", "kernels with spills: all dtypes, 1 to 32 inputs, 3 architectures", "0", without_device.spills, long=True),
+    Row("gpu", "those whose bits, run on the host, are not the CPU's", "0", without_device.wrong_bits, long=True),
+    Row("gpu", "the stand-ins' suite", "2 minutes", without_device.stand_ins_suite, long=True),
 ]
 
 
