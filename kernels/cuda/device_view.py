@@ -3,9 +3,10 @@
 An array is asked through `__cuda_array_interface__`; who has only DLPack, through CuPy. Nothing is copied.
 """
 
+import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from lanterne.errors import InputError
 from lanterne.kernels.arrays import Stream, import_cupy, is_device_array
 
 _LEGACY_STREAM = 1  # cudaStreamLegacy
+# DLPack's DLTensor begins with an address, two numbers of the device and that of axes; then code and bits of its type.
+_TYPE_AT = 8 + 2 * 4 + 4
+_UINT, _BFLOAT = 1, 4
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,12 @@ def view_device(x: Any, what: str = "array") -> DeviceView:
     if not is_device_array(x):
         raise InputError(f"{what}: got {type(x).__name__} on the host, expected device memory like the others")
     interface = getattr(x, "__cuda_array_interface__", None)
+    is_bfloat16 = str(getattr(x, "dtype", "")) in ("bfloat16", "torch.bfloat16")
+    if interface is None and is_bfloat16:
+        return replace(view_device(import_cupy().from_dlpack(_Bfloat16Bits(x)), what), element="bfloat16")
     if interface is None:
         return view_device(import_cupy().from_dlpack(x), what)
     shape, strides = tuple(interface["shape"]), interface.get("strides")
-    is_bfloat16 = str(getattr(x, "dtype", "")) in ("bfloat16", "torch.bfloat16")
     dtype = np.dtype(np.uint16) if is_bfloat16 else np.dtype(interface["typestr"])
     if dtype.kind == "V" or dtype.hasobject:
         raise InputError(f"{what}: got elements {interface['typestr']}, expected numbers")
@@ -73,6 +79,27 @@ def view_device(x: Any, what: str = "array") -> DeviceView:
     size = int(np.prod(shape, dtype=np.int64))
     stream = interface.get("stream") or _untold_stream(x)
     return DeviceView(address or 0, size, dtype, "bfloat16" if is_bfloat16 else None, readonly, stream, x)
+
+
+class _Bfloat16Bits:
+    """An array of bfloat16 with DLPack alone as one of uint16: CuPy by itself knows no bfloat16."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        place: tuple[int, int] = self._x.__dlpack_device__()
+        return place
+
+    def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
+        capsule = self._x.__dlpack__(stream=stream)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        # Who takes the capsule owns what it points to.
+        code = ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + _TYPE_AT)
+        if code.value == _BFLOAT:
+            code.value = _UINT
+        return capsule
 
 
 def stream_address(stream: Stream) -> int:

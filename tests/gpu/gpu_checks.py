@@ -4,6 +4,7 @@
 as JSON lines. What these check has been proved on stand-ins; here CUDA, NCCL and CuPy are real.
 """
 
+import ctypes
 import faulthandler
 import os
 import sys
@@ -156,9 +157,27 @@ class OnlyDlpack:
         return self._array.__dlpack_device__()
 
 
+class OnlyDlpackOfBfloat16(OnlyDlpack):
+    """An array of bfloat16, stored as uint16, that says so by DLPack alone."""
+
+    dtype = "bfloat16"
+
+    def __dlpack__(self, **options):
+        capsule = self._array.__dlpack__(stream=options["stream"])
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        # The code of bfloat16 in DLPack's DLTensor, after an address and three numbers.
+        ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + 20).value = 4
+        return capsule
+
+
 def check_arrays_with_dlpack_alone(comm):
     import cupy
 
+    # 1.0 and its sums of up to 256 are whole.
+    x, out = cupy.full(1000, 0x3F80, np.uint16), cupy.zeros(1000, np.uint16)
+    comm.all_reduce(OnlyDlpackOfBfloat16(x), OnlyDlpackOfBfloat16(out), algorithm="ring")
+    assert set((out.get().astype(np.uint32) << 16).view(np.float32).tolist()) == {float(comm.world_size)}
     x, out = cupy.full(1000, comm.rank, np.float32), cupy.zeros(1000, np.float32)
     comm.all_reduce(OnlyDlpack(x), OnlyDlpack(out), algorithm="ring")
     assert set(out.get().tolist()) == {float(sum(range(comm.world_size)))}

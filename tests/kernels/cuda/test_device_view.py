@@ -1,5 +1,6 @@
 """Device arrays of any library, by the protocols they speak."""
 
+import ctypes
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,11 @@ import numpy as np
 import pytest
 
 from lanterne.errors import InputError
+from lanterne.kernels.cuda import device_view
 from lanterne.kernels.cuda.device_view import DeviceView, stream_address, view_device
+
+# DLPack's code of bfloat16.
+BFLOAT = 4
 
 
 def fake(shape, typestr="<f4", strides=None, address=4096, readonly=False, **more):
@@ -51,6 +56,44 @@ def test_bfloat16_streams_and_readonly():
     array.dtype = "bfloat16"
     view = view_device(array)
     assert (view.element, view.dtype, view.nbytes, view.stream, view.readonly) == ("bfloat16", np.uint16, 8, 77, True)
+
+
+def capsule(array, code):
+    """An unversioned DLPack capsule of `array` whose elements are said to be of the kind `code`."""
+    made = array.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    ctypes.c_uint8.from_address(pointer(made, b"dltensor") + 20).value = code
+    return made
+
+
+class OnHost:
+    """What NumPy takes a capsule from."""
+
+    def __init__(self, made):
+        self._made = made
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, **_):
+        return self._made
+
+
+def test_bfloat16_by_dlpack_alone(monkeypatch):
+    """CuPy, which takes it from there, refuses it without a package of its own."""
+    bits = np.arange(4, dtype=np.uint16)
+    array = SimpleNamespace(
+        dtype="bfloat16", __dlpack__=lambda stream, **_: capsule(bits, BFLOAT), __dlpack_device__=lambda: (2, 0)
+    )
+
+    def from_dlpack(x):
+        host = np.from_dlpack(OnHost(x.__dlpack__(stream=1, max_version=(1, 0), copy=None)))
+        return fake(host.shape, host.dtype.str, address=host.ctypes.data)
+
+    monkeypatch.setattr(device_view, "import_cupy", lambda: SimpleNamespace(from_dlpack=from_dlpack))
+    view = view_device(array)
+    assert (view.element, view.dtype, view.size, view.address) == ("bfloat16", np.uint16, 4, bits.ctypes.data)
 
 
 @pytest.mark.parametrize(
