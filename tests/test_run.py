@@ -98,7 +98,7 @@ def test_without_a_network_one_line_says_what_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("more", "tests"),
     [
-        ("", "-n 2 --dist loadgroup tests/gpu tests/host_cuda/checks.py"),
+        ("", "-n 2 tests/gpu tests/host_cuda/checks.py"),
         (" -k nccl", "-k nccl tests/gpu tests/host_cuda/checks.py"),
         (" -k nccl tests/gpu/test_gpu_delay.py", "-k nccl tests/gpu/test_gpu_delay.py"),
     ],

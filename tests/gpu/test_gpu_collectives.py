@@ -32,9 +32,17 @@ def named(checks):
 
 
 @pytest.fixture(scope="module")
-def nccl_job(cupy, tmp_path_factory):
-    """The finished jobs, one a world size and binding of NCCL's, started when first asked for."""
+def nccl_job(cupy, request, tmp_path_factory):
+    """The finished jobs, one a world size and binding of NCCL's, started when first asked for.
+
+    They run the checks of the tests that were chosen and are not skipped.
+    """
     jobs = {}
+    chosen = {
+        item.callspec.params["check"]
+        for item in request.session.items
+        if "nccl_job" in item.fixturenames and "check" in item.callspec.params and not item.get_closest_marker("skip")
+    }
 
     def job(world_size, binding="cupy"):
         key = world_size, binding
@@ -42,6 +50,7 @@ def nccl_job(cupy, tmp_path_factory):
             # Where time runs out, what staged calls prove too is missing.
             *first, last = gpu_checks.NCCL
             checks = [*first, *gpu_checks.COMMON, last] if binding == "cupy" else gpu_checks.NCCL4PY
+            checks = [check for check in checks if check in chosen] or checks
             report = tmp_path_factory.mktemp(f"{binding}{world_size}") / "report"
             shared = world_size > cupy.cuda.runtime.getDeviceCount()
             environment = {BINDING_VARIABLE: binding} | (SHARED_GPU_ENVIRONMENT if shared else {})

@@ -3,7 +3,10 @@
 Those that read one job's verdicts stay together where pytest runs in several processes: the job runs once.
 """
 
+import re
+
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 WITHOUT_NUMBA = "Numba's kernels and arrays need NVIDIA's compiler and more of the driver"
 # By a part of the test's name.
@@ -19,11 +22,22 @@ def pytest_configure(config):
     config.option.reportchars += "s"
 
 
+class JobsTogether(LoadScopeScheduling):
+    """Of one process is what one job over NCCL, so many ranks by so and so a binding, tells; all else is by itself."""
+
+    def _split_scope(self, nodeid):
+        found = re.search(r"over_nccl\w*\[(\d+)-", nodeid)
+        return f"{found[1]} {'nccl4py' in nodeid}" if found else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    # Groups of pytest-xdist 3.8 go by an attribute that pytest 9.2 does not have.
+    return JobsTogether(config, log)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         reasons = [reason for part, reason in REASONS.items() if part in item.name and item.get_closest_marker("gpu")]
         if reasons:
             item.add_marker(pytest.mark.skip(reason=f"host CUDA: {reasons[0]}"))
-        if "nccl_job" in getattr(item, "fixturenames", ()):
-            job = item.callspec.params["world_size"], "nccl4py" in item.nodeid
-            item.add_marker(pytest.mark.xdist_group(f"{job}"))
