@@ -16,10 +16,14 @@ from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from lanterne.failslow.record.lateness import Matched
+import numpy as np
+
+from lanterne.failslow.record.lateness import MAX_LATE, Matched
 
 # Iterations that are kept, and those before a slow spell that tell what is usual.
 KEPT, USUAL = 1024, 64
+# Calls of the iteration that has not ended that are kept.
+MAX_EARLY = 4096
 # Slow spells whose causes are kept.
 MAX_SPELLS = 512
 # A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
@@ -70,7 +74,7 @@ class LateArrivals:
     def __init__(self) -> None:
         self.rows: deque[IterationArrivals] = deque(maxlen=KEPT)
         self._ends: deque[float] = deque(maxlen=KEPT)
-        self._early: deque[Matched] = deque(maxlen=4096)
+        self._early: Matched | None = None
 
     def clear(self) -> None:
         """Iterations begin elsewhere from now on."""
@@ -81,25 +85,43 @@ class LateArrivals:
         """Iteration `index` has ended."""
         self.rows.append(IterationArrivals(index, end_s))
         self._ends.append(end_s)
-        early, self._early = self._early, deque(maxlen=4096)
-        self.add(early)
 
-    def add(self, calls: Iterable[Matched]) -> None:
+    def add(self, found: Iterable[Matched] = ()) -> None:
         """Take calls that all ranks came to."""
-        for call in calls:
-            at = bisect_left(self._ends, call.start_s)
-            if at == len(self.rows):
-                self._early.append(call)
-            elif at:
-                # The first iteration that is kept may have begun before.
-                row = self.rows[at]
-                row.calls += 1
-                row.transfer_s += call.transfer_s * call.weight
-                for rank, late_s in call.late:
-                    row.late_s[rank] = row.late_s.get(rank, 0.0) + late_s * call.weight
+        parts = [*found] if self._early is None else [self._early, *found]
+        if not parts:
+            return
+        start_s, transfer_s, late_at_s, late_rank, late_s = map(np.concatenate, zip(*parts, strict=True))
+        first = bisect_left(self._ends, start_s.min())
+        ends_s = np.array([*islice(self._ends, first, None)])
+        at, late_at = ends_s.searchsorted(start_s), ends_s.searchsorted(late_at_s)
+        transfers_s = np.bincount(at, transfer_s).tolist()
+        counts = np.bincount(at, minlength=len(ends_s) + 1).tolist()
+        self._early = None
+        if counts[-1]:
+            early, late_early = at == len(ends_s), late_at == len(ends_s)
+            calls = (column[early][-MAX_EARLY:] for column in (start_s, transfer_s))
+            lates = (column[late_early][-MAX_LATE * MAX_EARLY :] for column in (late_at_s, late_rank, late_s))
+            self._early = Matched(*calls, *lates)
+        # The first iteration that is kept may have begun before.
+        rows = [None if first + at == 0 else self.rows[first + at] for at in range(len(ends_s))]
+        for row, count, took_s in zip(rows, counts, transfers_s, strict=False):
+            if row is not None and count:
+                row.calls += count
+                row.transfer_s += took_s
+        ranks = int(late_rank.max(initial=0)) + 1
+        codes = late_at * ranks + late_rank
+        sums_s = np.bincount(codes, late_s)
+        for code in np.flatnonzero(np.bincount(codes)[: len(ends_s) * ranks]).tolist():
+            place, rank = divmod(code, ranks)
+            row = rows[place]
+            if row is not None:
+                row.late_s[rank] = row.late_s.get(rank, 0.0) + float(sums_s[code])
 
     def between(self, first: int, end: int | None) -> list[IterationArrivals]:
         """Iterations [first, end) of those that are kept and had most of their calls in the sample."""
+        if self._early is not None:
+            self.add()
         least = WHOLE * median([row.calls for row in islice(reversed(self.rows), USUAL) if row.calls] or [0])
         chosen = (row for row in self.rows if row.index >= first and (end is None or row.index < end))
         return [row for row in chosen if row.calls and row.calls >= least]

@@ -13,24 +13,26 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import count, takewhile
+from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 # number (from 1), name, ranks that take part, communicator, bytes, start, end
-RECORD = struct.Struct("<QHHIqdd")
+RECORD = struct.Struct("=QHHIqdd")
 # Its parts: the number is written last, so that what it stands for is there; the end, when there is one.
-NUMBER, BODY, END = struct.Struct("<Q"), struct.Struct("<HHIqdd"), struct.Struct("<d")
+NUMBER, BODY, END = struct.Struct("=Q"), struct.Struct("=HHIqdd"), struct.Struct("=d")
 BODY_OFFSET, END_OFFSET = NUMBER.size, RECORD.size - END.size
 START_OFFSET = END_OFFSET - END.size
 # The end of a call that has not ended.
 OPEN_S = -1.0
+OPEN_END = END.pack(OPEN_S)
 MAX_NAMES, NAME_NBYTES = 64, 48
 HEADER_NBYTES = 4096 + MAX_NAMES * NAME_NBYTES
 ENDED_OFFSET = 4095
-FAULTS = struct.Struct("<Q")
+FAULTS = struct.Struct("=Q")
 FAULTS_OFFSET = ENDED_OFFSET - FAULTS.size
 BEAT_OFFSET = FAULTS_OFFSET - END.size
 TIMED_OFFSET = BEAT_OFFSET - FAULTS.size
@@ -195,57 +197,81 @@ class RingReader:
 
     def take(self) -> list[RecordedCall]:
         """The RecordedCalls that have ended since the last take, in the order of their beginnings but for late ones."""
+        records = self.take_records()
+        return [self._call(records[at : at + RECORD.size]) for at in range(0, len(records), RECORD.size)]
+
+    def take_records(self) -> bytes:
+        """As `take`, the calls as RECORDs; `name` tells their names."""
         found = self._take_open() if self.open else []
         begin = 0
         # Again after each end of the ring, and after having been overtaken.
         while begin != self._next:
             begin = self._next
             self._take_on(found)
-        return found
+        return b"".join(found)
 
-    def _take_open(self) -> list[RecordedCall]:
+    def _take_open(self) -> list[bytes]:
         """Those of `open` that have ended, or are gone: overwritten."""
-        found: list[RecordedCall] = []
-        for index, call in list(self.open.items()):
+        found: list[bytes] = []
+        for index in list(self.open):
             at = HEADER_NBYTES + index % self._capacity * RECORD.size
-            number, *_, start_s, end_s = RECORD.unpack_from(self._map, at)
-            if number != index + 1:
+            record = self._map[at : at + RECORD.size]
+            if NUMBER.unpack_from(record)[0] != index + 1:
                 self.lost += 1
                 del self.open[index]
-            elif end_s != OPEN_S:
-                found.append(call._replace(start_s=start_s, end_s=end_s))
+            elif END.unpack_from(record, END_OFFSET)[0] != OPEN_S:
+                found.append(record)
                 self.latest = max(index, self.latest)
                 del self.open[index]
         return found
 
-    def _take_on(self, found: list[RecordedCall]) -> None:
+    def _take_on(self, found: list[bytes]) -> None:
         """Append to `found` what there is up to the end of the ring."""
-        first = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
-        # Most of what a watched job pays for: as few steps for each call as there can be.
-        names, due, make, append, ended = self._names, self._next, tuple.__new__, found.append, 0
-        with memoryview(self._map) as whole, whole[first:] as rest:
-            for number, name, ranks, communicator, nbytes, start_s, end_s in RECORD.iter_unpack(rest):
-                if number != due:
-                    if number > due:
-                        # What is overwritten next is half a ring away from where reading goes on.
-                        behind = number - self._capacity // 2
-                        self.lost += behind - due
-                        due = behind
-                    break
-                text = names.get(name) or self._name(name)
-                call = make(RecordedCall, (text, ranks, communicator, nbytes, start_s, end_s))
-                if end_s == OPEN_S:
-                    self.open[due - 1] = call
-                else:
-                    append(call)
-                    ended = due
-                due += 1
-        self._next, self.latest = due, max(ended - 1, self.latest)
+        size, due = RECORD.size, self._next
+        first = HEADER_NBYTES + (due - 1) % self._capacity * size
+        # Most of what a watched job pays for: nothing is done for each call but by what is written in C.
+        with memoryview(self._map) as whole, whole[first:] as rest, rest.cast("Q")[:: size // 8] as numbers:
+            ready = sum(takewhile(bool, map(eq, numbers, count(due))))
+            records = rest[: ready * size].tobytes()
+            if ready and numbers[0] != due:
+                # It was overwritten while it was copied.
+                ready, records = 0, b""
+            self._next = due + ready
+            if ready < len(numbers) and numbers[ready] > due + ready:
+                # What is overwritten next is half a ring away from where reading goes on.
+                behind = numbers[ready] - self._capacity // 2
+                self.lost += behind - self._next
+                self._next = behind
+        begin = ended = 0
+        at = records.find(OPEN_END)
+        while at >= 0:
+            if at % size == END_OFFSET:
+                found.append(records[begin : at - END_OFFSET])
+                ended = begin // size + len(found[-1]) // size if found[-1] else ended
+                self.open[due - 1 + at // size] = self._call(records[at - END_OFFSET : at + END.size])
+                begin = at + END.size
+            at = records.find(OPEN_END, at + 1)
+        found.append(records[begin:])
+        ended = ready if found[-1] else ended
+        self.latest = max(due + ended - 2 if ended else -1, self.latest)
 
-    def _name(self, number: int) -> str:
-        offset = 4096 + number * NAME_NBYTES
-        name = self._names[number] = self._map[offset : offset + NAME_NBYTES].rstrip(b"\0").decode()
+    def _call(self, record: bytes) -> RecordedCall:
+        _, name, *rest = RECORD.unpack(record)
+        return RecordedCall(self.name(name), *rest)
+
+    def name(self, number: int) -> str:
+        """The name of calls whose record has this number."""
+        name = self._names.get(number)
+        if name is None:
+            offset = 4096 + number * NAME_NBYTES
+            name = self._names[number] = self._map[offset : offset + NAME_NBYTES].rstrip(b"\0").decode()
         return name
+
+    def number(self, name: str) -> int | None:
+        """The number of calls of this name; None where there is none yet."""
+        at = self._map.find(name.encode() + b"\0", 4096, HEADER_NBYTES)
+        number, rest = divmod(at - 4096, NAME_NBYTES)
+        return number if at >= 0 and rest == 0 else None
 
     def close(self) -> None:
         """Unmap the file."""

@@ -1,7 +1,7 @@
 """The iterations of a job: when each ended, what the detector says of their times, and who made them slow."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from statistics import median
@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
-from lanterne.failslow.record.adapters import DDP_FORWARD
-from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals
-from lanterne.failslow.record.call_ring import RecordedCall
+from lanterne.failslow.record.blame import KEPT, UNKNOWN, USUAL, Blame, Cause, LateArrivals
 from lanterne.failslow.record.lateness import Matcher
+from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
 from lanterne.failslow.record.period import PeriodTracker
 
 MAX_ITERATIONS = 1 << 16
+# Those that a status shows.
+RECENT = 256
+# Those that calls may be told of after, of those that are kept for it.
+MAX_UNJUDGED = KEPT // 4
 # Of confirmed events, twice as many at most.
 KEPT_EVENTS = 256
 # The latest iterations that tell how long they take now.
@@ -36,21 +39,26 @@ class IterationLog:
 
     Args:
         matcher: tells who came last to calls.
+        settle: tells it of all calls up to now.
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
-    `total_s`, of all; `late`: who came last in them.
+    `total_s`, of all; `recent`, [index, seconds] of those that a status shows; `late`: who came last in them.
     """
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
         self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
         self.total_s: float = 0.0
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
+        self._settle = settle
         self._blame = Blame(self.late)
         # The onset of the spell that lasts, its event, and what an iteration took before.
         self._spell: tuple[int, LevelEvent, float] | None = None
-        # Iterations that nothing was said of yet: index, event, its words.
+        # Iterations whose calls are not known yet; of the latest of them index, event, its words.
+        self._unjudged = 0
         self._iterated: list[tuple[int, LevelEvent | None, str]] = []
+        # Of the latest iterations [index, seconds].
+        self.recent: deque[list[float]] = deque(maxlen=RECENT)
         self._found: list[Notice] = []
         self._tracker = Tracker()
         self._first_row = 0
@@ -80,47 +88,69 @@ class IterationLog:
         """The detector's, counted in iterations of the job."""
         return [_shifted(asdict(event), self._first_row) for event in self._tracker.events]
 
-    def add(self, call: RecordedCall, calls: int, world_size: int | None) -> None:
-        """Time the iteration that ends with this call, the `calls`-th, if one does."""
-        name, ranks, communicator, nbytes, start_s, _ = call
-        symbol = name, nbytes, communicator
-        if name == DDP_FORWARD and ranks:
-            # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
-            symbol = name, 0, communicator
+    def add(
+        self,
+        symbols: Sequence[CallSymbol],
+        times_s: Sequence[float],
+        forwards: Sequence[int],
+        before: int,
+        world_size: int | None,
+    ) -> None:
+        """Time the iterations that end with these calls, as symbols_of has them; `before`: how many came before."""
+        if not self._forwards:
+            first = forwards[0] if forwards else len(symbols)
+            self._time(symbols[:first], times_s[:first], before, world_size)
+        if forwards:
             if not self._forwards:
                 self._period = PeriodTracker()
                 self._generation = 0
-            self._forwards = calls = self._forwards + 1
-        elif self._forwards:
-            return
-        time_s = self._period.record(symbol, start_s)
-        if self._period.generation != self._generation:
-            self._new_marker(calls, world_size)
-        if time_s is None or time_s <= 0.0:
-            return
+            # They mark an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
+            marks = [symbols[at][:SIZELESS_NBYTES] for at in forwards]
+            self._time(marks, [times_s[at] for at in forwards], self._forwards, world_size)
+            self._forwards += len(forwards)
+
+    def _time(
+        self, symbols: Sequence[CallSymbol], times_s: Sequence[float], before: int, world_size: int | None
+    ) -> None:
+        for at, time_s in self._period.record_all(symbols, times_s):
+            if self._period.generation != self._generation:
+                self._new_marker(before + at + 1, world_size)
+            if time_s is not None and time_s > 0.0:
+                self._end(times_s[at], time_s)
+
+    def _end(self, end_s: float, time_s: float) -> None:
+        """An iteration has ended."""
         index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
-        self.iterations.append((index, start_s, time_s))
+        self.iterations.append((index, end_s, time_s))
+        self.recent.append([index, time_s])
         self.total_s += time_s
-        self.late.end(index, start_s)
+        self.late.end(index, end_s)
         event = self._tracker.update(time_s)
         if event is None or (event.confirmed_at is None and event.kind != "onset"):
             self._iterated.append((index, None, ""))
         else:
             self._iterated.append((index, event, self._words(event)))
 
-    def _judge_all(self, world_size: int | None) -> None:
+    def judge(self, world_size: int | None) -> None:
         """See what there is to say of the iterations since the last time, all calls up to now being known."""
+        self._settle()
+        self._unjudged = 0
         if world_size and len(self.iterations) > SKIPPED_ROWS:
             self._matcher.find_silent(world_size)
         self.late.add(self._matcher.take())
         for index, event, text in self._iterated:
             self._found += self._notices(index, event, text)
         self._iterated.clear()
-        self._unlisted += self._tracker.forget(KEPT_EVENTS)
 
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
-        self._judge_all(world_size)
+        self._unjudged += len(self._iterated)
+        # Of most iterations nothing is to be said, whoever came late in them.
+        says = self._spell is not None or any(event is not None for _, event, _ in self._iterated)
+        if says or self._unjudged >= MAX_UNJUDGED:
+            self.judge(world_size)
+        self._iterated.clear()
+        self._unlisted += self._tracker.forget(KEPT_EVENTS)
         found, self._found = self._found, []
         return found
 
@@ -129,7 +159,8 @@ class IterationLog:
 
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
-        self._judge_all(world_size)
+        self.judge(world_size)
+        self._unlisted += self._tracker.forget(KEPT_EVENTS)
         for incident in self._tracker.incidents:
             record = self._incident(incident)
             end = self._first_row + self._tracker.row
@@ -143,6 +174,7 @@ class IterationLog:
         self._tracker = Tracker()
         self._first_row = calls // marker.spacing
         self.iterations.clear()
+        self.recent.clear()
         self.late.clear()
         self._blame = Blame(self.late)
         self._spell = None

@@ -5,28 +5,36 @@ One rank, the lead, gives the iterations: synchronous jobs have the same on ever
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.blame import USUAL, LateArrivals
-from lanterne.failslow.record.call_ring import RecordedCall, RingReader
+from lanterne.failslow.record.call_ring import RECORD, RingReader
 from lanterne.failslow.record.hangs import Hang, HangFinder, join_ranks
 from lanterne.failslow.record.iteration_log import LATEST_TIMES, IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
+from lanterne.failslow.record.new_calls import NewCalls, symbols_of
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 
 MAX_SYMBOLS = 256
+# Bits of a name's number.
+NAME_BITS = 16
+# Calls are judged when that tells something, or so many have come, or a status is made so long after the last time.
+MAX_UNSETTLED_NBYTES, SETTLE_S = 1 << 20, 5.0
 # Of notices.
 KEPT_NOTICES = 256
 # Once every rank reports, look for further logs only so often.
 LOOK_EVERY = 32
-# Those that a status shows, and those of which it says who comes late.
-RECENT, LATE_ROWS = 256, 16
+# Iterations of which a status says who comes late.
+LATE_ROWS = 16
 
 
 class CallTotals:
@@ -36,15 +44,19 @@ class CallTotals:
         # (name, bytes) -> [calls, seconds].
         self._calls: dict[tuple[str, int], list[Any]] = {}
 
-    def add(self, call: RecordedCall) -> None:
-        """Count a call."""
-        name, _, _, nbytes, start_s, end_s = call
-        known = self._calls.get((name, nbytes))
-        if known is None and len(self._calls) < MAX_SYMBOLS:
-            known = self._calls[name, nbytes] = [0, 0.0]
-        if known is not None:
-            known[0] += 1
-            known[1] += end_s - start_s
+    def add(self, new: NewCalls, rank: int) -> None:
+        """Count the calls of `rank`."""
+        rows = new.rows[new.parts[rank]]
+        codes, which, counts = np.unique(
+            rows["nbytes"] << NAME_BITS | rows["name"], return_inverse=True, return_counts=True
+        )
+        took_s = np.bincount(which, rows["end_s"] - rows["start_s"])
+        for code, count, total_s in zip(codes.tolist(), counts.tolist(), took_s.tolist(), strict=True):
+            symbol = new.name(rank, code & (1 << NAME_BITS) - 1), code >> NAME_BITS
+            if symbol in self._calls or len(self._calls) < MAX_SYMBOLS:
+                known = self._calls.setdefault(symbol, [0, 0.0])
+                known[0] += count
+                known[1] += total_s
 
     def names(self) -> set[str]:
         """Of the calls."""
@@ -81,16 +93,20 @@ class JobLog:
         self.notices: list[Notice] = []
         self.filled: float = 0.0
         self.hangs: list[Hang] = []
-        self._finder = HangFinder(self.folder, self.where, thresholds)
+        self._finder = HangFinder(self.folder, self.where, thresholds, self._settle)
         # rank -> what its clock said last, and when that was by ours.
         self._beats: dict[int, tuple[float, float]] = {}
         self._readers: dict[int, RingReader] = {}
         self._seen: set[Path] = set()
         self._matcher = Matcher()
-        self._iterations = IterationLog(self._matcher)
+        self._iterations = IterationLog(self._matcher, self._settle)
         self.iterations: deque[tuple[int, float, float]] = self._iterations.iterations
         self._calls = CallTotals()
         self._per_rank: dict[int, int] = {}
+        # Records of each rank that only their iterations are known of, and when there were none.
+        self._unsettled: dict[int, list[bytes]] = {}
+        self._unsettled_nbytes = 0
+        self._settled_s = -inf
         self._polls = 0
         self._refused: list[str] = []
 
@@ -101,28 +117,41 @@ class JobLog:
             self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
-        leading: Sequence[RecordedCall] = ()
-        before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         self.filled = 0.0
+        records: dict[int, bytes] = {}
         for rank, reader in sorted(self._readers.items()):
             lost = reader.lost
-            calls = reader.take()
-            self.filled = max(self.filled, len(calls) / reader.header["capacity"])
+            records[rank] = reader.take_records()
+            self.filled = max(self.filled, len(records[rank]) / RECORD.size / reader.header["capacity"])
             if reader.lost > lost:
+                self._settle()
                 self._matcher.lose(rank)
-            self._finder.add(rank, calls)
-            self._per_rank[rank] = self._per_rank.get(rank, 0) + len(calls)
-            # Where the backward is not seen, its all-reduces begin when the last rank's forward has ended.
-            self._matcher.add(rank, [c._replace(start_s=c.end_s) if c.name == DDP_FORWARD else c for c in calls])
-            if rank == self.lead:
-                leading = calls
-        for number, call in enumerate(leading, before + 1):
-            self._calls.add(call)
-            self._iterations.add(call, number, self.world_size)
+        before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
+        for rank, read in records.items():
+            if read:
+                self._unsettled.setdefault(rank, []).append(read)
+                self._unsettled_nbytes += len(read)
+                self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
+        if self.lead is not None and (read := records[self.lead]):
+            self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
+        if self._unsettled_nbytes >= MAX_UNSETTLED_NBYTES:
+            self._iterations.judge(self.world_size)
         self.hangs = self._find_hangs()
         found = self._iterations.take(self.world_size)
         self.notices = (self.notices + found)[-KEPT_NOTICES:]
         return found
+
+    def _settle(self) -> None:
+        """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
+        self._settled_s = time.monotonic()
+        if self._unsettled:
+            new = NewCalls({rank: b"".join(found) for rank, found in sorted(self._unsettled.items())}, self._readers)
+            self._unsettled.clear()
+            self._unsettled_nbytes = 0
+            self._finder.add(new)
+            self._matcher.add(new)
+            if self.lead in new.parts:
+                self._calls.add(new, self.lead)
 
     def _find_hangs(self) -> list[Hang]:
         now_s = time.monotonic()
@@ -149,6 +178,7 @@ class JobLog:
                 text = f"rank {rank} reported from two processes; that of {self._readers[rank].header['pid']} counts"
                 self._refused.append(text)
                 continue
+            self._settle()
             self._readers[rank] = reader
             self._matcher.add_rank(rank, reader.header.get("boot"))
             self._finder.add_rank(rank, reader.header.get("queued", ()))
@@ -156,6 +186,7 @@ class JobLog:
 
     def report(self) -> dict[str, Any]:
         """What is known up to now, as a document of lists, dicts, numbers and texts."""
+        self._iterations.judge(self.world_size)
         times_s = [time_s for _, _, time_s in self.iterations]
         ordered = sorted(times_s)
         return {
@@ -188,8 +219,9 @@ class JobLog:
 
     def status(self) -> dict[str, Any]:
         """How the job is now: the parts of a status document (job_ledger.py) that call logs tell. Cost: some 0.3 ms."""
-        latest = list(islice(reversed(self.iterations), RECENT))[::-1]
-        now_s = median(times_s) if (times_s := [time_s for *_, time_s in latest[-LATEST_TIMES:]]) else None
+        if time.monotonic() - self._settled_s >= SETTLE_S:
+            self._iterations.judge(self.world_size)
+        times_s = [time_s for *_, time_s in islice(reversed(self.iterations), LATEST_TIMES)]
         lasting = self._iterations.lasting
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
@@ -197,12 +229,12 @@ class JobLog:
             "iterations": {
                 "count": self.iterations[-1][0] + 1 if self.iterations else 0,
                 "total_s": self._iterations.total_s,
-                "last_s": latest[-1][2] if latest else None,
-                "median_s": now_s,
+                "last_s": times_s[0] if times_s else None,
+                "median_s": median(times_s) if times_s else None,
                 "usual_s": self._iterations.usual_s,
                 "ratio": 1.0 if lasting is None else lasting.ratio,
                 "slow": lasting is not None,
-                "recent": [[index, time_s] for index, _, time_s in latest],
+                "recent": list(self._iterations.recent),
             },
             "late": _late_now(self._readers, self._matcher, self._iterations.late),
             "thresholds": self.thresholds.to_json(),
@@ -278,11 +310,9 @@ def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArr
 def _arrivals(readers: Mapping[int, RingReader], matcher: Matcher, calls: Mapping[int, int]) -> dict[str, Any]:
     """Of each rank, how often and by how much it came last to calls; `calls`: how many it made."""
     ranks = []
-    delays: dict[int, list[float]] = {}
-    for call in matcher.matched:
-        delays.setdefault(call.last, []).append(call.late_s)
+    delays_s = matcher.delays_s()
     for rank in sorted(readers):
-        own = sorted(delays.get(rank, ()))
+        own = delays_s.get(rank)
         ranks.append(
             {
                 "rank": rank,

@@ -5,18 +5,24 @@ last rank's arrival begins the work; from there to the first end is what the cal
 different machines are aligned by the ends of calls, which nearly coincide.
 """
 
+from __future__ import annotations
+
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from lanterne.failslow.record.call_ring import RecordedCall
+import numpy as np
+from numpy.typing import NDArray
 
-# Calls that wait for their other ranks; beyond, the oldest is given up: a rank that reports nothing ends nothing.
+from lanterne.failslow.record.new_calls import NewCalls
+
+# Calls that wait for their other ranks; beyond, the oldest are given up: a rank that reports nothing ends nothing.
 MAX_OPEN = 4096
 MAX_MATCHED = 1 << 14
-# Communicators of a rank whose calls are matched: a program may make new ones for ever.
+# Communicators whose calls are matched: a program may make new ones for ever.
 MAX_COMMUNICATORS = 1 << 16
 # Ranks of a call whose lateness is kept, the latest.
 MAX_LATE = 16
@@ -28,82 +34,125 @@ BLOCK_ITERATIONS = 4
 # Ends of calls that align another machine's clock.
 LEAST_ENDS, MAX_ENDS = 16, 255
 
-# (communicator, number of the call on it)
-CallKey: TypeAlias = tuple[int, int]
+Seconds: TypeAlias = NDArray[np.float64]
 
 
 class Matched(NamedTuple):
-    """A call as all its ranks saw it, seconds of the first machine's clock.
+    """Calls as all their ranks saw them, seconds of the first machine's clock.
 
-    Attributes: `start_s`, when the last rank came; `last`, that rank; `late_s`, how long after the last but one;
-    `transfer_s`, from then to the first end; `weight`, how many calls it stands for; `late`, (rank, seconds) of those
-    that came after the middle of the earliest half.
+    Attributes: `start_s`, when the last rank came to each; `transfer_s`, from then to the first end, times how many
+    calls it stands for. Of ranks that came after the middle of the earliest half: `late_at_s`, the call's `start_s`;
+    `late_rank`; `late_s`, by how much, times the same.
     """
 
-    start_s: float
-    last: int
-    late_s: float
-    transfer_s: float
-    weight: float
-    late: tuple[tuple[int, float], ...] = ()
+    start_s: Seconds
+    transfer_s: Seconds
+    late_at_s: Seconds
+    late_rank: NDArray[np.int64]
+    late_s: Seconds
+
+
+
+@dataclass(slots=True)
+class OpenCalls:
+    """Calls of a communicator of so many `ranks` that not all of them have come to yet: those after number `done`.
+
+    Attributes: `decided`, the last call that any has come to; `counts`, how many calls each rank has made, where it is
+    not `base`; `times`, (start, end) of those that are open; `weights`, how many calls each of these stands for, 0 of
+    those that are not of the sample.
+    """
+
+    ranks: int
+    done: int = 0
+    base: int = 0
+    decided: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+    times: dict[int, Seconds] = field(default_factory=dict)
+    weights: Seconds = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all ranks have come to as many calls."""
+        return len(self.counts) == self.ranks and all(count == self.done for count in self.counts.values())
+
+    def add(self, rank: int, times: Seconds) -> int:
+        """Take (start, end) of calls of `rank`; how many of them, the last ones, it is the first to come to."""
+        count = self.counts.get(rank, self.base)
+        end = self.counts[rank] = count + len(times)
+        times = times[max(self.done - count, 0) :]
+        known = self.times.get(rank)
+        self.times[rank] = times if known is None or not len(known) else np.concatenate((known, times))
+        fresh = max(end - self.decided, 0)
+        self.decided += fresh
+        return fresh
+
+    def ready(self, silent: int) -> Iterator[tuple[int, list[int]]]:
+        """Up to which call so many ranks have come that only `silent` ones are missing: (call, the ranks that have)."""
+        least = max(self.ranks - silent, 2)
+        if len(self.counts) >= least:
+            last = sorted(self.counts.values())[-least]
+            ends = {last, *(count for count in self.counts.values() if self.done < count < last)}
+            for end in sorted(ends) if last > self.done else ():
+                yield end, sorted(rank for rank, count in self.counts.items() if count >= end)
+
+    def drop(self, end: int) -> None:
+        """Calls up to `end` are done with."""
+        count, self.done = end - self.done, end
+        self.weights = self.weights[count:]
+        # A copy: what is left must not keep all that was read with it.
+        self.times = {rank: times[count:].copy() for rank, times in self.times.items() if len(times) > count}
 
 
 class Matcher:
     """Matches the calls of all ranks.
 
-    Attributes: `matched`, the latest; `last`, `waited_s`: per rank, how often it came last, and how long it waited for
-    others, of the calls that were matched; `calls`, how many these are; `silent`, ranks whose calls are not waited for:
-    those of all ranks are matched without them.
+    Attributes: `last`, `waited_s`: per rank, how often it came last, and how long it waited for others, of the calls
+    that were matched; `calls`, how many these are; `silent`, ranks whose calls are not waited for: those of all ranks are
+    matched without them.
 
-    Cost: 0.4 us a call of each rank, 3 us one that is matched; memory is bounded.
+    Cost: each time some 100 us a communicator and 5 us a rank of it; 1 us a call; memory is bounded.
     """
 
     def __init__(self) -> None:
-        self.matched: deque[Matched] = deque(maxlen=MAX_MATCHED)
+        # Of the latest that were matched: the last rank, and how long it came after the last but one.
+        self._delays: deque[Seconds] = deque()
         self.calls: int = 0
         self.silent: frozenset[int] = frozenset()
         self.last: dict[int, int] = {}
         self.waited_s: dict[int, float] = {}
-        self._clocks: dict[int, Any] = {}
-        self._one_clock = True
-        self._ends: dict[tuple[int, int], deque[float]] = {}
-        # rank -> communicator -> calls so far; communicator -> the last call that was decided on.
-        self._numbers: dict[int, dict[int, int]] = {}
-        self._decided: dict[int, int] = {}
-        self._sampled: dict[CallKey, tuple[float, dict[int, RecordedCall]]] = {}
-        self._random = random.Random(0)
-        self._stride = 1.0
-        self._block = 1
-        self._left = 0
-        self._chosen = True
-        self._paced = 0
-        self._since_s: float | None = None
+        self._clocks = Clocks()
+        self._sample = Sample()
+        # By communicator; of one without open calls only how many calls each of its ranks has made.
+        self._open: dict[int, OpenCalls] = {}
+        self._idle: dict[int, int] = {}
+        self._fresh: list[Matched] = []
         self._everyone = 0
         self._broken: set[int] = set()
-        self._fresh: deque[Matched] = deque(maxlen=MAX_MATCHED)
 
     def take(self) -> list[Matched]:
         """The calls that were matched since this was asked last."""
-        fresh = list(self._fresh)
-        self._fresh.clear()
+        fresh, self._fresh = self._fresh, []
         return fresh
+
+    def delays_s(self) -> dict[int, list[float]]:
+        """Of each rank that came last, by how much, sorted: of the latest calls."""
+        last, late_s = np.concatenate([np.empty((2, 0)), *self._delays], axis=1)
+        return {int(rank): np.sort(late_s[last == rank]).tolist() for rank in np.unique(last)}
 
     def set_spacing(self, calls: int) -> None:
         """An iteration has so many calls."""
-        self._block = max(1, calls) * BLOCK_ITERATIONS
+        self._sample.block = max(1, calls) * BLOCK_ITERATIONS
 
     def find_silent(self, world_size: int) -> None:
         """Ranks of `world_size` of which nothing is known, or not any more, are `silent`: no call waits for them."""
-        silent = frozenset(rank for rank in range(world_size) if rank not in self._numbers or rank in self._broken)
+        silent = frozenset(rank for rank in range(world_size) if rank not in self.last or rank in self._broken)
         if silent != self.silent:
             self.silent, self._everyone = silent, world_size
-            for key, (weight, seen) in list(self._sampled.items()):
-                self._complete_if_all(key, weight, seen)
+            self._match()
 
-    def add_rank(self, rank: int, clock: Any) -> None:
+    def add_rank(self, rank: int, clock: Hashable) -> None:
         """Expect calls of `rank`, whose times are of `clock` (equal: the same clock)."""
-        self._clocks[rank] = clock
-        self._one_clock = all(other == clock for other in self._clocks.values())
+        self._clocks.add(rank, clock)
         self.last.setdefault(rank, 0)
         self.waited_s.setdefault(rank, 0.0)
 
@@ -111,103 +160,165 @@ class Matcher:
         """Calls of `rank` were lost: from now on nobody knows which of its calls is which."""
         self._broken.add(rank)
 
-    def add(self, rank: int, calls: Iterable[RecordedCall]) -> None:
-        """Take the calls of `rank`, in its order."""
-        if rank in self._broken:
+    def add(self, new: NewCalls) -> None:
+        """Take calls of all ranks."""
+        times = new.times[new.order]
+        if new.forwards is not None:
+            # Where the backward is not seen, its all-reduces begin when the last rank's forward has ended.
+            times[:, 0] = np.where(new.forwards[new.order], times[:, 1], times[:, 0])
+        fresh: list[tuple[OpenCalls, slice]] = []
+        for rank, communicator, begin, end in new.runs:
+            if rank not in self._broken:
+                calls = self._calls_of(communicator, int(new.rows["ranks"][new.order[begin]]))
+                if calls is not None and (count := calls.add(rank, times[begin:end])):
+                    fresh.append((calls, slice(end - count, end)))
+        self._decide(fresh, times[:, 0])
+        self._match()
+
+    def _calls_of(self, communicator: int, ranks: int) -> OpenCalls | None:
+        found = self._open.get(communicator)
+        if found is None and (communicator in self._idle or len(self._open) + len(self._idle) < MAX_COMMUNICATORS):
+            done = self._idle.pop(communicator, 0)
+            found = self._open[communicator] = OpenCalls(ranks, done, done, done)
+        return found
+
+    def _decide(self, fresh: Sequence[tuple[OpenCalls, slice]], starts_s: Seconds) -> None:
+        """Whether calls that a rank was the first to come to are of the sample: in the order of their beginnings."""
+        if not fresh:
             return
-        numbers = self._numbers.setdefault(rank, {})
-        sampled, decided, silent = self._sampled, self._decided, len(self.silent)
-        for call in calls:
-            ranks, communicator = call[1], call[2]
-            if ranks < 2:
+        first_s = np.concatenate([starts_s[part] for _, part in fresh])
+        order = np.argsort(first_s, kind="stable")
+        weights = np.empty(len(order))
+        weights[order] = self._sample.weights(first_s[order])
+        begin = 0
+        for calls, part in fresh:
+            end = begin + part.stop - part.start
+            calls.weights = np.concatenate((calls.weights, weights[begin:end]))
+            begin = end
+
+    def _match(self) -> None:
+        """Judge the calls that all have come to, and let the others wait."""
+        for communicator, calls in [*self._open.items()]:
+            silent = len(self.silent) if calls.ranks == self._everyone else 0
+            for end, ranks in calls.ready(silent):
+                self._judge(calls, ranks, end - calls.done)
+                calls.drop(end)
+            if calls.is_idle:
+                self._idle[communicator] = calls.done
+                del self._open[communicator]
+        excess = sum(len(calls.weights) for calls in self._open.values()) - MAX_OPEN
+        for calls in self._open.values() if excess > 0 else ():
+            count = min(excess, len(calls.weights))
+            calls.drop(calls.done + count)
+            excess -= count
+
+    def _judge(self, calls: OpenCalls, ranks: Sequence[int], count: int) -> None:
+        """The first `count` of these calls, to which these ranks have come."""
+        times, weights = np.stack([calls.times[rank][:count] for rank in ranks]), calls.weights[:count]
+        if not (sampled := weights > 0.0).all():
+            times, weights = times[:, sampled], weights[sampled]
+        times, weights = self._clocks.align(ranks, times, weights)
+        if not len(weights):
+            return
+        starts_s = times[:, :, 0]
+        # Of each call, its ranks by when they came; and when that was.
+        order = np.argsort(starts_s, axis=0, kind="stable")
+        came_s = np.take_along_axis(starts_s, order, 0)
+        early = max(len(ranks) // 2, 1)
+        middle_s = (came_s[early // 2] + came_s[(early - 1) // 2]) / 2
+        after = max(early, len(ranks) - MAX_LATE)
+        last, last_s = order[-1], came_s[-1]
+        transfer_s = np.maximum(times[:, :, 1].min(axis=0) - last_s, 0.0) * weights
+        rank_of = np.array(ranks)
+        late_rank, late_s = rank_of[order[after:]], (came_s[after:] - middle_s) * weights
+        late_at_s = np.broadcast_to(last_s, late_s.shape)
+        self._fresh.append(Matched(last_s, transfer_s, late_at_s.ravel(), late_rank.ravel(), late_s.ravel()))
+        self.calls += len(weights)
+        self._delays.append(np.array((rank_of[last], last_s - came_s[-2])))
+        while sum(map(np.size, self._delays)) > 2 * MAX_MATCHED and len(self._delays) > 1:
+            self._delays.popleft()
+        lasts, waits_s = np.bincount(last, minlength=len(ranks)), (last_s - starts_s).sum(axis=1)
+        for rank, times_last, waited_s in zip(ranks, lasts.tolist(), waits_s.tolist(), strict=True):
+            self.last[rank] += times_last
+            self.waited_s[rank] += waited_s
+
+
+class Sample:
+    """Which calls are of the sample.
+
+    Attributes: `block`, how many calls in a row are chosen together.
+    """
+
+    def __init__(self) -> None:
+        self.block: int = 1
+        self._random = random.Random(0)
+        self._stride = 1.0
+        # Calls that are left of the block, and whether it is chosen; calls until the next look at how fast they come.
+        self._left = 0
+        self._chosen = True
+        self._until = RATE_CALLS - 1
+        self._since_s: float | None = None
+
+    def weights(self, starts_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How many calls each of these stands for, the next in order; 0 of those that are left out."""
+        found = np.empty(len(starts_s))
+        at = 0
+        while at < len(found):
+            if self._since_s is None:
+                self._since_s = float(starts_s[at])
+            if self._until == 0:
+                # Another rank's clock, or a communicator that is read later, may be behind.
+                if (took_s := float(starts_s[at]) - self._since_s) > 0.0:
+                    self._stride = max(1.0, RATE_CALLS / took_s / MAX_RATE_PER_S)
+                self._until, self._since_s = RATE_CALLS, float(starts_s[at])
+            if self._left == 0:
+                self._left = self.block
+                self._chosen = self._random.random() * self._stride < 1.0
+            count = min(len(found) - at, self._left, self._until)
+            found[at : at + count] = self._stride if self._chosen else 0.0
+            at += count
+            self._left -= count
+            self._until -= count
+        return found
+
+
+class Clocks:
+    """The ranks' clocks, and how far they are apart, as the ends of calls tell."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, Hashable] = {}
+        self._is_one = True
+        self._ends: dict[tuple[int, int], deque[float]] = {}
+
+    def add(self, rank: int, clock: Hashable) -> None:
+        """The times of `rank` are of `clock`."""
+        self._clocks[rank] = clock
+        self._is_one = len({*self._clocks.values()}) == 1
+
+    def align(self, ranks: Sequence[int], times: Seconds, weights: Seconds) -> tuple[Seconds, Seconds]:
+        """`times` of calls (ranks x calls x (start, end)) by the first rank's clock, and their weights.
+
+        Without those of which that is not known yet.
+        """
+        if self._is_one or not len(weights):
+            return times, weights
+        offsets = [self._offsets_s(ranks, call) for call in times.swapaxes(0, 1).tolist()]
+        known = [offset is not None for offset in offsets]
+        found = np.array([offset for offset in offsets if offset is not None]).reshape(-1, len(ranks))
+        return times[:, known] + found.T[:, :, None], weights[known]
+
+    def _offsets_s(self, ranks: Sequence[int], times: Sequence[tuple[float, float]]) -> list[float] | None:
+        """What to add to each rank's (start, end) of a call to have the first rank's clock; None while unknown."""
+        found: list[float] = []
+        for rank, (start_s, end_s) in zip(ranks, times, strict=True):
+            if self._clocks[rank] == self._clocks[ranks[0]]:
+                found.append(0.0)
                 continue
-            number = numbers.get(communicator, 0) + 1
-            if number == 1 and len(numbers) >= MAX_COMMUNICATORS:
-                continue
-            numbers[communicator] = number
-            key = communicator, number
-            if number > decided.get(communicator, 0):
-                # The first rank to come decides whether this call is of the sample.
-                decided[communicator] = number
-                self._decide(key, call[4])
-            if (chosen := sampled.get(key)) is not None:
-                weight, seen = chosen
-                seen[rank] = call
-                if len(seen) == ranks:
-                    del sampled[key]
-                    self._complete(seen, weight)
-                elif silent and len(seen) >= ranks - silent:
-                    self._complete_if_all(key, weight, seen)
-
-    def _complete_if_all(self, key: CallKey, weight: float, seen: dict[int, RecordedCall]) -> None:
-        """Match call `key` if all its ranks that are not silent have come to it."""
-        ranks = next(iter(seen.values())).ranks if seen else 0
-        missing = len(self.silent) if ranks == self._everyone else 0
-        if len(seen) > 1 and len(seen) >= ranks - missing:
-            del self._sampled[key]
-            self._complete(seen, weight)
-
-    def _decide(self, key: CallKey, now_s: float) -> None:
-        """Whether call `key` is of the sample; every RATE_CALLS calls, see how fast they come."""
-        if self._since_s is None:
-            self._since_s = now_s
-        self._paced += 1
-        if self._paced == RATE_CALLS:
-            took_s = max(now_s - self._since_s, 1e-9)
-            self._stride = max(1.0, RATE_CALLS / took_s / MAX_RATE_PER_S)
-            self._paced, self._since_s = 0, now_s
-        if self._left == 0:
-            self._left = self._block
-            self._chosen = self._random.random() * self._stride < 1.0
-        self._left -= 1
-        if self._chosen:
-            self._sampled[key] = self._stride, {}
-            if len(self._sampled) > MAX_OPEN:
-                del self._sampled[next(iter(self._sampled))]
-
-    def offset_s(self, rank: int, reference: int) -> float | None:
-        """What to add to times of `rank` to have those of `reference`; None while it is not known."""
-        if self._clocks[rank] == self._clocks[reference]:
-            return 0.0
-        ends = self._ends.get((rank, reference), ())
-        return median(ends) if len(ends) >= LEAST_ENDS else None
-
-    def _complete(self, seen: dict[int, RecordedCall], weight: float) -> None:
-        if self._one_clock:
-            came = [(call.start_s, rank) for rank, call in seen.items()]
-            first_end_s = min([call.end_s for call in seen.values()])
-        else:
-            aligned = self._aligned(seen)
-            if aligned is None:
-                return
-            came, first_end_s = aligned
-        came.sort()
-        last_s, last = came[-1]
-        self.calls += 1
-        self.last[last] += 1
-        waited_s = self.waited_s
-        for start_s, rank in came:
-            waited_s[rank] += last_s - start_s
-        early = max(len(came) // 2, 1)
-        middle_s = (came[early // 2][0] + came[(early - 1) // 2][0]) / 2
-        late = tuple([(rank, start_s - middle_s) for start_s, rank in came[early:][-MAX_LATE:]])
-        matched = Matched(last_s, last, last_s - came[-2][0], max(0.0, first_end_s - last_s), weight, late)
-        self.matched.append(matched)
-        self._fresh.append(matched)
-
-    def _aligned(self, seen: dict[int, RecordedCall]) -> tuple[list[tuple[float, int]], float] | None:
-        """(when each rank came, the rank), and the first end, by the first rank's clock; None while that is unknown."""
-        reference = min(seen)
-        came: list[tuple[float, int]] = []
-        ends: list[float] = []
-        for rank, call in seen.items():
+            gaps = self._ends.setdefault((rank, ranks[0]), deque(maxlen=MAX_ENDS))
             # An instant has no end that coincides with those of others.
-            if self._clocks[rank] != self._clocks[reference] and call.end_s > call.start_s:
-                gaps = self._ends.setdefault((rank, reference), deque(maxlen=MAX_ENDS))
-                gaps.append(seen[reference].end_s - call.end_s)
-            offset_s = self.offset_s(rank, reference)
-            if offset_s is None:
+            if end_s > start_s:
+                gaps.append(times[0][1] - end_s)
+            if len(gaps) < LEAST_ENDS:
                 return None
-            came.append((call.start_s + offset_s, rank))
-            ends.append(call.end_s + offset_s)
-        return came, min(ends)
+            found.append(median(gaps))
+        return found

@@ -12,10 +12,11 @@ iterations, locks onto inner loops, and breaks on foreign calls, on reordered ti
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import log
+from itertools import islice, pairwise
+from math import inf, log
+from operator import le
 from statistics import median
 from typing import TypeAlias
 
@@ -91,9 +92,8 @@ def iteration_times(symbols: Sequence[Hashable], times_s: Sequence[float]) -> li
     marker = find_marker(symbols, times_s)
     if marker is None:
         return []
-    tracker = PeriodTracker(marker)
-    found = (tracker.record(symbol, time_s) for symbol, time_s in zip(symbols, times_s, strict=True))
-    return [iteration_s for iteration_s in found if iteration_s is not None]
+    found = PeriodTracker(marker).record_all(symbols, times_s)
+    return [iteration_s for _, iteration_s in found if iteration_s is not None]
 
 
 def _candidates(symbols: Sequence[Hashable]) -> dict[Gram, NDArray[np.intp]]:
@@ -287,6 +287,77 @@ class PeriodTracker:
         ended = marker if marker is not None and self._match(marker, symbol, time_s) else None
         self._before_s = time_s
         return self._end(ended, time_s) if ended is not None else None
+
+    def record_all(self, symbols: Sequence[Hashable], times_s: Sequence[float]) -> Iterator[tuple[int, float | None]]:
+        """Take calls one after another, as `record` does; yield (place, iteration's time) of each that ends one, and
+        (place, None) of others with which a new marker was found.
+
+        Raises:
+            InputError: a time is no finite number.
+        """
+        at = 0
+        is_ordered = all(map(le, times_s, islice(times_s, 1, None)))
+        while at < len(symbols):
+            end = self._plain_until(at, times_s) if is_ordered else at
+            if end > at:
+                at = yield from self._record_plain(symbols, times_s, at, end)
+            else:
+                generation = self.generation
+                iteration_s = self.record(symbols[at], times_s[at])
+                if iteration_s is not None or self.generation != generation:
+                    yield at, iteration_s
+                at += 1
+
+    def _plain_until(self, at: int, times_s: Sequence[float]) -> int:
+        """Up to where, from `at` on, calls can only match the marker: no look is due, none is lost or settles."""
+        marker, end = self.marker, len(times_s)
+        if marker is None or marker.gap_s is not None:
+            return at
+        if self._before_s is None or not self._before_s <= times_s[at] or times_s[-1] == inf:
+            return at
+        if not self._fixed:
+            end = min(end, at + LOST_PERIODS * marker.spacing + COMMON - self._since)
+        if self._symbols and not self._fixed:
+            end = min(end, at + self._next_look - 1 - len(self._symbols))
+            if end > at and times_s[end - 1] - self._found_s >= SETTLED_S:
+                return at
+        return end
+
+    def _record_plain(
+        self, symbols: Sequence[Hashable], times_s: Sequence[float], begin: int, end: int
+    ) -> Generator[tuple[int, float | None], None, int]:
+        """Take calls [begin, end) that can only match the marker; return up to where they were taken."""
+        marker, before = self.marker, begin - 1
+        assert marker is not None
+        gram, size = [*marker.gram], len(marker.gram)
+        recent = [*self._recent[-size + 1 :]] if size > 1 else []
+        calls = [*recent, *symbols[begin:end]]
+        shift = begin - len(recent)
+        last = gram[-1]
+        for place in [
+            place
+            for place in range(max(len(recent), size - 1), len(calls))
+            if calls[place] == last and calls[place - size + 1 : place + 1] == gram
+        ]:
+            at = shift + place
+            self._since += at - before
+            before = at
+            iteration_s = self._end(marker, times_s[at])
+            if self.marker is None:
+                # It was not the marker after all.
+                end = at + 1
+                break
+            if iteration_s is not None:
+                yield at, iteration_s
+        else:
+            self._since += end - 1 - before
+            if self._symbols:
+                self._symbols += symbols[begin:end]
+                self._times_s += times_s[begin:end]
+        if size > 1:
+            self._recent = tuple(calls[: end - shift][-size:])
+        self._before_s = times_s[end - 1]
+        return end
 
     def _settled(self, time_s: float) -> bool:
         if self._fixed:

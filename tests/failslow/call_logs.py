@@ -2,7 +2,8 @@
 
 import random
 
-from lanterne.failslow.record.call_ring import RingWriter
+from lanterne.failslow.record.call_ring import RECORD, RingWriter
+from lanterne.failslow.record.new_calls import NewCalls
 
 CALLS = 4
 OWN_S, TRANSFER_S = 5e-3, 2e-3
@@ -46,3 +47,22 @@ def write_logs(folder, logs, boots=None, ended=True, capacity=16_384):
             writer.end()
         writers.append(writer)
     return writers
+
+
+class Names(list):
+    """Of the calls of a log, by number."""
+
+    def name(self, number):
+        return self[number]
+
+    def number(self, name):
+        return self.index(name) if name in self else None
+
+
+def new_calls(calls):
+    """The NewCalls of {rank: [RecordedCall, or a tuple of its values]}."""
+    names = Names({call[0]: None for one in calls.values() for call in one})
+    records = {
+        rank: b"".join(RECORD.pack(1, names.index(name), *rest) for name, *rest in one) for rank, one in calls.items()
+    }
+    return NewCalls(dict(sorted(records.items())), dict.fromkeys(calls, names))

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from lanterne.failslow.record.blame import LATEST, Blame, IterationArrivals, LateArrivals, attribute
@@ -70,11 +71,19 @@ def test_all_slow_alike():
     assert attribute(HEALTHY, rows(40, 6), 0.05).kind == "unknown"
 
 
+def matched(*calls):
+    """Calls of (when the last rank came, what it then took, {late rank: seconds})."""
+    late = [(start_s, rank, late_s) for start_s, _, late in calls for rank, late_s in late.items()]
+    starts_s, transfers_s, _ = zip(*calls, strict=True)
+    late_at_s, late_rank, late_s = np.array(late).reshape(-1, 3).T
+    return Matched(np.array(starts_s), np.array(transfers_s), late_at_s, late_rank.astype(int), late_s)
+
+
 def arrivals_of(late_at):
     """Arrivals of 100 iterations of 1 s; `late_at` is a function from the iteration to {rank: seconds}."""
     arrivals = LateArrivals()
     for i in range(100):
-        arrivals.add([Matched(i + 0.5, 0, 0.0, 1e-3, 1.0, tuple(late_at(i).items()))])
+        arrivals.add([matched((i + 0.5, 1e-3, late_at(i)))])
         arrivals.end(i, float(i + 1))
     return arrivals
 
@@ -82,10 +91,10 @@ def arrivals_of(late_at):
 def test_calls_may_be_told_of_before_and_after_their_iteration_ends():
     arrivals = LateArrivals()
     arrivals.end(0, 0.0)
-    arrivals.add([Matched(0.5, 1, 0.1, 1e-3, 2.0, ((1, 0.1),)), Matched(-0.5, 1, 9.0, 1e-3, 2.0, ((1, 9.0),))])
+    arrivals.add([matched((0.5, 1e-3, {1: 0.2}), (-0.5, 1e-3, {1: 18.0}))])
     arrivals.end(1, 1.0)
     arrivals.end(2, 2.0)
-    arrivals.add([Matched(0.7, 1, 0.1, 1e-3, 1.0, ((1, 0.1),)), Matched(1.5, 2, 0.3, 1e-3, 1.0, ((2, 0.3),))])
+    arrivals.add([matched((0.7, 1e-3, {1: 0.1})), matched((1.5, 1e-3, {2: 0.3}))])
     first, second = arrivals.between(0, None)
     assert first.late_s == {1: pytest.approx(0.3)} and first.calls == 2
     assert second.late_s == {2: pytest.approx(0.3)}

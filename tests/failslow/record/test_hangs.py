@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from call_logs import new_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ class Job:
     def leave(self):
         """All that wait go on."""
         for rank, calls in self.opened.items():
-            self.finder.add(rank, [call._replace(end_s=self.now_s) for call in calls.values()])
+            self.finder.add(new_calls({rank: [call._replace(end_s=self.now_s) for call in calls.values()]}))
             calls.clear()
 
     def run(self, seconds):
@@ -226,7 +227,7 @@ def test_calls_that_a_device_times_may_end_late_and_begin_later_than_others_were
     for rank, calls in job.opened.items():
         index, call = next(iter(calls.items()))
         latest[rank] = index
-        job.finder.add(rank, [calls.pop(index)._replace(start_s=job.now_s + 200, end_s=job.now_s + 201)])
+        job.finder.add(new_calls({rank: [calls.pop(index)._replace(start_s=job.now_s + 200, end_s=job.now_s + 201)]}))
         assert call.start_s == job.now_s, (rank, calls)
     look = job.finder.look
     job.finder.look = lambda *arguments: look(*arguments, latest)

@@ -6,12 +6,12 @@ import json
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import pytest
-from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
+from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, new_calls, write_logs
 
 from lanterne.bench.failslow.watch import print_report
 from lanterne.failslow.record import blame, hangs, incidents, iteration_log, job_log, lateness, period
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.call_ring import RecordedCall, RingWriter
+from lanterne.failslow.record.call_ring import RingWriter
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
@@ -248,9 +248,9 @@ def test_what_waits_for_a_silent_rank_is_bounded():
     matcher = Matcher()
     for rank in range(2):
         matcher.add_rank(rank, "b")
-    for i in range(3 * MAX_OPEN):
-        matcher.add(0, [RecordedCall("a", 2, 0, 8, float(i), float(i))])
-    assert len(matcher._sampled) <= MAX_OPEN + 1
+    for i in range(300):
+        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (MAX_OPEN // 100)}))
+    assert sum(len(calls.weights) for calls in matcher._open.values()) <= MAX_OPEN
     assert matcher.calls == 0
 
 

@@ -211,3 +211,26 @@ def test_nothing_recurs(calls):
 def test_bad_time(bad):
     with pytest.raises(InputError, match="expected seconds"):
         PeriodTracker().record("a", bad)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if len(PROGRAMS[name]) < 100])
+@pytest.mark.parametrize(("foreign", "iteration_s"), [(0.0, 20.0), (0.01, 0.1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_many_calls_at_once_are_taken_as_each_by_itself(name, foreign, iteration_s, seed):
+    """A program that changes, and a clock that jumps back, too."""
+    rng = random.Random(seed)
+    symbols, times, _ = log(PROGRAMS[name], 60, foreign, seed=seed, iteration_s=iteration_s)
+    more, later, _ = log(PROGRAMS["paper figure 8"] * 3 + ["embedding"], 40, seed=seed)
+    symbols, times = symbols + more, times + [time_s + times[-1] * rng.choice([0.5, 1.1]) for time_s in later]
+    one, many = PeriodTracker(), PeriodTracker()
+    expected, found, begin = [], [], 0
+    for at, (symbol, time_s) in enumerate(zip(symbols, times, strict=True)):
+        generation = one.generation
+        iteration_s = one.record(symbol, time_s)
+        if iteration_s is not None or one.generation != generation:
+            expected.append((at, iteration_s))
+    while begin < len(symbols):
+        end = begin + rng.randrange(1, 60)
+        found += [(begin + at, time_s) for at, time_s in many.record_all(symbols[begin:end], times[begin:end])]
+        begin = end
+    assert found == expected and vars(one) == vars(many)
