@@ -107,8 +107,8 @@ class Matcher:
     """Matches the calls of all ranks.
 
     Attributes: `last`, `waited_s`: per rank, how often it came last, and how long it waited for others, of the calls
-    that were matched; `calls`, how many these are; `silent`, ranks whose calls are not waited for: those of all ranks are
-    matched without them.
+    that were matched; `calls`, how many these are; `silent`, ranks whose calls are not waited for: those of all ranks
+    are matched without them.
 
     Cost: each time some 100 us a communicator and 5 us a rank of it; 1 us a call; memory is bounded.
     """
