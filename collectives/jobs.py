@@ -28,7 +28,7 @@ from lanterne.transport.job.bootstrap import (
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, has_ucx, host_transport, open_transport
-from lanterne.transport.store.client import StoreLost
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.terms import OPEN, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 

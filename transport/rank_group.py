@@ -16,7 +16,7 @@ from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.client import StoreLost
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 

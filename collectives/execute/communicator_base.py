@@ -18,7 +18,7 @@ from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Lock, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.client import StoreLost
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:

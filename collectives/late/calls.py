@@ -430,6 +430,32 @@ class GraphPlan(Protocol):
     def give_back(self, execution: Any, form: Any, /) -> None: ...
 
 
+class DeviceEntry:
+    """Where a call's stream stands when the call is made: the call has come once it is reached, which streams wait for.
+
+    Args:
+        entry: the device side's, of CheckedCall.
+    """
+
+    __slots__ = ("_communicator", "_entry", "_is_entered")
+
+    def __init__(self, communicator: CommunicatorBase, entry: Any) -> None:
+        self._communicator = communicator
+        self._entry = entry
+        self._is_entered = False
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the stream has come to it."""
+        return self._communicator.device_side().has_reached(self._entry)
+
+    def enter(self) -> None:
+        """Let the streams wait for it; once, whoever asks again."""
+        if not self._is_entered:
+            self._communicator.device_side().enter(self._entry)
+            self._is_entered = True
+
+
 class LateRequest(CollectiveRequest):
     """A call that asks the board.
 
@@ -440,8 +466,9 @@ class LateRequest(CollectiveRequest):
     """
 
     __slots__ = (
-        *("_call", "_captured", "_complete", "_completion", "_entered", "_entry", "_error", "_execution", "_gave_up_s"),
-        *("_goes_ahead", "_late", "_moved", "_plan", "_policy", "_signature", "_turn"),
+        *("_call", "_captured", "_complete", "_completion", "_entry", "_error", "_execution", "_gave_up_s"),
+        *("_goes_ahead", "_late", "_moved", "_place", "_plan", "_policy", "_signature"),
+        "_turn",
     )
 
     def __init__(
@@ -456,6 +483,7 @@ class LateRequest(CollectiveRequest):
         self._late = late
         self._captured = captured
         self._entry = call.entry
+        self._place = None if call.entry is None else DeviceEntry(communicator, call.entry)
         # Streams order the calls that are queued on them.
         self._goes_ahead = call.entry is None and captured is None
         self._completion = None
@@ -465,8 +493,6 @@ class LateRequest(CollectiveRequest):
         self._signature = str(call.key._replace(algorithm="auto"))
         late.number += 1
         self._turn = Turn(late.number, self._signature)
-        # Whether the streams wait for the call's entry.
-        self._entered = False
         if captured is not None:
             self._turn.at_once = self._take_step
         self._execution: Execution | StreamExecution | None = None
@@ -507,7 +533,7 @@ class LateRequest(CollectiveRequest):
         turn, late = self._turn, self._late
         if turn.is_new:
             # Of device arrays: a call comes once the stream has come to it.
-            if self._entry is not None and not self._communicator.device_side().has_reached(self._entry):
+            if self._place is not None and not self._place.is_reached:
                 return
             if late.is_free(turn):
                 late.came(self._signature)
@@ -527,8 +553,8 @@ class LateRequest(CollectiveRequest):
         if record is None:
             if step.what == ARRIVE:
                 late.arrive(turn, self._policy, turn.ready)
-                if self._captured is not None:
-                    self._enter()
+                if self._captured is not None and self._place is not None:
+                    self._place.enter()  # One thing less to do after the record.
             else:
                 late.be_ready(turn)
         elif step.what == END:
@@ -547,16 +573,10 @@ class LateRequest(CollectiveRequest):
         if step is not None:
             self._do(step)
 
-    def _enter(self) -> None:
-        """Let the streams wait for the call's entry, which has been reached: one thing less to do after the record."""
-        assert self._entry is not None, "of device arrays"
-        self._communicator.device_side().enter(self._entry)
-        self._entered = True
-
     def _launch(self, captured: Callable[[str, int], GraphPlan], record: Record, part: int) -> None:
         """As `_run`, of graphs: first the launch, then what is to be remembered of it."""
-        if not self._entered:
-            self._enter()
+        if self._place is not None:
+            self._place.enter()
         plan = captured(record.choice, record.rank if record.choice else -1)
         plan.execution.launch(part)
         self._late.ran[record.choice.partition("@")[0]] += 1

@@ -24,6 +24,7 @@ from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import plans
 
 # pipeline[place][part], ranks of the job
@@ -42,6 +43,12 @@ class Arrangement:
     ranks: tuple[Pipeline, ...]
     microbatches: tuple[int, ...]
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Arrangement":
+        """That of which `values` has the attributes, as JSON gives them."""
+        ranks = tuple(tuple(tuple(parts) for parts in copy) for copy in values["ranks"])
+        return cls(ranks, tuple(values["microbatches"]))
+
     def seats(self) -> dict[int, tuple[int, int]]:
         """rank -> (copy, place)."""
         return {
@@ -54,6 +61,11 @@ class Arrangement:
     def group(self, place: int, part: int = 0) -> tuple[int, ...]:
         """The ranks that hold a place in each copy, and all-reduce its gradients."""
         return tuple(pipeline[place][part] for pipeline in self.ranks)
+
+    def layout(self) -> Layout:
+        """The same among the ranks that are there, numbered in their order."""
+        at = {rank: index for index, rank in enumerate(sorted(self.seats()))}
+        return Layout(tuple(tuple(tuple(at[rank] for rank in parts) for parts in copy) for copy in self.ranks))
 
 
 @dataclass(frozen=True)
@@ -189,3 +201,14 @@ def arrange(
     if strategy == "restart":
         return forecaster.without(home, slow)
     raise InputError(f"strategy: got {strategy!r}, expected ignore, rebalance, topology or restart")
+
+
+def problem_of(work_s: Sequence[float], planned: Problem) -> Problem:
+    """`planned` with stages that take `work_s`, (stages,), a microbatch: F, B and W in the proportions of before."""
+    parts = {name: getattr(planned, name) for name in ("forward", "backward_input", "backward_weight")}
+    whole = [sum(times) for times in zip(*parts.values(), strict=True)]
+    changes: dict[str, Any] = {
+        name: tuple(t * now / then for t, now, then in zip(times, work_s, whole, strict=True))
+        for name, times in parts.items()
+    }
+    return replace(planned, **changes)

@@ -19,9 +19,8 @@ from lanterne.failslow.detect.events import Incident
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
-from lanterne.failslow.record.iteration_log import LATEST_TIMES
+from lanterne.failslow.record.iteration_log import LATEST_TIMES, RECENT
 from lanterne.failslow.record.job_ledger import about_run, utc
-from lanterne.failslow.record.job_log import RECENT
 from lanterne.pipeline.adapt.suspect import Suspect
 
 MAX_INCIDENTS = 256

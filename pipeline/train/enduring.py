@@ -13,24 +13,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import LanterneError, TransportError, Unavailable
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
-from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
+from lanterne.pipeline.train.neighbours import WHOLE, HeldCopies, HeldState
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
-# The communicator's tags of copies, and of what ranks bring together.
-COPY_TAG, GATHER_TAG = 32, 33
+# The communicator's tag of what ranks bring together; that of copies is in neighbours.py.
+GATHER_TAG = 33
 # Of an iteration: nothing is held.
 NONE = -1
-WHOLE = 0
 # What a rank may hold: its state now, at two beginnings before, its neighbour's at two, and all of it.
 MOST_HELD = 6
 
@@ -56,22 +53,6 @@ class GroupChange(NamedTuple):
     why: str
 
 
-@dataclass
-class HeldState:
-    """The state of a seat of a layout after `iteration` iterations, and `steps` of its optimizer.
-
-    Attributes: `layout`, whose `units` they are, a number; WHOLE: all of the state is one; `units` and `places` as
-    state.py has them, `values` of those.
-    """
-
-    layout: int
-    iteration: int
-    steps: int
-    units: NDArray[np.uint8]
-    places: NDArray[np.int64]
-    values: NDArray[Any]
-
-
 class Enduring:
     """Training under way, with whoever there is.
 
@@ -84,8 +65,7 @@ class Enduring:
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
 
-    Attributes: `comm`, `trainer`: those of now; `changes`, a list of GroupChange; `copy_s`, seconds that keeping and
-    waiting for copies has taken.
+    Attributes: `comm`, `trainer`: those of now; `changes`, a list of GroupChange.
 
     Cost: a rank keeps its own state once more, and where there are copies twice, and its neighbour's twice.
     """
@@ -102,15 +82,13 @@ class Enduring:
     ) -> None:
         self.comm: Communicator = comm
         self.changes: list[GroupChange] = []
-        self.copy_s: float = 0.0
         self._make = make
         self._copies = copies
         self._every = every
         self._checkpoint = checkpoint
         self._model = model
-        self._own: list[HeldState] = []  # newest first
-        self._neighbours: list[HeldState] = []
-        self._coming: tuple[HeldState, list[MessageRequest]] | None = None
+        self._held: HeldCopies | None = None
+        self._copied_s = 0.0  # With trainers before.
         self._whole: list[HeldState] = []  # where this layout began, until copies have been made
         self._trainer: Trainer | None = None
         try:
@@ -126,6 +104,11 @@ class Enduring:
         """The Trainer on `comm`."""
         assert self._trainer is not None
         return self._trainer
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds that keeping and waiting for copies has taken."""
+        return self._copied_s + (0.0 if self._held is None else self._held.seconds)
 
     @property
     def iterations(self) -> int:
@@ -189,7 +172,7 @@ class Enduring:
         # Again once somebody was taken in: it begins with this, too.
         started_s = time.monotonic()
         while (grown := self._grown()) is not self.comm:
-            held = self._live()
+            held = [] if self._held is None else self._held.live()
             names = ", ".join(map(str, grown.newcomers))
             self._rebuild(grown, held, started_s, f"rank {names} was taken in")
             started_s = time.monotonic()
@@ -202,47 +185,13 @@ class Enduring:
 
     def _keep(self) -> None:
         """Every so often: keep this rank's state, and send it to the next rank."""
-        trainer = self.trainer
-        if trainer.iterations % self._every or (self._own and self._own[0].iteration == trainer.iterations):
-            return
-        started_s = time.monotonic()
-        self._end_copy()
-        # The one before stays until all have a copy of this one.
-        spare = self._own.pop() if len(self._own) > self._copying else None
-        held = self._snapshot(None if spare is None else spare.values)
-        self._own.insert(0, held)
-        if self._copying:
-            self._begin_copy(held)
-        self.copy_s += time.monotonic() - started_s
-
-    def _snapshot(self, out: NDArray[Any] | None = None) -> HeldState:
-        trainer = self.trainer
-        assert trainer.held is not None
-        values = seat_values(trainer.copies, out)
-        steps = next(iter(trainer.stages.values())).optimizer.steps
-        return HeldState(self._layout, trainer.held, steps, self._units, self._places, values)
-
-    def _begin_copy(self, held: HeldState) -> None:
-        comm = self.comm
-        after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-        spare = self._neighbours.pop().values if len(self._neighbours) > 1 else np.empty_like(self._before_values)
-        coming = HeldState(held.layout, held.iteration, held.steps, self._before_units, self._before_places, spare)
-        requests = [
-            comm.start_recv(coming.values, before, tag=COPY_TAG),
-            comm.start_send(held.values, after, tag=COPY_TAG),
-        ]
-        self._coming = coming, requests
+        if self._held is not None and self.trainer.iterations % self._every == 0:
+            self._held.keep()
 
     def _end_copy(self, *_: object) -> float:
         """Wait for the copies under way: before the losses, so that who has those knows that all have their copies."""
-        if self._coming is not None:
-            started_s = time.monotonic()
-            held, requests = self._coming
-            for request in requests:
-                request.wait()
-            self._neighbours.insert(0, held)
-            self._coming = None
-            self.copy_s += time.monotonic() - started_s
+        if self._held is not None:
+            self._held.end()
         return 0.0
 
     # -- when ranks come and go
@@ -260,12 +209,9 @@ class Enduring:
                 error = another
         raise error
 
-    def _live(self) -> list[HeldState]:
-        """The state in the stages, unless that is half of one iteration and half of the next."""
-        return [] if self._trainer is None or self._trainer.held is None else [self._snapshot()]
-
     def _all_held(self) -> list[HeldState]:
-        return [*self._live(), *self._own, *self._neighbours, *self._whole]
+        """What this rank has of the state, in its stages and in memory; nothing before it had a trainer."""
+        return [] if self._held is None else [*self._held.live(), *self._held.all, *self._whole]
 
     def _rebuild(self, comm: Communicator, held: Sequence[HeldState], started_s: float, why: str) -> None:
         """A Trainer on `comm`, with the state that all `held` make together."""
@@ -296,35 +242,11 @@ class Enduring:
         )
 
     def _use(self, trainer: Trainer) -> None:
-        self._own = []
-        self._neighbours = []
-        self._coming = None
         self._trainer = trainer
-        self._layout = 1 + (self.comm.epoch << 16 | self.comm.communicator_id)
         trainer.use(vote=self._end_copy)
-        self._units = seat_units(trainer.layout, self.comm.rank, sharded=trainer.copies.sharded)
-        self._places = seat_places(trainer.copies)
-        alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)
-        self._copying = alone and self._copies > 0 and self.comm.world_size > 1
-        if self._copying:
-            self._meet_neighbours()
-
-    def _meet_neighbours(self) -> None:
-        """Learn what the copies will be of that come from the rank before."""
-        its = np.empty(2, np.int64)
-        self._hand_around(np.array([len(self._units), len(self._places)]), its)
-        self._before_units: NDArray[np.uint8] = np.empty(its[0], np.uint8)
-        self._before_places: NDArray[np.int64] = np.empty(its[1], np.int64)
-        self._before_values = np.empty(its[1], seat_values(self.trainer.copies).dtype)
-        self._hand_around(self._units, self._before_units)
-        self._hand_around(self._places, self._before_places)
-
-    def _hand_around(self, mine: NDArray[Any], its: NDArray[Any]) -> None:
-        """Send `mine` to the next rank, receive `its` from the one before."""
-        comm = self.comm
-        request = comm.start_send(mine, (comm.rank + 1) % comm.world_size, tag=COPY_TAG)
-        comm.recv(its, (comm.rank - 1) % comm.world_size, tag=COPY_TAG)
-        request.wait()
+        self._copied_s = self.copy_s
+        self._held = HeldCopies(self.comm, trainer, copies=self._copies)
+        self._held.meet()
 
     def _close_trainer(self) -> None:
         if self._trainer is not None:

@@ -2,7 +2,8 @@
 
   python tests/bench/mutants.py --seeds 1000 [--like NAME] [--reverted]
 
-tries each in a process of its own, and prints after how many seeds it was found.
+tries each in a process of its own, and prints after how many seeds it was found; "slow" if so many seeds take too long,
+of which nothing is known then: give those fewer seeds (--like, --seeds).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 from lanterne.bench.scores.simulation import growing
@@ -26,8 +28,8 @@ from lanterne.bench.scores.simulation.world import run
 
 # Whose conditions are turned around, one by one.
 MODULES = (
-    *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "epoch", "meetings")),
-    *(f"lanterne.transport.store.{name}" for name in ("members", "server", "values")),
+    *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "connection", "epoch", "meetings")),
+    *(f"lanterne.transport.store.{name}" for name in ("members", "server", "together", "values")),
     *(f"lanterne.transport.board.{name}" for name in ("seat", "sequencer")),
     "lanterne.transport.rank_group",
 )
@@ -36,8 +38,9 @@ REVERTED = Path(__file__).parent / "reverted"
 ROOT = Path(__file__).parents[2]
 # One seed in so many also stands for a job that grows.
 GROWING = 5
-# A mutant that makes a process run without end is found, too.
-LIMIT_S = 240
+# How long a mutant may take. One that is at the same seed for so long runs without end, and so is found, too.
+LIMIT_S, STUCK_S = 240, 60
+NOT, SLOW = "not", "slow"
 
 
 def functions_of(module):
@@ -124,7 +127,9 @@ def seeds_until_found(mutant, seeds):
     logging.disable(logging.CRITICAL)
     if mutant is not None:
         apply(mutant)
+    began_s = time.monotonic()
     for count, seed in enumerate(seeds, 1):
+        print(count, f"{time.monotonic() - began_s:.1f}", file=sys.stderr, flush=True)  # For `outcome_of_slow`.
         try:
             problems = run(draw(seed)).problems
             if not problems and seed % GROWING == 0:
@@ -136,19 +141,30 @@ def seeds_until_found(mutant, seeds):
     return None
 
 
+def outcome_of_slow(progress, limit_s=LIMIT_S):
+    """As of `hunt`, of a process that was ended after `limit_s`: by lines of which each says when it came to a seed."""
+    count, at_s = (progress.strip().rpartition("\n")[2].split() or ("0", "0"))[:2]
+    if limit_s - float(at_s) > STUCK_S:
+        return int(count), "runs without end"
+    return SLOW, f"{count} seeds in {limit_s} s"
+
+
 def hunt(mutant, seeds, path=None):
-    """As `seeds_until_found`, in a process of its own, of the package at `path`: (seeds or None, what was found)."""
+    """As `seeds_until_found`, in a process of its own, of the package at `path`.
+
+    Returns: (the number of seeds, NOT or SLOW; what was found).
+    """
     command = [sys.executable, "-P", str(Path(__file__)), "--first", str(seeds[0]), "--seeds", str(len(seeds))]
     command += ["--only", mutant] if mutant else ["--as-it-is"]
     environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
-    except subprocess.TimeoutExpired:
-        return len(seeds), "runs without end"
+    except subprocess.TimeoutExpired as ended:
+        return outcome_of_slow((ended.stderr or b"").decode())
     if done.returncode not in (0, 1):
         return 1, done.stderr.strip().rpartition("\n")[2]
     count, _, what = done.stdout.strip().partition(" ")
-    return (int(count), what) if done.returncode == 1 else (None, "")
+    return (int(count), what) if done.returncode == 1 else (NOT, "")
 
 
 def main():
@@ -176,9 +192,10 @@ def main():
             path = patched(REVERTED / f"{name}.patch", Path(folder)) if args.reverted else None
             count, what = hunt(None if args.reverted else name, seeds, path)
         counts.append(count)
-        print(f"{count or 'not':>5}  {name}  {what[:90]}", flush=True)
-    found = sum(count is not None for count in counts)
-    print(f"{found} of {len(names)} found within {args.seeds} seeds, {100 * found / max(1, len(names)):.0f} %")
+        print(f"{count:>5}  {name}  {what[:90]}", flush=True)
+    slow, found = counts.count(SLOW), sum(count not in (NOT, SLOW) for count in counts)
+    share = f"{100 * found / max(1, len(names)):.0f} %"
+    print(f"{found} of {len(names)} found within {args.seeds} seeds, {share}; {slow} too slow to say")
 
 
 if __name__ == "__main__":

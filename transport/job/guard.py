@@ -19,7 +19,8 @@ from lanterne.errors import InputError, LanterneError, TransportError, Transport
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.client import StoreClient, StoreLost
+from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36

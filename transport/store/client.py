@@ -2,19 +2,18 @@
 
 import errno
 import hmac
-import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
-from lanterne.transport.pauses import Woken
 from lanterne.transport.steering import steers, value
+from lanterne.transport.store.connection import StoreConnection, StoreLost
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import Kind
@@ -36,22 +35,6 @@ class ClientPolicy:
 
 
 POLICY = ClientPolicy()
-# What the kernel says where nothing answers.
-CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-
-
-class StoreLost(TransportError):
-    """The store has ended, or nobody reaches it: another may take over. No rank is to blame.
-
-    Attributes: `is_cut`, whether nothing has answered from its host for so long that the kernel gave up: what is between
-    has failed, or that host.
-    """
-
-    rank_unknown: bool = True
-
-    def __init__(self, text: str, is_cut: bool = False) -> None:
-        super().__init__(text)
-        self.is_cut = is_cut
 
 
 class StoreClient:
@@ -62,9 +45,8 @@ class StoreClient:
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
     over. With `returns`, whoever started it starts another one at its address should it end.
 
-    Attributes: `address`; `returns`; `heirs`, addresses of stores of which one takes over, if this one is lost;
-    `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest
-    first.
+    Attributes: `address`; `connection`, its frames; `returns`; `heirs`, addresses of stores of which one takes over,
+    if this one is lost; `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest first.
 
     Raises:
         TransportTimeout: nothing answered there in time.
@@ -88,16 +70,12 @@ class StoreClient:
         self.heirs: tuple[tuple[str, int], ...] = ()
         self._turn = 0
         self._where = f"store {address[0]}:{address[1]}"
-        self._inbox = bytearray()
         self._request_id = 0
-        self._lost: StoreLost | None = None
-        self._sending: Lock = machine.lock()
         self._receiving: Lock = machine.lock()
         self._key = wire.check_token(token)
         early = early or returns
-        self._sock, self._seals = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
-        self._until_readable: Woken = _woken(machine, self._sock, select.POLLIN)
-        self._until_writable: Woken = _woken(machine, self._sock, select.POLLOUT)
+        connected = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
+        self.connection: StoreConnection = StoreConnection(machine, *connected, self._where)
 
     def set(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
         """Store `value` under `key`."""
@@ -180,7 +158,7 @@ class StoreClient:
         limit_s: float,
     ) -> list[Any]:
         self._request_id = self._request_id % 0xFFFFFFFF + 1
-        self._send(wire.pack_frame(kind, self._request_id, fields), deadline)
+        self.connection.send(wire.pack_frame(kind, self._request_id, fields), deadline)
         while True:
             frame = self._next_reply(deadline, on_notice)
             if frame is None:
@@ -196,7 +174,7 @@ class StoreClient:
 
     def tell(self, kind: Kind, fields: Iterable[int | bytes] = (), timeout_s: float | None = None) -> None:
         """Send a request that has no reply."""
-        self._send(wire.pack_frame(kind, 0, fields), self.machine.now_s() + _limit(timeout_s))
+        self.connection.send(wire.pack_frame(kind, 0, fields), self.machine.now_s() + _limit(timeout_s))
 
     def pump(self) -> bool:
         """Take in what has arrived, without waiting; True if `notices` has grown.
@@ -209,34 +187,28 @@ class StoreClient:
         try:
             before = len(self.notices)
             # Between calls a reply is one that nobody waits for any more.
-            while self._take_reply() or self._receive():
+            while self._take_reply() or self.connection.receive():
                 pass
             return len(self.notices) > before
         finally:
             self._receiving.release()
 
     def fileno(self) -> int:
-        return self._sock.fileno()
+        return self.connection.sock.fileno()
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
-        self._sock.close()
+        self.connection.close()
 
     def _take_reply(self) -> wire.Frame | None:
         """The first reply in the inbox, or None; notices before it go to `notices`."""
-        while frame := self._take_frame():
+        while frame := self.connection.take():
             if frame[0] < Kind.DIED_NOTICE:
                 return frame
             if frame[0] == Kind.LOST_NOTICE:
-                self._lose(wire.unpack_fields(frame[2], "b")[0].decode(errors="replace"), is_cut=True)
+                self.connection.lose(wire.unpack_fields(frame[2], "b")[0].decode(errors="replace"), is_cut=True)
             self.notices.append((Kind(frame[0]), frame[2]))
         return None
-
-    def _take_frame(self) -> wire.Frame | None:
-        try:
-            return wire.take_frame(self._inbox, self._seals)
-        except wire.WireError as error:
-            self._lose(str(error))
 
     def _next_reply(self, deadline: float, on_notice: Callable[[], object] | None) -> wire.Frame | None:
         """The next reply, or None at the deadline."""
@@ -250,63 +222,10 @@ class StoreClient:
                 return True
             if len(self.notices) > before and on_notice is not None:
                 on_notice()
-            return MOVED if self._receive() else False
+            return MOVED if self.connection.receive() else False
 
-        wait(look, deadline - self.machine.now_s(), self._until_readable)
+        wait(look, deadline - self.machine.now_s(), self.connection.until_readable)
         return found
-
-    def _receive(self) -> bool:
-        """Append what has arrived to the inbox; False if nothing has."""
-        self._check_open()
-        try:
-            data = self._sock.recv(1 << 18)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._lose(error.strerror, error.errno in CUT)
-        if not data:
-            self._lose("the store has ended or dropped this client")
-        self._inbox += data
-        return True
-
-    def _send(self, frame: bytes, deadline: float) -> None:
-        with self._sending:
-            self._send_all(frame + self._seals.out.of_frame(frame) if self._seals else frame, deadline)
-
-    def _send_all(self, frame: bytes, deadline: float) -> None:
-        self._check_open()
-        view = memoryview(frame)
-
-        def look() -> bool | Moved:
-            nonlocal view
-            try:
-                view = view[self._sock.send(view) :]
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._lose(error.strerror, error.errno in CUT)
-            return MOVED if view else True
-
-        if not wait(look, deadline - self.machine.now_s(), self._until_writable):
-            # Half a frame is out: what follows could not be understood.
-            self._lose("it took no more data in time")
-
-    def _check_open(self) -> None:
-        if self._lost is not None:
-            raise StoreLost(str(self._lost), self._lost.is_cut)
-        if self._sock.fileno() < 0:
-            raise TransportError(f"{self._where}: this client is closed")
-
-    def _lose(self, reason: str | None, is_cut: bool = False) -> NoReturn:
-        self._lost = StoreLost(f"{self._where}: connection lost: {reason}", is_cut)
-        raise self._lost
-
-
-def _woken(machine: Machine, sock: socket.socket, events: int) -> Woken:
-    """The pauses of waits for `events` of `sock`."""
-    poll = machine.poller()
-    poll.register(sock, events)
-    return Woken(machine, lambda limit_s: poll.poll(limit_s * 1e3 + 1))
 
 
 def _limit(timeout_s: float | None) -> float:

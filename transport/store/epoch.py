@@ -7,7 +7,8 @@ from typing import Protocol
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.meetings import BEGIN_KEY, Meetings
-from lanterne.transport.wire import MAX_BODY_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields
+from lanterne.transport.store.together import Gathers, Votes, Waiting
+from lanterne.transport.wire import Kind, pack_frame, pack_ranks, unpack_fields
 
 
 @steers
@@ -62,11 +63,8 @@ class Epoch:
         self._left: set[int] = set()
         self._died: dict[int, bytes] = {}  # why, by rank
         self._gone: list[tuple[Kind, list[int | bytes]]] = []  # the notices of both
-        # By rank: its vote on how to end; (connection, request_id) of who waits for the outcome.
-        self._willing: dict[int, bool] = {}
-        self._ending: dict[int, tuple[Connection, int]] = {}
-        # By name and rank: (connection, request_id, payload).
-        self._gathers: dict[bytes, dict[int, tuple[Connection, int, bytes]]] = {}
+        self._votes = Votes(store)
+        self._gathers = Gathers(store)
 
     # -- who is in it
 
@@ -208,8 +206,7 @@ class Epoch:
         """The client of a rank is gone: a member that has not left is dead, unless its guard knows better."""
         rank = connection.rank
         assert rank is not None
-        if self._willing.setdefault(rank, False) is False:
-            self._count_votes()
+        self._votes.is_gone(rank, len(self.places))
         if self._members.get(rank) is connection:
             lost = connection.lost.encode()
             delay_s = POLICY.verdict_s if self._job.has_guard(self.numbers[rank]) else 0
@@ -230,35 +227,16 @@ class Epoch:
         """END."""
         if connection.rank is None:
             raise Refusal("got a vote from a client that has not joined")
-        self._ending[connection.rank] = (connection, request_id)
-        self._willing.setdefault(connection.rank, bool(willing))
-        self._count_votes()
-
-    def _count_votes(self) -> None:
-        together = all(self._willing.values())
-        if not together or len(self._willing) == len(self.places):
-            for connection, request_id in self._ending.values():
-                self._store.reply(connection, request_id, [int(together)])
-            self._ending.clear()
+        self._votes.vote(connection.rank, bool(willing), Waiting(connection, request_id), len(self.places))
 
     def gather(self, connection: Connection, request_id: int, name: bytes, payload: bytes) -> None:
         """GATHER."""
-        member, world_size = self.rank_of(connection), len(self.places)
-        if len(payload) * world_size > MAX_BODY_NBYTES // 2:
-            raise Refusal(
-                f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // world_size}"
-            )
-        entries = self._gathers.setdefault(name, {})
-        entries[member] = (connection, request_id, payload)
-        if len(entries) == world_size:
-            del self._gathers[name]
-            payloads = [entries[rank][2] for rank in range(world_size)]
-            for waiting, its_request_id, _payload in entries.values():
-                self._store.reply(waiting, its_request_id, payloads)
+        rank = self.rank_of(connection)
+        self._gathers.bring(name, rank, payload, Waiting(connection, request_id), len(self.places))
 
     def absent(self, connection: Connection, _request_id: int, name: bytes) -> Answer:
         """ABSENT: who has not come to a gather whose time is over; all are told of those that never joined."""
-        present = self._gathers.get(name, {})
+        present = self._gathers.present(name)
         absent = [rank for rank in range(len(self.places)) if rank not in present]
         for rank in absent:
             if rank not in self._members and rank not in self._left:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lanterne.errors import TransportError
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.client import StoreClient, StoreLost
+from lanterne.transport.store.fellows import FellowStores
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.succession import NO_TERM, Decision, Elector, Log, Term, electorates, is_backed, succeed
 from lanterne.transport.wire import Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
@@ -70,7 +70,6 @@ class Heirs:
     def __init__(self, store: Service, token: str, *, stands_by: bool) -> None:
         self._store = store
         self._machine = store.machine
-        self._token = token
         self.leads: bool = not stands_by
         self.is_lost: bool = False
         self._name = ""
@@ -78,9 +77,7 @@ class Heirs:
         self._own = Elector()
         self._leader: Connection | None = None
         self._promised_s = float("-inf")
-        self._peers: dict[str, StoreClient] = {}
-        self._not_before_s: dict[str, float] = {}
-        self._silent: set[str] = set()
+        self._fellows = FellowStores(store.machine, token, POLICY.yields_s)
         store.route(Kind.ELECTORS, "b*", self._elect)
         store.route(Kind.PROMISE, "bib", self._promise)
         store.route(Kind.WRITE, "bibib*", self._write)
@@ -112,10 +109,11 @@ class Heirs:
         if len(names) >= LEAST and len(fields) == 2 * len(names):
             self._name = self._name or names[0]
             self._term = (0, self._name) if self._term == NO_TERM else self._term
-            for name in [name for name in names if name != self._name and name not in self._peers]:
+            for name in names:
                 # They have only just begun.
                 with suppress(TransportError):
-                    self._peers[name] = self._client(name, POLICY.begins_s)
+                    if name != self._name:
+                        self._fellows.connect(name, POLICY.begins_s)
             self._decide(Decision(pack_frame(Kind.ELECTORS, connection.epoch.number, fields), tuple(names)))
         return ()
 
@@ -124,7 +122,7 @@ class Heirs:
         if not self._own.log or self.is_lost:
             return
         (electors,) = electorates(self._own.log, self._own.known)
-        left = tuple(name for name in electors if name == self._name or name in self._peers)
+        left = tuple(name for name in electors if name == self._name or name in self._fellows)
         if len(left) < len(electors):
             left = left if len(left) >= LEAST else (self._name,)
             fields = [field for name, ranks in self._ranks_of() if name in left for field in (name.encode(), ranks)]
@@ -138,7 +136,7 @@ class Heirs:
         return not self.is_lost
 
     def _reached(self, electors: Sequence[str]) -> int:
-        return sum(name == self._name or name in self._peers for name in electors)
+        return sum(name == self._name or name in self._fellows for name in electors)
 
     def _have_written(self, log: Log, known: int) -> bool:
         """Whether `log`, of which so many are known to be decided, is with a majority, and so all of it is."""
@@ -161,22 +159,7 @@ class Heirs:
 
     def _ask(self, name: str, kind: Kind, fields: list[int | bytes], times: int = 1) -> list[Any] | None:
         """What another store answers, in so many times ask_s; None: nothing."""
-        if self._machine.now_s() < self._not_before_s.get(name, 0.0):
-            return None
-        try:
-            if name not in self._peers:
-                self._peers[name] = self._client(name, POLICY.ask_s)
-            return self._peers[name].call(kind, fields, times * POLICY.ask_s)
-        except TransportError as error:
-            if not isinstance(error, StoreLost) or error.is_cut:
-                self._silent.add(name)
-            self._not_before_s[name] = self._machine.now_s() + POLICY.yields_s
-            if name in self._peers:
-                self._peers.pop(name).close()
-            return None
-
-    def _client(self, name: str, limit_s: float) -> StoreClient:
-        return StoreClient(_address(name), self._token, limit_s, machine=self._machine)
+        return self._fellows.ask(name, kind, fields, POLICY.ask_s, times * POLICY.ask_s)
 
     @property
     def _epoch(self) -> int:
@@ -190,7 +173,8 @@ class Heirs:
 
     def out_of_reach(self, epoch: int) -> list[int]:
         """Ranks of `epoch` on hosts that did not answer when this store took over."""
-        silent = [ranks for name, ranks in self._ranks_of() if name in self._silent and name not in self._peers]
+        fellows = self._fellows
+        silent = [ranks for name, ranks in self._ranks_of() if name in fellows.silent and name not in fellows]
         return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == self._epoch else []
 
     # -- it stands by
@@ -266,21 +250,13 @@ class Heirs:
 
     def close(self) -> None:
         """The job is over, or this store leads no more."""
-        for client in self._peers.values():
-            if self.leads and not self.is_lost:
-                with suppress(TransportError):  # It ends by itself, later.
-                    client.tell(Kind.OVER, (), POLICY.ask_s)
-            client.close()
-        self._peers.clear()
+        if self.leads and not self.is_lost:
+            self._fellows.tell(Kind.OVER, POLICY.ask_s)  # One that misses it ends by itself, later.
+        self._fellows.close()
 
 
 def _names(log: Log, known: int) -> list[str]:
     return list(dict.fromkeys(name for electors in electorates(log, known) for name in electors))
-
-
-def _address(name: str) -> tuple[str, int]:
-    host, _, port = name.rpartition(":")
-    return host, int(port)
 
 
 def _pack_log(log: Log) -> list[bytes]:

@@ -36,8 +36,8 @@ class Actor:
 
     Attributes: `threads`, the others of this process, which end with it; `steps`, how often it has given the baton
     away or could have; `stopped_s`, until when it does not run; `at_step`, what is to happen at a step of it: {step:
-    functions}; `ready` and `until_s`, what it waits for, and how long; `error`, what its function raised; `go`, released
-    when it is its turn; `thread`, which runs its function. Instants are simulated seconds.
+    functions}; `ready` and `until_s`, what it waits for, and how long; `error`, what its function raised; `go`,
+    released when it is its turn; `thread`, which runs its function. Instants are simulated seconds.
     """
 
     def __init__(self, name: str, function: Callable[[], object], process: "Actor | None" = None) -> None:
@@ -59,33 +59,65 @@ class Actor:
         self.go.acquire()
         self.thread: threading.Thread = threading.Thread(target=lambda: None)
 
+    def run(self) -> None:
+        """Once it is its turn: its function, then what is to be called at its exit."""
+        self.go.acquire()
+        try:
+            if not self.is_killed:
+                self.function()
+            for function in reversed(self.exit_functions):
+                function()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.has_ended = True
+
 
 # When; among equals as drawn; the event, or whom to wake and for which wait.
 _Entry: TypeAlias = tuple[float, float, int, "Callable[[], object] | None", "Actor | None", int]
 
 
-class Baton:
-    """The clock and the order of all that happens.
+class Agenda:
+    """The clock, and what is to happen when: at one instant in an order that is drawn.
+
+    Attributes: `now_s`, simulated seconds since the world began; `random`, of `seed`, what all is drawn from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.now_s: float = 0.0
+        self.random: random.Random = random.Random(seed)
+        self._heap: list[_Entry] = []
+        self._count = 0
+
+    def after(self, delay_s: float, event: Callable[[], object]) -> None:
+        """Call `event` in `delay_s` simulated seconds."""
+        self._count += 1
+        heappush(self._heap, (self.now_s + delay_s, self.random.random(), self._count, event, None, 0))
+
+    def _wake_at(self, actor: Actor, at_s: float) -> None:
+        self._count += 1
+        heappush(self._heap, (at_s, self.random.random(), self._count, None, actor, actor.wakes))
+
+
+class Baton(Agenda):
+    """The order of all that happens: who of the threads runs.
 
     Args:
         seed: of what is drawn.
         traced: whether `trace` is kept.
 
-    Attributes: `now_s`, simulated seconds since the world began; `random`, what all is drawn from; `actors`, every
-    thread ever; `current`, who has the baton; `trace`, lines of (seconds, who, what); `digest`, equal in two runs
-    exactly if all their steps are; `is_over`, whether what has not ended is to.
+    Attributes: `actors`, every thread ever; `current`, who has the baton; `trace`, lines of (seconds, who, what);
+    `digest`, equal in two runs exactly if all their steps are; `is_over`, whether what has not ended is to.
     """
 
     def __init__(self, seed: int, *, traced: bool = False) -> None:
-        self.now_s: float = 0.0
-        self.random: random.Random = random.Random(seed)
+        super().__init__(seed)
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.traced = traced
         self.trace: list[tuple[float, str, str]] = []
         self.digest: int = 0
-        self._heap: list[_Entry] = []
-        self._count = 0
         self._limit_s = inf
         self._main = threading.Lock()
         self._main.acquire()
@@ -109,10 +141,6 @@ class Baton:
         actor.thread.start()
         return actor
 
-    def after(self, delay_s: float, event: Callable[[], object]) -> None:
-        """Call `event` in `delay_s` simulated seconds."""
-        self._push(self.now_s + delay_s, event, None, 0)
-
     def run(self, limit_s: float) -> list[str]:
         """Run until all processes have ended, or the clock says `limit_s`: where those stand that have not.
 
@@ -125,7 +153,7 @@ class Baton:
             while not self._main.acquire(timeout=ESCAPED_S):
                 self._check_moving()
         processes = [actor for actor in self.actors if actor.process is actor]
-        hanging = [f"{actor.name}: {self._place(actor)}" for actor in processes if not actor.has_ended]
+        hanging = [f"{actor.name}: {_place(actor)}" for actor in processes if not actor.has_ended]
         self.is_over = True
         for actor in self.actors:
             if not actor.has_ended:
@@ -139,15 +167,7 @@ class Baton:
         if self._main.acquire(timeout=1.0):
             self._main.release()
         elif actor is not None and self.current is actor and self._count == before:
-            raise Escaped(f"{actor.name} keeps the baton for {ESCAPED_S:g} s: {self._place(actor)}")
-
-    def _place(self, actor: Actor) -> str:
-        frame = sys._current_frames().get(actor.thread.ident or 0)
-        if frame is None:
-            return "nowhere"
-        own = [line for line in traceback.extract_stack(frame) if "/simulation/" not in line.filename]
-        places = [f"{line.filename.rpartition('/')[2]}:{line.lineno} {line.name}" for line in own[-7:]]
-        return " < ".join(reversed(places))
+            raise Escaped(f"{actor.name} keeps the baton for {ESCAPED_S:g} s: {_place(actor)}")
 
     # -- for the process that has the baton
 
@@ -227,14 +247,6 @@ class Baton:
 
     # -- who is next
 
-    def _push(self, at_s: float, event: Callable[[], object] | None, actor: Actor | None, wakes: int) -> None:
-        self._count += 1
-        heappush(self._heap, (at_s, self.random.random(), self._count, event, actor, wakes))
-
-    def _wake_at(self, actor: Actor, at_s: float) -> None:
-        self._count += 1
-        heappush(self._heap, (at_s, self.random.random(), self._count, None, actor, actor.wakes))
-
     def _pass_on(self, actor: Actor | None = None) -> None:
         """Let happen what is next, until it is a process's turn; return once it is that of `actor`."""
         following = self._next()
@@ -282,18 +294,18 @@ class Baton:
         return True
 
     def _run_actor(self, actor: Actor) -> None:
-        actor.go.acquire()
-        try:
-            if not actor.is_killed:
-                actor.function()
-            for function in reversed(actor.exit_functions):
-                function()
-        except Killed:
-            pass
-        except BaseException as error:
-            actor.error = error
-        actor.has_ended = True
+        actor.run()
         for thread in actor.threads:
             self.kill(thread)
         if not self.is_over:
             self._pass_on()
+
+
+def _place(actor: Actor) -> str:
+    """Where its thread stands."""
+    frame = sys._current_frames().get(actor.thread.ident or 0)
+    if frame is None:
+        return "nowhere"
+    own = [line for line in traceback.extract_stack(frame) if "/simulation/" not in line.filename]
+    places = [f"{line.filename.rpartition('/')[2]}:{line.lineno} {line.name}" for line in own[-7:]]
+    return " < ".join(reversed(places))

@@ -24,7 +24,8 @@ from lanterne.collectives.growth import enter
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import LanterneError, PeerFailed, TransportError
 from lanterne.transport.rank_group import Group
-from lanterne.transport.store.client import StoreClient, StoreLost
+from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.server import Store
 from lanterne.transport.store.terms import ANY, SPARE, Terms
 from lanterne.transport.tcp.over_tcp import TcpTransport
@@ -94,9 +95,9 @@ class GrowingWorld:
 
     Attributes: `ranks` at the start, who do `steps` steps each; `processes`, every one ever that is, was or wants to be
     a rank; `events`, names of those that came; `problems`, a line each; `fell_s`, when anything befell anybody, and
-    `over_s`, when the first was done, in simulated seconds; `store_deaths`, how often the store is to die, `stores`, how
-    many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is of its own, so that all else of
-    a seed is the same without deaths or cuts.
+    `over_s`, when the first was done, in simulated seconds; `store_deaths`, how often the store is to die, `stores`,
+    how many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is of its own, so that all
+    else of a seed is the same without deaths or cuts.
     """
 
     def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), traced: bool = False) -> None:
@@ -162,9 +163,22 @@ class GrowingWorld:
         self.machine.network.close_all(store)
         self.baton.after(self.store_rng.uniform(*STORE_AGAIN_S), self._start_store)
 
-    def _client(self, *, early: bool) -> StoreClient:
+    def client(self, *, early: bool) -> StoreClient:
+        """A connection to the store; `early`: it may not have started yet."""
         returns = self.store_deaths > 0
         return StoreClient(ADDRESS, TOKEN, TIMEOUT_S, early=early, returns=returns, machine=self.machine)
+
+    def open(self, rank: int) -> Communicator:
+        """That of all ranks the job begins with, on `rank`."""
+        group = Group(rank, self.ranks, self.client(early=True), timeout_s=TIMEOUT_S)
+        try:
+            opened = TcpTransport(group, TIMEOUT_S)
+        except BaseException:
+            group.abandon()
+            raise
+        communicator = Communicator(opened, ranks_here=self.ranks, hosts=group.hosts, closes=(opened, group))
+        communicator.tuning.adopt(MODEL, "simulated")
+        return communicator
 
     def _happens(self, what: str) -> bool:
         """Whether an event befalls this job: it is noted."""
@@ -183,7 +197,7 @@ class GrowingWorld:
             return
         process = GrowingProcess(name, place)
         self.processes.append(process)
-        process.actor = self.baton.start(name, partial(self._live, process, joins))
+        process.actor = self.baton.start(name, partial(GrowingProgram(self, process).run, joins=joins))
         self._keep_apart()
         for kind, likely in FALLS.items():
             first, soon, last = FALLS_AT
@@ -243,33 +257,35 @@ class GrowingWorld:
                 one_way = self.lasting.endswith("one way")
                 self.machine.network.cut(name, process.name, self._apart_until_s, one_way=one_way)
 
-    def _live(self, process: GrowingProcess, joins: bool) -> None:
+
+class GrowingProgram:
+    """What a process of a growing job does, from its start to its end.
+
+    Args:
+        world: the job. process: what comes of it is noted there.
+    """
+
+    def __init__(self, world: GrowingWorld, process: GrowingProcess) -> None:
+        self._world = world
+        self._baton = world.baton
+        self._process = process
+
+    def run(self, *, joins: bool) -> None:
+        """All of it; `joins`: it asks to be taken in, else it is there from the start."""
         try:
-            self._work(process, self._join(process) if joins else self._open(process.place), joins)
+            self._work(self._join() if joins else self._world.open(self._process.place), joins)
         except Killed:
             raise
         except BaseException as error:
-            self.baton.note(f"ends with {type(error).__name__}: {error}")
-            process.error = error
+            self._baton.note(f"ends with {type(error).__name__}: {error}")
+            self._process.error = error
 
-    def _open(self, rank: int) -> Communicator:
-        client = self._client(early=True)
-        group = Group(rank, self.ranks, client, timeout_s=TIMEOUT_S)
-        try:
-            opened = TcpTransport(group, TIMEOUT_S)
-        except BaseException:
-            group.abandon()
-            raise
-        communicator = Communicator(opened, ranks_here=self.ranks, hosts=group.hosts, closes=(opened, group))
-        communicator.tuning.adopt(MODEL, "simulated")
-        return communicator
-
-    def _join(self, process: GrowingProcess) -> Communicator:
-        process.asked_s = self.baton.now_s
+    def _join(self) -> Communicator:
+        self._process.asked_s = self._baton.now_s
         while True:
-            client = self._client(early=False)
+            client = self._world.client(early=False)
             try:
-                group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, TIMEOUT_S, process.place)
+                group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, TIMEOUT_S, self._process.place)
             except BaseException as error:
                 client.close()
                 if isinstance(error, StoreLost) and client.returns:
@@ -277,39 +293,41 @@ class GrowingWorld:
                 raise
             found = enter(group, agreed.transport, Communicator._of_epoch, TIMEOUT_S)
             if found is not None:
-                process.entered_s = self.baton.now_s
+                self._process.entered_s = self._baton.now_s
                 return found
 
-    def _work(self, process: GrowingProcess, communicator: Communicator, is_new: bool) -> None:
-        knows, agreed, step_s = not is_new, False, self.rng.uniform(*STEP_S)
+    def _work(self, communicator: Communicator, is_new: bool) -> None:
+        world, process = self._world, self._process
+        knows, agreed, step_s = not is_new, False, world.rng.uniform(*STEP_S)
         with communicator:
             while True:
                 try:
                     if not agreed:
-                        self._note_group(process, communicator)
-                        self._agree(process, communicator, knows)
+                        self._note_group(communicator)
+                        self._agree(communicator, knows)
                         knows = agreed = True
-                    if process.steps == self.steps:
-                        self.over_s = self.over_s or self.baton.now_s
+                    if process.steps == world.steps:
+                        world.over_s = world.over_s or self._baton.now_s
                         return
-                    self._step(process, communicator)
-                    self.machine.sleep(step_s)
+                    self._step(communicator)
+                    world.machine.sleep(step_s)
                     after = communicator.grow(TERMS.model)
                     agreed = after is communicator
                 except TransportError as error:
-                    self.baton.note(f"gets {type(error).__name__}: {error}")
+                    self._baton.note(f"gets {type(error).__name__}: {error}")
                     if isinstance(error, PeerFailed) and error.reason.startswith("store "):
-                        self.problems.append(f"blamed: {process.name}: {error}")
+                        world.problems.append(f"blamed: {process.name}: {error}")
                     after, agreed = communicator.shrink(), False
                 communicator = after
 
-    def _note_group(self, process: GrowingProcess, communicator: Communicator) -> None:
-        self.baton.note(f"is rank {communicator.rank} of {communicator.ranks}, epoch {communicator.epoch}")
+    def _note_group(self, communicator: Communicator) -> None:
+        self._baton.note(f"is rank {communicator.rank} of {communicator.ranks}, epoch {communicator.epoch}")
         key = communicator.epoch, communicator.communicator_id
-        process.groups.append((key, communicator.rank, communicator.ranks))
+        self._process.groups.append((key, communicator.rank, communicator.ranks))
 
-    def _agree(self, process: GrowingProcess, communicator: Communicator, knows: bool) -> None:
+    def _agree(self, communicator: Communicator, knows: bool) -> None:
         """Have the state of whoever is furthest."""
+        process = self._process
         told: Any = np.empty((communicator.world_size, 3))
         communicator.all_gather(np.array([knows, process.steps, process.total]), told)
         known = told[told[:, 0] == 1]
@@ -317,15 +335,16 @@ class GrowingWorld:
             raise RuntimeError("nobody knows the state")
         for steps in set(known[:, 1]):
             if len(set(known[known[:, 1] == steps, 2])) > 1:
-                self.problems.append(f"apart: {process.name}: states after step {steps:g} are {known[:, 2]}")
+                self._world.problems.append(f"apart: {process.name}: states after step {steps:g} are {known[:, 2]}")
         furthest = known[known[:, 1].argmax()]
         process.steps, process.total = int(furthest[1]), float(furthest[2])
 
-    def _step(self, process: GrowingProcess, communicator: Communicator) -> None:
+    def _step(self, communicator: Communicator) -> None:
+        process = self._process
         give, out = process.steps + 1.0, np.full(500, -1.0)
         communicator.all_reduce(np.full(500, give), out, algorithm="ring")
         if not (out == give * communicator.world_size).all():
-            self.problems.append(f"wrong: {process.name}: step {process.steps} gave {out[0]:g}")
+            self._world.problems.append(f"wrong: {process.name}: step {process.steps} gave {out[0]:g}")
         process.steps, process.total = process.steps + 1, process.total + float(out[0])
 
 

@@ -266,6 +266,14 @@ class Passage:
         since_s = [each for each in (self.held_since_s, self._unheard_since_s) if each is not None]
         return min(since_s, default=None)
 
+    def tcp_info(self, nbytes: int) -> bytes:
+        """TCP_INFO of the sender: how often the same bytes were sent again, and for how long nothing was answered."""
+        info, since_s = bytearray(nbytes), self.unsure_since_s
+        if since_s is not None and (unanswered_s := self._end.baton.now_s - since_s) >= 0.6:
+            info[RESENT_AT], info[UNACKED_AT] = 2, 1
+            struct.pack_into("<I", info, ANSWERED_AT, round(1e3 * unanswered_s))
+        return bytes(info)
+
 
 class SimulatedSocket:
     """One end of a stream, or a listener. See socket.socket.
@@ -319,12 +327,8 @@ class SimulatedSocket:
             self.user_timeout_s = value / 1e3
 
     def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
-        """TCP_INFO: how often the same bytes were sent again, and for how long nothing was answered."""
-        info, since_s = bytearray(nbytes), self.passage.unsure_since_s
-        if since_s is not None and (unanswered_s := self.baton.now_s - since_s) >= 0.6:
-            info[RESENT_AT], info[UNACKED_AT] = 2, 1
-            struct.pack_into("<I", info, ANSWERED_AT, round(1e3 * unanswered_s))
-        return bytes(info)
+        """TCP_INFO."""
+        return self.passage.tcp_info(nbytes)
 
     # -- what a poll sees
 

@@ -19,6 +19,7 @@ from lanterne.bench.scores.simulation.growing import (
     TIMEOUT_S,
     TOKEN,
     GrowingProcess,
+    GrowingProgram,
     GrowingWorld,
     GrowthOutcome,
     judge_growth,
@@ -78,12 +79,13 @@ class PartingWorld(GrowingWorld):
     def _begin_rank(self, rank: int) -> None:
         process = GrowingProcess(f"rank {rank}", rank)
         self.processes.append(process)
-        process.actor = self.baton.start(process.name, partial(self._live, process, joins=False))
+        process.actor = self.baton.start(process.name, partial(GrowingProgram(self, process).run, joins=False))
         self.actors[rank // self.ranks_of_a_host].append(process.actor)
 
-    def _open(self, rank: int) -> Communicator:
+    def open(self, rank: int) -> Communicator:
+        """As of GrowingWorld, with stores that stand by."""
         host, is_first = divmod(rank, self.ranks_of_a_host)
-        group = Group(rank, self.ranks, self._client(early=True), timeout_s=TIMEOUT_S)
+        group = Group(rank, self.ranks, self.client(early=True), timeout_s=TIMEOUT_S)
         hosts, group.hosts = group.hosts, tuple(f"host {each // self.ranks_of_a_host}" for each in range(self.ranks))
         try:
             group.name_heirs("" if is_first else f"{ADDRESS[0]}:{FIRST_PORT + host}", TIMEOUT_S)

@@ -237,9 +237,9 @@ def _strangers(service: StoreCall) -> None:
                 _hear(sock, wire.VERDICT_NBYTES if len(said) >= wire.ANSWER_NBYTES else 0)
     for frame in (wire.pack_frame(99, 1), wire.HEADER.pack(wire.MAX_BODY_NBYTES + 1, Kind.GET, 1)):
         client = job.connect()
-        client._sock.settimeout(job.timeout_s)
-        client._sock.sendall(frame)
-        service.expect("an answer to what is no request", _hear(client._sock, 1), b"")
+        client.connection.sock.settimeout(job.timeout_s)
+        client.connection.sock.sendall(frame)
+        service.expect("an answer to what is no request", _hear(client.connection.sock, 1), b"")
         client.close()
     service.expect("refused", "wrong secret" in service.store.refused(), True)
     service.group.barrier()

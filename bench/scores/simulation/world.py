@@ -2,6 +2,7 @@
 
 import gc
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -254,16 +255,22 @@ class World:
         self.problems += fate.problems + judge.problems
         self._starter.close()
         self.problems += [f"guards: {line}" for line in services.judge_guards(self.job)]
-        for (number, _), logs in self.plays.items():
-            count = self.scenario.calls[number][1]
-            if len(logs) == self.scenario.ranks:
-                play = make_play(f"{self.scenario.seed} {number}", self.scenario.ranks, count)
-                lines = judge_play(play, logs, calm=self.job.calm)
-                self.problems += [f"board: of call {number}: {line}" for line in lines]
+        self.problems += judge_plays(self.scenario, self.plays, calm=self.job.calm)
 
 
 # Of a rank, by what it stands on; else it is `_communicate`.
 PROGRAMS = {"store": World._serve, "delegates": World._carry}
+
+
+def judge_plays(
+    scenario: Scenario, plays: Mapping[tuple[int, int], Mapping[int, SeatLog]], *, calm: bool
+) -> Iterator[str]:
+    """What is wrong with the plays at boards that all ranks were in: a line each; `plays` as World has them."""
+    for (number, _), logs in plays.items():
+        count = scenario.calls[number][1]
+        if len(logs) == scenario.ranks:
+            play = make_play(f"{scenario.seed} {number}", scenario.ranks, count)
+            yield from (f"board: of call {number}: {line}" for line in judge_play(play, logs, calm=calm))
 
 
 def run(scenario: Scenario, *, traced: bool = False) -> Outcome:

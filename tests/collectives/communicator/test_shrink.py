@@ -12,7 +12,7 @@ from lanterne.collectives.communicator import core_of
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.errors import InputError, PeerFailed, Revoked, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.base import Transport
-from lanterne.transport.store.client import StoreLost
+from lanterne.transport.store.connection import StoreLost
 
 
 class Bare(Transport):

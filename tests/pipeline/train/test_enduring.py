@@ -1,5 +1,6 @@
 """Training that outlives its ranks has the losses of training in which nobody died."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,8 @@ from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer
-from lanterne.pipeline.train.enduring import WHOLE, Enduring, HeldState, gather_held
+from lanterne.pipeline.train.enduring import Enduring, gather_held
+from lanterne.pipeline.train.neighbours import WHOLE, HeldCopies, HeldState
 from lanterne.pipeline.train.rank_layout import Layout, fit_layout
 from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer, plans
@@ -224,14 +226,17 @@ def test_a_rank_keeps_so_many_shares_of_state(places, kept):
     """Its own, its neighbour's."""
 
     def run(comm):
-        training = Enduring(comm, lambda comm: trainer_of(comm, places), copies=1)
-        for _ in range(4):
-            training.iteration()
-        found = len(training._own), len(training._neighbours)
-        training.finish(lambda comm: None)
-        return found
+        with closing(trainer_of(comm, places)) as trainer:
+            held = HeldCopies(comm, trainer, copies=1)
+            held.meet()
+            for _ in range(4):
+                held.keep()
+                trainer.iteration()
+                held.end()
+            numbers = [[each.iteration for each in side] for side in (held.own, held.neighbours)]
+            return tuple(map(len, numbers)), numbers[0][0], held.live()[0].iteration
 
-    assert lanterne.spawn(4, run) == [kept] * 4
+    assert lanterne.spawn(4, run) == [(kept, 3, 4)] * 4
 
 
 def test_a_seat_is_what_the_state_says():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from lanterne.errors import TransportError
 from lanterne.transport import wire
 from lanterne.transport.store import client as client_module
-from lanterne.transport.store.client import StoreClient, StoreLost
+from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.process import StoreProcess
 
 TOKEN = "a token of a test, and no other"
@@ -97,7 +98,7 @@ def test_what_is_changed_on_the_way_is_not_believed(store, change):
 
 def test_a_store_whose_answer_was_changed_is_lost(monkeypatch, store):
     client = StoreClient(store.address, TOKEN, 20)
-    client._seals.into.of_frame(b"one that never came")
+    client.connection.seals.into.of_frame(b"one that never came")
     with pytest.raises(StoreLost, match="it was changed, added, repeated or moved on its way"):
         client.get("a", 5)
 

@@ -228,7 +228,7 @@ def test_garbage_from_a_stranger(store, garbage):
 def test_garbage_from_a_client(store, client, garbage):
     client.set("kept", b"1")
     bad = StoreClient(store.address, TOKEN)
-    assert hung_up_on(bad._sock, garbage)
+    assert hung_up_on(bad.connection.sock, garbage)
     bad.close()
     assert client.get("kept") == b"1"
 
@@ -247,9 +247,9 @@ FRAMES = st.lists(
 def test_no_frame_of_a_client_ends_the_store(store, frames, garbage):
     with closing(StoreClient(store.address, TOKEN)) as client:
         stream = b"".join(wire.pack_frame(kind, number, fields) for number, (kind, fields) in enumerate(frames))
-        client._sock.setblocking(True)
+        client.connection.sock.setblocking(True)
         with suppress(ConnectionResetError, BrokenPipeError):
-            client._sock.sendall(stream + garbage)
+            client.connection.sock.sendall(stream + garbage)
     assert_serves(store)
 
 

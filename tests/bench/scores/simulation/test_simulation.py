@@ -272,18 +272,32 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("patch", sorted(mutants.REVERTED.glob("*.patch")), ids=lambda patch: patch.stem)
 def test_a_fault_that_was_is_found(patch, tmp_path):
     seed = int(re.search(r"^Seed: (\d+)$", patch.read_text(), re.MULTILINE)[1])
-    assert mutants.hunt(None, range(seed, seed + 1), mutants.patched(patch, tmp_path))[0]
+    assert mutants.hunt(None, range(seed, seed + 1), mutants.patched(patch, tmp_path))[0] == 1
     assert not world.run(draw(seed)).problems
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [name for name in mutants.all_mutants() if name.startswith(SAMPLE)])
 def test_some_turned_conditions_are_found(mutant):
-    assert mutants.hunt(mutant, range(100))[0]
+    count, what = mutants.hunt(mutant, range(100))
+    assert count not in (mutants.NOT, mutants.SLOW), what
+
+
+@pytest.mark.parametrize(
+    ("progress", "outcome"),
+    [
+        ("1 0.0\n2 0.3\n3 0.9\n", (3, "runs without end")),
+        ("1 0.0\n2 120.0\n3 185.0\n", ("slow", "3 seeds in 240 s")),
+        ("", (0, "runs without end")),
+    ],
+    ids=["one seed does not end", "all take long", "it does not begin"],
+)
+def test_a_mutant_is_found_by_a_seed_that_does_not_end_not_by_many_slow_ones(progress, outcome):
+    assert mutants.outcome_of_slow(progress, 240) == outcome
 
 
 @pytest.mark.slow
 def test_nine_in_ten_turned_conditions_are_found():
     names = list(mutants.all_mutants())
-    missed = [name for name in names if mutants.hunt(name, range(1000))[0] is None]
+    missed = [name for name in names if mutants.hunt(name, range(1000))[0] in (mutants.NOT, mutants.SLOW)]
     assert len(missed) <= 0.1 * len(names), "\n".join(missed)

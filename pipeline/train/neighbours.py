@@ -1,0 +1,135 @@
+"""What a rank holds of the state of training in memory: its own at two beginnings of an iteration, and its neighbour's.
+
+Each rank sends what it keeps to the next one, while it computes.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
+from lanterne.pipeline.train.trainer import Trainer
+
+# The communicator's tag of copies.
+COPY_TAG = 32
+# Of a layout: all of the state is one unit.
+WHOLE = 0
+
+
+@dataclass
+class HeldState:
+    """The state of a seat of a layout after `iteration` iterations, and `steps` of its optimizer.
+
+    Attributes: `layout`, whose `units` they are, a number; WHOLE: all of the state is one; `units` and `places` as
+    state.py has them, `values` of those.
+    """
+
+    layout: int
+    iteration: int
+    steps: int
+    units: NDArray[np.uint8]
+    places: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+class HeldCopies:
+    """The state that a rank of `trainer` keeps, and its neighbour's, if `copies` are wanted and one has some alone.
+
+    Attributes: `own`, `neighbours`: states, newest first; `is_copying`, whether ranks send each other theirs;
+    `seconds` that keeping and waiting have taken.
+    """
+
+    def __init__(self, comm: Communicator, trainer: Trainer, *, copies: int) -> None:
+        self._comm = comm
+        self._trainer = trainer
+        self.seconds: float = 0.0
+        self.own: list[HeldState] = []
+        self.neighbours: list[HeldState] = []
+        self._coming: tuple[HeldState, list[MessageRequest]] | None = None
+        self._layout = 1 + (comm.epoch << 16 | comm.communicator_id)
+        self._units = seat_units(trainer.layout, comm.rank, sharded=trainer.copies.sharded)
+        self._places = seat_places(trainer.copies)
+        alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)
+        self.is_copying: bool = alone and copies > 0 and comm.world_size > 1
+
+    @property
+    def all(self) -> list[HeldState]:
+        """All that is kept, this rank's own first, each newest first."""
+        return [*self.own, *self.neighbours]
+
+    def live(self) -> list[HeldState]:
+        """The state in the stages, unless that is half of one iteration and half of the next."""
+        return [] if self._trainer.held is None else [self._snapshot()]
+
+    def meet(self) -> None:
+        """Learn what the copies will be of that come from the rank before: every rank calls it, before it keeps any."""
+        if not self.is_copying:
+            return
+        its = np.empty(2, np.int64)
+        self._hand_around(np.array([len(self._units), len(self._places)]), its)
+        self._before_units: NDArray[np.uint8] = np.empty(its[0], np.uint8)
+        self._before_places: NDArray[np.int64] = np.empty(its[1], np.int64)
+        self._before_values = np.empty(its[1], seat_values(self._trainer.copies).dtype)
+        self._hand_around(self._units, self._before_units)
+        self._hand_around(self._places, self._before_places)
+
+    def keep(self) -> None:
+        """Keep this rank's state as it is now, unless it is kept, and send it to the next rank."""
+        if self.own and self.own[0].iteration == self._trainer.iterations:
+            return
+        started_s = time.monotonic()
+        self._end()
+        # The one before stays until all have a copy of this one.
+        spare = self.own.pop() if len(self.own) > self.is_copying else None
+        held = self._snapshot(None if spare is None else spare.values)
+        self.own.insert(0, held)
+        if self.is_copying:
+            self._begin(held)
+        self.seconds += time.monotonic() - started_s
+
+    def end(self) -> None:
+        """Wait for the copies under way."""
+        started_s = time.monotonic()
+        if self._end():
+            self.seconds += time.monotonic() - started_s
+
+    def _snapshot(self, out: NDArray[Any] | None = None) -> HeldState:
+        trainer = self._trainer
+        assert trainer.held is not None
+        values = seat_values(trainer.copies, out)
+        steps = next(iter(trainer.stages.values())).optimizer.steps
+        return HeldState(self._layout, trainer.held, steps, self._units, self._places, values)
+
+    def _begin(self, held: HeldState) -> None:
+        comm = self._comm
+        after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        spare = self.neighbours.pop().values if len(self.neighbours) > 1 else np.empty_like(self._before_values)
+        coming = HeldState(held.layout, held.iteration, held.steps, self._before_units, self._before_places, spare)
+        requests = [
+            comm.start_recv(coming.values, before, tag=COPY_TAG),
+            comm.start_send(held.values, after, tag=COPY_TAG),
+        ]
+        self._coming = coming, requests
+
+    def _end(self) -> bool:
+        """Whether there were any."""
+        if self._coming is None:
+            return False
+        held, requests = self._coming
+        for request in requests:
+            request.wait()
+        self.neighbours.insert(0, held)
+        self._coming = None
+        return True
+
+    def _hand_around(self, mine: NDArray[Any], its: NDArray[Any]) -> None:
+        """Send `mine` to the next rank, receive `its` from the one before."""
+        comm = self._comm
+        request = comm.start_send(mine, (comm.rank + 1) % comm.world_size, tag=COPY_TAG)
+        comm.recv(its, (comm.rank - 1) % comm.world_size, tag=COPY_TAG)
+        request.wait()

@@ -1,0 +1,125 @@
+"""Frames on a connection to the store: each is sent whole, or the connection is lost; they come in order."""
+
+import errno
+import select
+import socket
+from typing import NoReturn
+
+from lanterne.errors import TransportError
+from lanterne.transport import wire
+from lanterne.transport.machine import Lock, Machine
+from lanterne.transport.pauses import Woken
+from lanterne.transport.waiting import MOVED, Moved, wait
+
+# What the kernel says where nothing answers.
+CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class StoreLost(TransportError):
+    """The store has ended, or nobody reaches it: another may take over. No rank is to blame.
+
+    Attributes: `is_cut`, whether nothing has answered from its host for so long that the kernel gave up: what is
+    between has failed, or that host.
+    """
+
+    rank_unknown: bool = True
+
+    def __init__(self, text: str, is_cut: bool = False) -> None:
+        super().__init__(text)
+        self.is_cut: bool = is_cut
+
+
+class StoreConnection:
+    """A connected, non-blocking socket on which frames come and go; once it is lost, whatever is asked of it says why.
+
+    Args:
+        seals: where frames are sealed.
+        where: what it is connected to, for errors.
+
+    Attributes: `sock`, `seals`; `until_readable`, the pauses of a wait for what comes.
+    """
+
+    def __init__(self, machine: Machine, sock: socket.socket, seals: wire.FrameSeals | None, where: str) -> None:
+        self.sock: socket.socket = sock
+        self.seals: wire.FrameSeals | None = seals
+        self._machine = machine
+        self._where = where
+        self._inbox = bytearray()
+        self._lost: StoreLost | None = None
+        self._sending: Lock = machine.lock()
+        self.until_readable: Woken = _woken(machine, sock, select.POLLIN)
+        self._until_writable: Woken = _woken(machine, sock, select.POLLOUT)
+
+    def take(self) -> wire.Frame | None:
+        """The first frame of what was received, or None."""
+        try:
+            return wire.take_frame(self._inbox, self.seals)
+        except wire.WireError as error:
+            self.lose(str(error))
+
+    def receive(self) -> bool:
+        """Have what has arrived; False if nothing has.
+
+        Raises:
+            StoreLost: the connection is lost.
+        """
+        self._check_open()
+        try:
+            data = self.sock.recv(1 << 18)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.lose(error.strerror, error.errno in CUT)
+        if not data:
+            self.lose("the store has ended or dropped this client")
+        self._inbox += data
+        return True
+
+    def send(self, frame: bytes, deadline_s: float) -> None:
+        """Send a frame; several threads may. `deadline_s`, of the machine's clock.
+
+        Raises:
+            StoreLost: the connection is lost; or it is now, since only a part was sent in time.
+        """
+        with self._sending:
+            self._send_all(frame + self.seals.out.of_frame(frame) if self.seals else frame, deadline_s)
+
+    def _send_all(self, frame: bytes, deadline_s: float) -> None:
+        self._check_open()
+        view = memoryview(frame)
+
+        def look() -> bool | Moved:
+            nonlocal view
+            try:
+                view = view[self.sock.send(view) :]
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self.lose(error.strerror, error.errno in CUT)
+            return MOVED if view else True
+
+        if not wait(look, deadline_s - self._machine.now_s(), self._until_writable):
+            # Half a frame is out: what follows could not be understood.
+            self.lose("it took no more data in time")
+
+    def lose(self, reason: str | None, is_cut: bool = False) -> NoReturn:
+        """From now on it is lost, because of `reason`: raises StoreLost."""
+        self._lost = StoreLost(f"{self._where}: connection lost: {reason}", is_cut)
+        raise self._lost
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        self.sock.close()
+
+    def _check_open(self) -> None:
+        if self._lost is not None:
+            raise StoreLost(str(self._lost), self._lost.is_cut)
+        if self.sock.fileno() < 0:
+            raise TransportError(f"{self._where}: this client is closed")
+
+
+def _woken(machine: Machine, sock: socket.socket, events: int) -> Woken:
+    """The pauses of waits for `events` of `sock`."""
+    poll = machine.poller()
+    poll.register(sock, events)
+    return Woken(machine, lambda limit_s: poll.poll(limit_s * 1e3 + 1))
