@@ -434,7 +434,7 @@ FIGURES: list[Row] = [
         f"{SMALL_TRAIN} --endure --copies 1 --restarts 1 --kill 3@10 --kill 0@200 --check",
     ),
     Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", NOT_BUILT),
-    Row("gpu", "kernels with spills: all dtypes, 1 to 32 inputs, 3 architectures", "0", without_device.spills, long=True),
+    Row("gpu", "kernels that spill: all dtypes, 1 to 32 inputs, 3 architectures", "0", without_device.spills, long=True),
     Row("gpu", "those whose bits, run on the host, are not the CPU's", "0", without_device.wrong_bits, long=True),
     Row("gpu", "the stand-ins' suite", "2 minutes", without_device.stand_ins_suite, long=True),
 ]

@@ -28,7 +28,6 @@ from lanterne.transport.waiting import Pausing
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 
-
 @steers
 @dataclass(frozen=True)
 class EnginePolicy:

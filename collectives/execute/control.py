@@ -34,7 +34,6 @@ MAX_RANKS = 32
 IN_CALL, MISMATCH, TIMEOUT, PEER_FAILED, FAILED, REVOKED = range(6)
 
 
-
 @steers
 @dataclass(frozen=True)
 class ControlPolicy:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 
-
 @steers
 @dataclass(frozen=True)
 class RequestPolicy:

@@ -52,7 +52,6 @@ class Matched(NamedTuple):
     late_s: Seconds
 
 
-
 @dataclass(slots=True)
 class OpenCalls:
     """Calls of a communicator of so many `ranks` that not all of them have come to yet: those after number `done`.

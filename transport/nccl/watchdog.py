@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
 
 
-
 # Of CuPy.
 Event: TypeAlias = Any
 
