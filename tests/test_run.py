@@ -19,9 +19,9 @@ case $1 in
     cache) echo /home/me/.cache/uv ;;
 esac
 """
-# Tells what it runs, and fails for what the test says, a pattern.
+# Tells what it runs, and the variable named in TELLS; fails for what the test says, a pattern.
 PYTHON = """#!/bin/sh
-echo "$0 $*"
+echo "$0 $*${TELLS:+ $(printenv "$TELLS")}"
 case $* in "-P -m "${FAILS:-nothing}) exit 1 ;; esac
 """
 MODULES = {
@@ -85,6 +85,14 @@ def test_downloads_are_kept_inside_without_a_home_to_write_to(tmp_path):
     assert result.stdout.splitlines()[0] == f"installs base.txt by {tmp_path}/.uv/cache"
     result = run(tmp_path, "exit 127", "lab x", {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "UV_CACHE_DIR": ""})
     assert result.stdout.splitlines()[0] == "installs full.txt"
+
+
+@pytest.mark.parametrize(("forbids", "kept"), [("1", "{}/.pytest_cache/bytecode"), ("", "")])
+def test_what_python_compiles_is_kept_inside_where_the_environment_forbids_it(tmp_path, forbids, kept):
+    variables = {"PYTHONDONTWRITEBYTECODE": forbids, "PYTHONPYCACHEPREFIX": ""}
+    for name, told in (("PYTHONPYCACHEPREFIX", kept.format(tmp_path)), ("PYTHONDONTWRITEBYTECODE", "")):
+        result = run(tmp_path, "exit 127", "info", variables | {"TELLS": name})
+        assert result.stdout.endswith(f" -P -m lanterne info {told}\n"), name
 
 
 def test_without_a_network_one_line_says_what_is_missing(tmp_path):
