@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from lanterne.bench.output import report
+from lanterne.bench.scores.checkout import ROOT, said_by
 from lanterne.bench.scores.gpu import without_device
 
-ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow", "bench")
 YARDSTICKS = ("bench/papers", "bench/scores")
 NOT_BUILT = "no command yet"
@@ -210,7 +210,7 @@ def asserting_loops() -> tuple[str, bool]:
 def waiting_loops() -> tuple[str, bool]:
     """Loops that wait for one thing: all but `wait` itself and those that tests/transport/test_machine.py names."""
     test = "tests/transport/test_machine.py::test_one_function_waits"
-    said = _last_line(sys.executable, "-P", "-m", "pytest", test)
+    _, said = said_by(sys.executable, "-P", "-m", "pytest", test)
     return f"wait, and the loops named there: {said}", "failed" not in said and "passed" in said
 
 
@@ -263,30 +263,25 @@ def patches() -> tuple[str, bool]:
 def restatements() -> tuple[str, bool]:
     """What needs what among F, B and W is said in action.py; the fast tables made of it are tested exhaustively."""
     names = "only_action_py_knows or slots or dependencies"
-    said = _last_line(sys.executable, "-P", "-m", "pytest", "tests/pipeline/plan", "-k", names)
+    _, said = said_by(sys.executable, "-P", "-m", "pytest", "tests/pipeline/plan", "-k", names)
     return f"tables against the table of needs: {said}", "failed" not in said and "passed" in said
-
-
-def _last_line(*command: str) -> str:
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return (result.stdout + result.stderr).strip().rpartition("\n")[2]
 
 
 def circles() -> tuple[str, bool]:
     """Circles of imports, between folders and inside them: what tests/test_imports.py finds."""
-    said = _last_line(sys.executable, "-P", "-m", "pytest", "tests/test_imports.py")
+    _, said = said_by(sys.executable, "-P", "-m", "pytest", "tests/test_imports.py")
     return said, "failed" not in said and "passed" in said
 
 
 def mypy() -> tuple[str, bool]:
     """Errors of `mypy --strict` in package and examples."""
-    said = [_last_line(sys.executable, "-P", "-m", "mypy", *what) for what in (("-p", "lanterne"), ("examples",))]
+    said = [said_by(sys.executable, "-P", "-m", "mypy", *what)[1] for what in (("-p", "lanterne"), ("examples",))]
     return "; ".join(said), all(line.startswith("Success") for line in said)
 
 
 def pyright() -> tuple[str, bool]:
     """Errors of pyright in package and examples."""
-    said = _last_line(sys.executable, "-P", "-m", "basedpyright")
+    _, said = said_by(sys.executable, "-P", "-m", "basedpyright")
     return said, said.startswith("0 errors")
 
 

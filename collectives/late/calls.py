@@ -466,9 +466,8 @@ class LateRequest(CollectiveRequest):
     """
 
     __slots__ = (
-        *("_call", "_captured", "_complete", "_completion", "_entry", "_error", "_execution", "_gave_up_s"),
-        *("_goes_ahead", "_late", "_moved", "_place", "_plan", "_policy", "_signature"),
-        "_turn",
+        *("_call", "_captured", "_complete", "_completion", "_error", "_execution", "_gave_up_s", "_goes_ahead"),
+        *("_late", "_moved", "_place", "_plan", "_policy", "_signature", "_turn"),
     )
 
     def __init__(
@@ -482,7 +481,6 @@ class LateRequest(CollectiveRequest):
         super().__init__(communicator)
         self._late = late
         self._captured = captured
-        self._entry = call.entry
         self._place = None if call.entry is None else DeviceEntry(communicator, call.entry)
         # Streams order the calls that are queued on them.
         self._goes_ahead = call.entry is None and captured is None
@@ -583,7 +581,7 @@ class LateRequest(CollectiveRequest):
         call = self._call
         assert call is not None, "it is not over"
         self._plan, self._execution = plan, plan.execution
-        plan.execution.bind(call.in_array, call.out_array, self._entry)
+        plan.execution.bind(call.in_array, call.out_array, call.entry)
         plan.execution.launched(part)
 
     def _run(self, choice: str, late_rank: int, held: bool) -> None:
@@ -595,7 +593,7 @@ class LateRequest(CollectiveRequest):
         execution = self._plan.take(call.in_place, lane)
         assert not isinstance(execution, NativeExecution), "the library's own ask nobody"
         self._execution = execution
-        execution.bind(call.in_array, call.out_array, self._entry)
+        execution.bind(call.in_array, call.out_array, call.entry)
         execution.start(held=held)
 
     def _end(self, completion: Request | None) -> bool:

@@ -22,7 +22,7 @@ from lanterne.failslow.mitigate.grid import Grid, best_placement
 from lanterne.failslow.mitigate.rebalance import rebalance, refine
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.problem import TIMES, Problem
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import plans
@@ -113,9 +113,7 @@ class Forecaster:
 
     def rebalanced(self, ranks: tuple[Pipeline, ...], total: int, slow: Slowness) -> Arrangement:
         """S2: the Arrangement of `ranks` with the microbatches that suit what is slow."""
-        stages, problem = len(ranks[0]), self.problem
-        parts = (problem.forward, problem.backward_input, problem.backward_weight)
-        work_s = [sum(times) for times in zip(*parts, strict=True)]
+        stages, work_s = len(ranks[0]), _work_s(self.problem)
         conditions = [self._conditions(pipeline, slow) for pipeline in ranks]
         times = [max(map(mul, work_s, factors)) for factors, _ in conditions]
         # That counts every stage as slow as the slowest: the simulator knows better what few more or fewer take.
@@ -160,13 +158,10 @@ class Forecaster:
 
     def _simulated(self, factors: Sequence[float], extra_s: Sequence[float], count: int) -> float:
         problem = replace(self.problem, microbatches=count)
-        scaled: dict[str, Any] = {
-            name: tuple(time_s * factor for time_s, factor in zip(getattr(problem, name), factors, strict=True))
-            for name in ("forward", "backward_input", "backward_weight")
-        }
         if any(extra_s):
-            scaled["link_latency"] = tuple(problem.latency(i, i + 1) + extra for i, extra in enumerate(extra_s))
-        return simulate(self._plan(count), replace(problem, **scaled)).makespan
+            extended = tuple(problem.latency(i, i + 1) + extra for i, extra in enumerate(extra_s))
+            problem = replace(problem, link_latency=extended)
+        return simulate(self._plan(count), _slowed(problem, factors)).makespan
 
     def _gradients_extra_s(self, arrangement: Arrangement, slow: Slowness) -> float:
         """Recursive halving and doubling: so many rounds, each as slow as the slowest of its links."""
@@ -205,10 +200,18 @@ def arrange(
 
 def problem_of(work_s: Sequence[float], planned: Problem) -> Problem:
     """`planned` with stages that take `work_s`, (stages,), a microbatch: F, B and W in the proportions of before."""
-    parts = {name: getattr(planned, name) for name in ("forward", "backward_input", "backward_weight")}
-    whole = [sum(times) for times in zip(*parts.values(), strict=True)]
-    changes: dict[str, Any] = {
-        name: tuple(t * now / then for t, now, then in zip(times, work_s, whole, strict=True))
-        for name, times in parts.items()
+    return _slowed(planned, [now / then for now, then in zip(work_s, _work_s(planned), strict=True)])
+
+
+def _work_s(problem: Problem) -> list[float]:
+    """What each stage computes in a microbatch: F, B and W."""
+    return [sum(times) for times in zip(*(getattr(problem, name) for name in TIMES), strict=True)]
+
+
+def _slowed(problem: Problem, factors: Sequence[float]) -> Problem:
+    """`problem` with stages that take so many times as long."""
+    slowed: dict[str, Any] = {
+        name: tuple(time_s * factor for time_s, factor in zip(getattr(problem, name), factors, strict=True))
+        for name in TIMES
     }
-    return replace(planned, **changes)
+    return replace(problem, **slowed)

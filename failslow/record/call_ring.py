@@ -269,9 +269,11 @@ class RingReader:
 
     def number(self, name: str) -> int | None:
         """The number of calls of this name; None where there is none yet."""
-        at = self._map.find(name.encode() + b"\0", 4096, HEADER_NBYTES)
-        number, rest = divmod(at - 4096, NAME_NBYTES)
-        return number if at >= 0 and rest == 0 else None
+        at = self._map.find(sought := name.encode() + b"\0", 4096, HEADER_NBYTES)
+        # It may be the end of another's.
+        while at >= 0 and (at - 4096) % NAME_NBYTES:
+            at = self._map.find(sought, at + 1, HEADER_NBYTES)
+        return (at - 4096) // NAME_NBYTES if at >= 0 else None
 
     def close(self) -> None:
         """Unmap the file."""

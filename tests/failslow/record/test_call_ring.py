@@ -80,6 +80,15 @@ def test_names_beyond_the_last_share_one(tmp_path):
     assert names[0].startswith("name 0x")
 
 
+def test_a_name_is_found_by_its_own_number_not_by_that_of_one_that_ends_with_it(tmp_path):
+    writer = RingWriter(tmp_path / "calls", {}, 16)
+    for name in ("my forward", "forward"):
+        writer.channel(name, 4, 7)(8, 0.0, 1.0)
+    reader = RingReader(tmp_path / "calls")
+    found = [reader.number(name) for name in ("my forward", "forward", "for", "ward")]
+    assert found[2:] == [None, None] and [reader.name(number) for number in found[:2]] == ["my forward", "forward"]
+
+
 def test_what_a_killed_writer_wrote_is_there(tmp_path):
     path = tmp_path / "calls"
     program = f"""import os, signal
