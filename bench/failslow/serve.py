@@ -28,8 +28,9 @@ from typing import Any
 
 from lanterne.bench.failslow.watch import STATUS_FILE
 from lanterne.errors import InputError
+from lanterne.failslow.operate.status_file import StatusAsker
 
-# A status that a job has not written for so long is that of one that was killed.
+# A job that has not touched its status for so long was killed.
 STALE_S = 30.0
 MAX_JOBS = 16
 
@@ -77,21 +78,36 @@ class WatchedJobs:
         if folder is not None:
             self._patterns.append((folder, f"lanterne-watch/{STATUS_FILE}"))
         self._last: dict[str, Any] | None = None
+        self._asker = StatusAsker()
 
     def look(self) -> list[dict[str, Any]]:
         """Those of running jobs, the latest first; without any, of the last one that has ended."""
         found: list[tuple[float, dict[str, Any]]] = []
-        for folder, pattern in self._patterns:
-            for path in folder.glob(pattern):
-                # It may end meanwhile; nobody else's is shown.
-                with suppress(OSError, ValueError, KeyError):
-                    about = path.stat()
-                    if about.st_uid == os.getuid() and path.parent.stat().st_uid == os.getuid():
-                        status = json.loads(path.read_bytes())
-                        status["ended"] = bool(status["ended"]) or time.time() - about.st_mtime > STALE_S
-                        found.append((about.st_mtime, status))
+        paths = [path for folder, pattern in self._patterns for path in folder.glob(pattern) if _is_ours(path)]
+        self._asker.ask(path for path in paths if time.time() - _changed_s(path) <= STALE_S)
+        for path in paths:
+            # It may end meanwhile.
+            with suppress(OSError, ValueError, KeyError):
+                changed_s = path.stat().st_mtime
+                status = json.loads(path.read_bytes())
+                status["ended"] = bool(status["ended"]) or time.time() - changed_s > STALE_S
+                found.append((changed_s, status))
         found.sort(key=lambda one: (one[1]["ended"], -one[0]))
         if found:
             self._last = found[0][1]
             return [status for _, status in found[:MAX_JOBS]]
         return [self._last | {"ended": True}] if self._last else []
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have written what is there."""
+    with suppress(OSError):
+        return path.stat().st_uid == os.getuid() and path.parent.stat().st_uid == os.getuid()
+    return False
+
+
+def _changed_s(path: Path) -> float:
+    """When `path` was changed last; 0 where it is gone."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0

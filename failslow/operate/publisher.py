@@ -1,4 +1,4 @@
-"""Hands a job's status on: to a page and Prometheus (an HTTP server), to OpenTelemetry (pushed), to a file."""
+"""Hands a job's status on to those who ask: a page and Prometheus (an HTTP server), OpenTelemetry (pushed), a file."""
 
 from __future__ import annotations
 
@@ -9,32 +9,57 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from lanterne.errors import InputError
 from lanterne.failslow.operate.metrics import job_metrics, otlp
+from lanterne.failslow.operate.status_file import StatusFile
 from lanterne.failslow.operate.status_server import StatusServer, parse_address
 
 PUSH_S, PUSH_LIMIT_S = 10.0, 5.0
 METRICS_PATH = "/v1/metrics"
-# Between two statuses.
-STATUS_S = 1.0
+# Between two statuses, and times as long as one takes: of thousands of ranks they are to be a small part of a core too.
+STATUS_S, SELDOM = 1.0, 500
+
+Status: TypeAlias = Mapping[str, Any]
 
 log: logging.Logger = logging.getLogger(__name__)
 
 
+class Turns:
+    """When something is to be done again: after `period_s`, or SELDOM times the core time that it took."""
+
+    def __init__(self, period_s: float = STATUS_S) -> None:
+        self._period_s = period_s
+        self._due_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be done now."""
+        return time.monotonic() >= self._due_s
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Do it in this block."""
+        began_s, used_s = time.monotonic(), time.thread_time()
+        try:
+            yield
+        finally:
+            self._due_s = began_s + max(self._period_s, SELDOM * (time.thread_time() - used_s))
+
+
 class Publisher:
-    """Hands on what `publish` is given.
+    """Hands on what `publish`, or `offer`, is given.
 
     Args:
         listen: "PORT" or "HOST:PORT" of a StatusServer; None: none.
         otlp: URL of an OTLP/HTTP receiver, whose path is /v1/metrics where none is named; None: none. Headers are those
             of OTEL_EXPORTER_OTLP_HEADERS (name=value,...).
-        file: where the status is written as JSON; None: nowhere.
+        file: where the status is written as JSON (status_file.py); None: nowhere.
         history: of StatusServer.
         period_s: between two pushes.
 
@@ -53,8 +78,12 @@ class Publisher:
         history: Callable[[], list[dict[str, Any]]] = lambda: [],
         period_s: float = PUSH_S,
     ) -> None:
-        self._status: Mapping[str, Any] | None = None
-        self._file = None if file is None else Path(file)
+        self._status: Status | None = None
+        # What makes the next one, and when; the lock is held while it does.
+        self._make: Callable[[], Status] | None = None
+        self._turns = Turns(STATUS_S / 2)
+        self._lock = threading.Lock()
+        self._file = None if file is None else StatusFile(file)
         self._url = None if otlp is None else receiver_url(otlp)
         self._headers = push_headers(os.environ)
         self._since_ns = time.time_ns()
@@ -63,24 +92,47 @@ class Publisher:
         self._failed = False
         self.server: StatusServer | None = None
         if listen is not None:
-            self.server = StatusServer(self._look, parse_address(listen, "--listen"), history=history)
+            self.server = StatusServer(self._jobs, parse_address(listen, "--listen"), history=history)
         self._pusher: threading.Thread | None = None
         if self._url is not None:
             self._pusher = threading.Thread(target=self._push_all, name="lanterne-otlp", daemon=True)
             self._pusher.start()
 
-    def _look(self) -> list[Mapping[str, Any]]:
-        return [self._status] if self._status is not None else []
-
-    def publish(self, status: Mapping[str, Any]) -> None:
+    def publish(self, status: Status) -> None:
         """This is how the job is now."""
-        self._status = status
+        with self._lock:
+            self._status, self._make = status, None
         if self._file is not None:
-            partial = self._file.with_name(f".{self._file.name}.new")
-            # The folder may be gone, or full: the job matters more.
-            with suppress(OSError):
-                partial.write_text(json.dumps(status))
-                partial.replace(self._file)
+            self._file.write(status)
+
+    def offer(self, make: Callable[[], Status]) -> None:
+        """From now on `make` tells how the job is; it is called when somebody asks, in a thread of whoever does."""
+        with self._lock:
+            self._make = make
+        if self._file is not None:
+            self._file.begin(make())
+
+    def look(self) -> None:
+        """See whether somebody asks for the file; to be called about every STATUS_S."""
+        if self._file is not None:
+            self._file.look(self.status)
+
+    def status(self) -> Status | None:
+        """How the job is now, or was half a second ago; None where nobody has told."""
+        with self._lock:
+            if self._make is not None and self._turns.is_due:
+                try:
+                    with self._turns.take():
+                        self._status = self._make()
+                except Exception:
+                    # Such as a log that another program has cut short: what is known up to here stays.
+                    log.exception("status: it could not be made")
+                    self._make = None
+            return self._status
+
+    def _jobs(self) -> list[Status]:
+        status = self.status()
+        return [status] if status is not None else []
 
     def close(self) -> None:
         """Push what was published last, and end."""
@@ -96,7 +148,7 @@ class Publisher:
         self._push()
 
     def _push(self) -> None:
-        status = self._status
+        status = self.status() if self._url is not None else None
         if status is None or self._url is None:
             return
         resource = {"service.name": "lanterne", "service.instance.id": str(status["run"]), "host.name": status["host"]}

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -143,9 +144,14 @@ class StatusServer:
         self.port: int = self._server.server_address[1]
         shown = f"[{address.host}]" if ":" in address.host else address.host
         self.url: str = f"http://{shown}:{self.port}/"
-        serve = self._server.serve_forever
-        self._thread = threading.Thread(target=serve, args=(0.2,), name="lanterne-page", daemon=True)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="lanterne-page", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        # Not serve_forever, which wakes up again and again: the process is that of a rank.
+        while not self._ended.is_set():
+            self._server.handle_request()
 
     def patterns(self) -> list[dict[str, Any]]:
         """What `history` gives, asked for at most every HISTORY_S: it may be long."""
@@ -157,9 +163,12 @@ class StatusServer:
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._ended.set()
+        with suppress(OSError):
+            # Wakes up who waits for a request.
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

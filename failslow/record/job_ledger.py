@@ -50,12 +50,13 @@ class JobLedger:
     """Keeps it.
 
     Args:
-        job: the JobLog that is read; its reader calls `notice`, `hang` and `finish`, and `look` every second.
+        job: the JobLog that is read; its reader calls `notice`, `hang` and `finish`, and `look` every second, while any
+            thread may call `status`.
         about: of about_run.
         folder: where incidents are written; None: nowhere.
         history: where they are kept by host; None: nowhere.
         thresholds: a file of thresholds that may change; None: those of `job` stay.
-        publisher: gets the status; None: nobody asks for it.
+        publisher: is offered the status; None: nobody asks for it.
         begun_early: tells how many calls began without the late rank; None where nobody knows.
 
     Attributes: `incidents`, the IncidentLog.
@@ -84,48 +85,60 @@ class JobLedger:
         self.incidents: IncidentLog = IncidentLog(folder, about, job.where, self.troubles)
         if thresholds is not None:
             job.thresholds = thresholds.now
+        if publisher is not None:
+            publisher.offer(self.status)
 
     def notice(self, notice: Notice) -> list[Path]:
         """If it is certain, write what has become of the slow spells; the last one's file."""
         if notice.event.confirmed_at is None:
             return []
-        return self._slow(self._job.incidents())[-1:]
+        with self._job.lock:
+            written = self._slow(self._job.incidents())
+        self._keep()
+        return written[-1:]
 
     def hang(self, hang: Hang) -> list[Path]:
         """If it is an incident, write it; its file."""
-        found = self.incidents.hang(hang) if hang.is_incident else None
+        with self._job.lock:
+            found = self.incidents.hang(hang) if hang.is_incident else None
         self._keep()
         return [found] if found else []
 
     def finish(self, found: dict[str, Any]) -> None:
         """Write what is known at the end."""
-        self._slow(found["incidents"])
-        self._hand_on(ended=True)
+        with self._job.lock:
+            self._slow(found["incidents"])
+        self._keep()
+        if self._publisher is not None:
+            self._publisher.publish(self.status(ended=True))
         if self._history is not None:
             hosts = {one["host"] for one in found["arrivals"]["ranks"] if one["host"]}
             self._history.add([job_entry(self._about["run"], hosts or [self._about["host"]], time.time())])
 
     def look(self) -> None:
-        """Read what hosts tell and whether thresholds have changed, and hand the status on; in the reader's thread."""
-        self._read_hosts()
+        """Read what hosts tell and whether thresholds have changed; about every second."""
+        with self._job.lock:
+            self._read_hosts()
         if self._thresholds is not None and (changed := self._thresholds.look()) is not None:
             self._job.thresholds = changed
-        self._hand_on(ended=False)
+        if self._publisher is not None:
+            self._publisher.look()
 
     def status(self, *, ended: bool = False) -> dict[str, Any]:
         """The status document."""
         early = {} if self._begun_early is None else {"begun_early": self._begun_early()}
         about = {"schema_version": SCHEMA_VERSION, **self._about, "program": " ".join(self._about["program"])}
-        return {
-            **about,
-            "time": utc(),
-            "ended": ended,
-            **self._job.status(),
-            "counts": dict(self.incidents.counts),
-            "incidents": list(self.incidents.documents.values()),
-            "telemetry": {host: told[-1][1] for host, told in self._hosts.items()},
-            **early,
-        }
+        with self._job.lock:
+            return {
+                **about,
+                "time": utc(),
+                "ended": ended,
+                **self._job.status(),
+                "counts": dict(self.incidents.counts),
+                "incidents": list(self.incidents.documents.values()),
+                "telemetry": {host: told[-1][1] for host, told in self._hosts.items()},
+                **early,
+            }
 
     def troubles(self, hosts: Sequence[str], ago_s: float) -> list[str]:
         """What telemetry speaks for trouble, against that of `ago_s` ago; `hosts`: those to look at, none: all."""
@@ -143,7 +156,6 @@ class JobLedger:
         written = [
             self.incidents.slow(spell, self._job.age_s(spell["onset"])) for spell in spells if spell["ratio"] >= least
         ]
-        self._keep()
         return [path for path in written if path]
 
     def _keep(self) -> None:
@@ -162,16 +174,16 @@ class JobLedger:
             self._kept = {(name, lasts) for name, lasts in self._kept if name in known}
 
     def _read_hosts(self) -> None:
-        for path in self._job.folder.glob("host-*.telemetry"):
-            # Half of one is none, and the next comes soon.
-            with suppress(OSError, ValueError):
-                stamp = path.stat().st_mtime_ns
-                if self._stamps.get(path) != stamp:
-                    told = json.loads(path.read_bytes())
-                    self._stamps[path] = stamp
-                    kept = self._hosts.setdefault(str(told.pop("host")), deque(maxlen=READINGS))
-                    kept.append((time.monotonic(), told))
+        # Half of one is none, and the next comes soon.
+        with suppress(OSError), os.scandir(self._job.folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("host-") and entry.name.endswith(".telemetry"):
+                    with suppress(OSError, ValueError):
+                        self._read_host(Path(entry.path), entry.stat().st_mtime_ns)
 
-    def _hand_on(self, *, ended: bool) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(self.status(ended=ended))
+    def _read_host(self, path: Path, stamp: int) -> None:
+        if self._stamps.get(path) != stamp:
+            told = json.loads(path.read_bytes())
+            self._stamps[path] = stamp
+            kept = self._hosts.setdefault(str(told.pop("host")), deque(maxlen=READINGS))
+            kept.append((time.monotonic(), told))

@@ -3,6 +3,7 @@
 One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -79,7 +80,8 @@ class JobLog:
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
     `lead`, the rank that gives them; `notices`, the latest; `hangs`, what the last poll found of calls that do not end;
-    `filled`, the share of the fullest log that was new to the last poll.
+    `filled`, the share of the fullest log that was new to the last poll; `lock`, to be held by those who use it in
+    several threads.
 
     Memory is bounded: the logs are rings, and so is what is kept of them.
     """
@@ -88,6 +90,7 @@ class JobLog:
         self, folder: str | Path, world_size: int | None = None, thresholds: Thresholds = USUAL_THRESHOLDS
     ) -> None:
         self.folder: Path = Path(folder)
+        self.lock: threading.RLock = threading.RLock()
         self.world_size = world_size
         self.lead: int | None = None
         self.notices: list[Notice] = []

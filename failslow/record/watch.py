@@ -20,7 +20,7 @@ import numpy as np
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.operate.history import open_history, told_patterns
-from lanterne.failslow.operate.publisher import STATUS_S, Publisher, receiver_url
+from lanterne.failslow.operate.publisher import Publisher, Turns, receiver_url
 from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
 FILLED = 1 / 16
 PATH_NBYTES = 1024
-# Times as long as a look at the status takes, until the next one.
-SELDOM = 500
 # About how long a job is held to be validated, and how many times as long it then runs before it may be held again.
 VALIDATION_S, APART = 5.0, 50
 
@@ -328,8 +326,7 @@ class Reader:
         self._on_notice = on_notice
         self._on_hang = on_hang
         self._on_end, self._on_second = on_end, on_second
-        self._second_s = 0.0
-        self._lock = threading.Lock()
+        self._turns = Turns()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
         self.used_s: float = 0.0
@@ -339,7 +336,7 @@ class Reader:
 
     def report(self) -> dict[str, Any]:
         """The JobLog's report up to now, with a note if reading has failed."""
-        with self._lock:
+        with self._job.lock:
             found = self._job.report()
         return found | {"notes": [*found["notes"], *self._failures]}
 
@@ -364,19 +361,14 @@ class Reader:
             self.used_s = time.thread_time()
 
     def _look(self) -> None:
-        began_s = time.monotonic()
-        try:
+        with self._turns.take():
             self._on_second()
-        finally:
-            # Of thousands of ranks a status takes its time: seldom enough to be a small part of a core.
-            took_s = time.monotonic() - began_s
-            self._second_s = began_s + max(STATUS_S, SELDOM * took_s)
 
     def _poll(self) -> None:
         if self._failures:
             return
         try:
-            with self._lock:
+            with self._job.lock:
                 notices, hangs = self._job.poll(), self._job.hangs
         except Exception as error:
             # Such as a log that another program has cut short: what is known up to here stays.
@@ -385,7 +377,7 @@ class Reader:
             return
         told: list[tuple[Callable[[], object], str]] = [(partial(self._on_notice, one), "on_notice") for one in notices]
         told += [(partial(self._on_hang, one), "on_hang") for one in hangs]
-        if time.monotonic() >= self._second_s:
+        if self._turns.is_due:
             told.append((self._look, "on_second"))
         for tell, name in told:
             try:

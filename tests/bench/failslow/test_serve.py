@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 
 import pytest
@@ -14,18 +16,31 @@ from statuses import ledger_of
 from lanterne.bench import cli
 from lanterne.bench.failslow.serve import WatchedJobs
 from lanterne.bench.failslow.watch import STATUS_FILE
+from lanterne.failslow.operate import status_file
 from lanterne.failslow.operate.history import FileHistory, job_entry
 from lanterne.failslow.operate.publisher import Publisher
+from lanterne.failslow.operate.status_file import StatusAsker, StatusFile
 
 
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
-    """The folder of a job that is watched here, its Publisher, and its ledger."""
+    """The folder of a job that is watched here, its Publisher, and its ledger, which is told to look all the time."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / f"lanterne-watch-{os.getuid()}-1"
     folder.mkdir()
     publisher = Publisher(file=folder / STATUS_FILE)
-    return folder, publisher, ledger_of(tmp_path / "job", publisher=publisher)
+    ledger = ledger_of(tmp_path / "job", publisher=publisher)
+    ended = threading.Event()
+
+    def looks():
+        while not ended.wait(0.01):
+            ledger.look()
+
+    thread = threading.Thread(target=looks)
+    thread.start()
+    yield folder, publisher, ledger
+    ended.set()
+    thread.join()
 
 
 def test_jobs_that_are_watched_here(watched, monkeypatch):
@@ -45,6 +60,32 @@ def test_jobs_that_are_watched_here(watched, monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: 12345)
     assert WatchedJobs(None).look() == []
     monkeypatch.undo()
+
+
+def test_a_status_is_made_while_somebody_asks(tmp_path, monkeypatch):
+    path, made = tmp_path / STATUS_FILE, []
+    file, asker = StatusFile(path), StatusAsker()
+
+    def look():
+        file.look(lambda: made.append(len(made)) or {"number": len(made)})
+        return json.loads(path.read_text())["number"]
+
+    file.begin({"number": 0})
+    os.utime(path, (1, 1))
+    # That the job lives is told, no more.
+    assert look() == 0 and path.stat().st_mtime > 1
+    monkeypatch.setattr(status_file, "ANSWER_S", 0.0)
+    asker.ask([path])
+    assert [look(), look()] == [1, 2]
+    monkeypatch.setattr(status_file, "ASKED_S", 0.0)
+    asker.ask([path])
+    assert [look(), look()] == [3, 3]
+    # It may be gone at any time.
+    shutil.rmtree(tmp_path)
+    asker.ask([path])
+    file.look(lambda: {})
+    file.write({})
+    file.begin({})
 
 
 def test_of_a_job_that_has_ended_the_last_word_stays(watched, tmp_path):

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -11,7 +12,7 @@ from call_logs import job_calls, write_logs
 from statuses import HOST, ledger_of
 
 from lanterne.errors import InputError
-from lanterne.failslow.operate.publisher import Publisher, push_headers, receiver_url
+from lanterne.failslow.operate.publisher import Publisher, Turns, push_headers, receiver_url
 from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds
 from lanterne.failslow.record import recorder
 from lanterne.failslow.record.call_ring import RingReader
@@ -106,7 +107,8 @@ def test_metrics_are_pushed(tmp_path, receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b, x = y")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     publisher = Publisher(otlp=url, file=tmp_path / "status.json")
-    ledger_of(tmp_path / "job", publisher=publisher)
+    ledger = ledger_of(tmp_path / "job", publisher=publisher)
+    publisher.publish(ledger.status(ended=True))
     publisher.close()
     ((path, headers, document),) = posted
     assert path == "/v1/metrics" and headers["Content-Type"] == "application/json"
@@ -114,6 +116,38 @@ def test_metrics_are_pushed(tmp_path, receiver, monkeypatch):
     names = [one["name"] for one in document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]]
     assert "lanterne_slow_ratio" in names
     assert json.loads((tmp_path / "status.json").read_text())["iterations"]["slow"]
+
+
+def test_a_status_is_made_when_somebody_asks(tmp_path, caplog):
+    publisher = Publisher(listen="127.0.0.1:0")
+    ledger = ledger_of(tmp_path / "job", publisher=publisher)
+    asked = []
+
+    def make():
+        asked.append(threading.current_thread())
+        if len(asked) > 1:
+            raise ValueError("a log was cut short")
+        return ledger.status()
+
+    def shown():
+        with urllib.request.urlopen(f"{publisher.server.url}status.json", timeout=20) as answer:
+            return json.loads(answer.read())["jobs"][0]
+
+    publisher._turns = Turns(3600.0)
+    publisher.offer(make)
+    publisher.look()
+    assert not asked
+    # Not in the reader's thread, and not twice within a moment.
+    first = shown()
+    assert first["iterations"]["slow"] and first == shown()
+    assert len(asked) == 1 and asked[0] is not threading.current_thread()
+    # What cannot be made any more is not asked for again, and the last word stays.
+    publisher._turns = Turns(0.0)
+    assert shown() == shown() == first and len(asked) == 2
+    assert caplog.text.count("it could not be made") == 1
+    publisher.publish(ledger.status(ended=True))
+    assert shown()["ended"]
+    publisher.close()
 
 
 def test_a_receiver_that_is_gone_or_elsewhere_is_told_once(tmp_path, receiver, caplog):
