@@ -10,11 +10,13 @@ from lanterne.transport.steering import Steered, steered
 # Those that have such values.
 MODULES = (
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
-    *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "nccl.watchdog", "pauses", "rank_group")),
+    *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "pauses", "rank_group")),
+    *(f"transport.nccl.{name}" for name in ("channel", "watchdog", "watched_communicator")),
     *(f"transport.board.{name}" for name in ("late_policy", "sequencer")),
     *(f"transport.rails.{name}" for name in ("delegate_handle", "delegate_process", "rail", "rail_return", "spare")),
-    *(f"transport.store.{name}" for name in ("board_handler", "client", "epoch", "heirs", "meetings", "members")),
-    *(f"transport.{name}" for name in ("store.process", "store.server", "tcp.duplex", "tcp.over_tcp", "ucx.over_ucx")),
+    *(f"transport.store.{name}" for name in ("board_handler", "client", "heirs", "process", "server")),
+    *(f"transport.store.membership.{name}" for name in ("epoch", "meetings", "returns")),
+    *(f"transport.{name}" for name in ("tcp.duplex", "tcp.over_tcp", "ucx.over_ucx")),
     *("transport.waiting", "torch.monitored_barrier"),
 )
 

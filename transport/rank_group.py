@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Those that must not go on in a forked child.
 _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
 FOREVER_S = 1e6
-# As transport/store/epoch.py has it.
+# As transport/store/membership/meetings.py has it.
 BEGIN = "lanterne/begin"
 # Fewer hosts decide nothing, as transport/store/heirs.py has it.
 LEAST = 3

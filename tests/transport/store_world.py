@@ -2,7 +2,7 @@
 
 from lanterne.transport.store.handler import Connection, Refusal
 from lanterne.transport.store.heirs import Heirs
-from lanterne.transport.store.members import Members
+from lanterne.transport.store.membership.members import Members
 from lanterne.transport.store.terms import Terms
 from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
 

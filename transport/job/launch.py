@@ -26,7 +26,7 @@ from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.own_python import own_python
 from lanterne.transport.store.client import StoreClient
-from lanterne.transport.store.members import UNKNOWN_CODE
+from lanterne.transport.store.membership.guards import UNKNOWN_CODE
 from lanterne.transport.store.process import StoreProcess
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 

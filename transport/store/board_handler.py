@@ -7,10 +7,8 @@ from lanterne.transport.board.late_policy import from_text
 from lanterne.transport.board.seat import pack_record, unpack_arrivals
 from lanterne.transport.board.sequencer import Sequencer, Told
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.handler import Connection, Refusal, Service
+from lanterne.transport.store.handler import MAX_WORLD_SIZE, Connection, Refusal, Service
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
-
-MAX_WORLD_SIZE = 1 << 16
 
 
 @steers

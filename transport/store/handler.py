@@ -11,6 +11,8 @@ from typing import Protocol, TypeAlias
 from lanterne.transport.machine import Machine
 from lanterne.transport.wire import FrameSeals, Kind
 
+# Of ranks, of the places that they may claim, and of the processes that they are.
+MAX_WORLD_SIZE = 1 << 16
 # The fields of a reply; None: later, or none at all.
 Answer: TypeAlias = Sequence[int | bytes] | None
 

@@ -29,7 +29,7 @@ from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
 from lanterne.transport.store.heirs import POLICY as HEIRS
 from lanterne.transport.store.heirs import Heirs
-from lanterne.transport.store.members import Members
+from lanterne.transport.store.membership.members import Members
 from lanterne.transport.store.values import KeyValues
 
 # What a store answers that stands by.

@@ -14,7 +14,7 @@ from lanterne.transport import wire
 from lanterne.transport.machine import Machine
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
-from lanterne.transport.store.members import Members
+from lanterne.transport.store.membership.members import Members
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind, pack_ranks
 
 # A get that nobody answers; a rank sets a key after so long at most.

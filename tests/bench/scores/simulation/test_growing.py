@@ -8,7 +8,7 @@ from lanterne.bench.scores.simulation.growing import GrowingWorld, run
 from lanterne.bench.scores.simulation.simulate import quiet
 from lanterne.collectives import growth
 from lanterne.transport.rank_group import Group
-from lanterne.transport.store.meetings import Meetings
+from lanterne.transport.store.membership.meetings import Meetings
 
 # Ten at a time.
 PORTIONS = [

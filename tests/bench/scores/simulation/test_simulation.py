@@ -26,7 +26,7 @@ from lanterne.transport.machine import THIS_MACHINE
 PORTIONS = [range(first, first + simulate.PORTION) for first in range(0, 300, simulate.PORTION)]
 # Turned conditions that are tried one by one.
 SAMPLE = (
-    "lanterne.transport.store.epoch Epoch.gather",
+    "lanterne.transport.store.membership.epoch Epoch.gather",
     "lanterne.transport.store.values KeyValues._add",
     "lanterne.transport.board.sequencer Sequencer._advance",
     "lanterne.transport.rank_group Group.check_peers",

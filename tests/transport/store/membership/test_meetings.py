@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lanterne.transport.store.handler import Refusal
-from lanterne.transport.store.meetings import POLICY, Meetings
+from lanterne.transport.store.membership.meetings import POLICY, Meetings
 from lanterne.transport.wire import RANK_NBYTES, WireError, pack_ranks, unpack_ranks
 
 RANKS = (2, 3, 5)

@@ -7,7 +7,7 @@ import pytest
 
 from lanterne.transport.store.fellows import FellowStores
 from lanterne.transport.store.handler import Refusal
-from lanterne.transport.store.together import Gathers, Votes, Waiting
+from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
 from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
 
 

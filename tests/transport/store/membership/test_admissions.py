@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 from store_world import TERMS, Guarded, World
 
-from lanterne.transport.store.meetings import BEGIN_KEY
+from lanterne.transport.store.membership.meetings import BEGIN_KEY
 from lanterne.transport.store.terms import ANY, SPARE, Terms
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_ranks
 

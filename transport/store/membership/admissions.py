@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lanterne.errors import InputError
-from lanterne.transport.store.handler import Connection, Refusal, Service
+from lanterne.transport.store.handler import MAX_WORLD_SIZE, Connection, Refusal, Service
 from lanterne.transport.store.terms import SPARE, Terms, unpack
 from lanterne.transport.wire import Kind, pack_ranks
 
-MAX_PLACE = 1 << 16
 MAX_APPLICANTS = 1 << 10
 
 
@@ -64,8 +63,8 @@ class Admissions:
             terms = unpack(packed)
         except InputError as error:
             raise Refusal(str(error)) from None
-        if not SPARE <= place < MAX_PLACE or not -1 <= number < MAX_PLACE or limit_ms < 0:
-            raise Refusal(f"got place {place} of process {number}, expected 0 to {MAX_PLACE - 1}")
+        if not SPARE <= place < MAX_WORLD_SIZE or not -1 <= number < MAX_WORLD_SIZE or limit_ms < 0:
+            raise Refusal(f"got place {place} of process {number}, expected 0 to {MAX_WORLD_SIZE - 1}")
         if place >= 0 and any(each.place == place for each in self._waiting):
             raise Refusal(f"got rank {place} twice: another one waits to be taken in as it")
         if len(self._waiting) == MAX_APPLICANTS:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
-from lanterne.transport.store.meetings import BEGIN_KEY, Meetings
-from lanterne.transport.store.together import Gathers, Votes, Waiting
+from lanterne.transport.store.membership.meetings import BEGIN_KEY, Meetings
+from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
 from lanterne.transport.wire import Kind, pack_frame, pack_ranks, unpack_fields
 
 
@@ -28,12 +28,19 @@ class EpochPolicy:
 POLICY = EpochPolicy()
 
 
+class Parents(Protocol):
+    """What an epoch needs of the Guards."""
+
+    def has(self, number: int) -> bool: ...
+
+
 class Job(Protocol):
     """What an epoch needs of the Members."""
 
     world_size: int
 
-    def has_guard(self, number: int) -> bool: ...
+    @property
+    def guards(self) -> Parents: ...
     def on_gone(self, epoch: "Epoch", rank: int, reason: bytes | None) -> None: ...
     def on_met(self, epoch: "Epoch", ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
     def begin(self, epoch: "Epoch") -> None: ...
@@ -209,7 +216,7 @@ class Epoch:
         self._votes.is_gone(rank, len(self.places))
         if self._members.get(rank) is connection:
             lost = connection.lost.encode()
-            delay_s = POLICY.verdict_s if self._job.has_guard(self.numbers[rank]) else 0
+            delay_s = POLICY.verdict_s if self._job.guards.has(self.numbers[rank]) else 0
             self._store.after(delay_s, lambda: self.declare_dead(rank, lost))
 
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:

@@ -1,0 +1,6 @@
+"""This folder holds who takes part in a job, as its store sees it.
+
+`members` has Members, the service: which `epoch` of the job is in force, and who comes into it; `admissions` has those
+who wait to be taken in, `guards` those who see to the ranks' processes, and `returns` those who come back from a store
+that was lost. An epoch's ranks agree at `meetings`, and do `together` what all take part in.
+"""

@@ -1,0 +1,138 @@
+"""Who sees to the processes of a job, and how each of these has ended."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
+from lanterne.transport.store.membership.admissions import Admissions
+from lanterne.transport.store.membership.epoch import Epoch
+from lanterne.transport.wire import Kind, pack_ranks
+
+# The exit code of a rank whose guard ended before it.
+UNKNOWN_CODE = -1
+
+
+class Guarded(Protocol):
+    """What the guards need of the Members."""
+
+    world_size: int
+    epoch: Epoch
+
+    @property
+    def epochs(self) -> list[Epoch]: ...
+
+
+class Guards:
+    """The parents of a job's ranks, which say how those end, and the launcher, which hears of it.
+
+    A *guard* is a rank's parent; its number is what its launcher calls it. A *watcher* is the launcher.
+    """
+
+    def __init__(self, store: Service, admissions: Admissions, job: Guarded) -> None:
+        self._store = store
+        self._admissions = admissions
+        self._job = job
+        self._guards: dict[int, Connection] = {}
+        self._outside: set[int] = set()  # guards whose processes are no members, as they said when they came
+        self._watchers: dict[Connection, None] = {}  # in the order in which they came, as all that is told
+        self._ended: dict[int, int] = {}  # exit codes, by number
+        self._fault: list[int | bytes] | None = None
+        store.route(Kind.WATCH, "", self._watch)
+        store.route(Kind.ENDED, "iib", self._end)
+        store.route(Kind.RESTART, "ib", self._restart)
+        store.route(Kind.FAULT, "ib", self._report_fault)
+
+    # -- who is here
+
+    def add(self, connection: Connection, number: int, *, outside: bool) -> None:
+        """`connection` is that of guard `number`, whose process is no member, if `outside`."""
+        self._guards[number] = connection
+        if outside:
+            self._outside.add(number)
+        connection.guards = number
+
+    def has(self, number: int) -> bool:
+        """Whether a guard sees to the end of that process."""
+        return number in self._guards
+
+    def vouches(self, number: int) -> bool:
+        """Whether a guard sees to the end of that process, and takes it for a member."""
+        return number in self._guards and number not in self._outside
+
+    @property
+    def running(self) -> set[int] | None:
+        """Processes that have a guard and have not ended for good; None: nobody has a guard."""
+        return self._guards.keys() - self._ended.keys() if self._guards else None
+
+    def _watch(self, connection: Connection, request_id: int) -> None:
+        self._watchers[connection] = None
+        self._store.reply(connection, request_id)
+        if self._fault is not None:
+            self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
+
+    # -- what they are told
+
+    def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
+        """Send a notice to all guards and watchers."""
+        for connection in [*self._guards.values(), *self._watchers]:
+            self._store.send(connection, kind, 0, fields)
+
+    def tell_who_goes_on(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """The processes `now` go on, of those that did `before`."""
+        self.tell(Kind.GOES_ON_NOTICE, [pack_ranks(before), pack_ranks(now)])
+
+    def tell_waiting(self, number: int) -> None:
+        """Tell the guard of that process, if there is one, that it waits to be taken in."""
+        if number in self._guards:
+            self._store.send(self._guards[number], Kind.WAITING_NOTICE, 0, [1])
+
+    def _tell_watchers(self, kind: Kind, fields: list[int | bytes]) -> None:
+        for watcher in self._watchers:
+            self._store.send(watcher, kind, 0, fields)
+
+    # -- what they tell
+
+    def _check_guard(self, connection: Connection, number: int) -> None:
+        if connection.guards != number:
+            raise Refusal(f"got the end of rank {number} from a client that is not its guard")
+
+    def _end(self, connection: Connection, _request_id: int, number: int, code: int, reason: bytes) -> Answer:
+        self._check_guard(connection, number)
+        self._record_end(number, code, reason)
+        return ()
+
+    def _restart(self, connection: Connection, _request_id: int, number: int, reason: bytes) -> Answer:
+        self._check_guard(connection, number)
+        self._tell_watchers(Kind.RESTART_NOTICE, [number, reason])
+        for epoch in self._job.epochs:
+            epoch.process_ended(number, 1, reason)
+        return ()
+
+    def _record_end(self, number: int, code: int, reason: bytes) -> None:
+        if number in self._ended:
+            return
+        self._ended[number] = code
+        self._tell_watchers(Kind.ENDED_NOTICE, [number, code, reason])
+        for epoch in self._job.epochs:
+            epoch.process_ended(number, code, reason)
+        # Spares that were never needed are told, too.
+        needed = {*range(self._job.world_size), *(self._guards.keys() & {*self._job.epoch.numbers})}
+        if needed <= self._ended.keys():
+            for guard in self._guards.values():
+                self._store.send(guard, Kind.FINISHED_NOTICE, 0)
+        self._admissions.look(self._job.epoch)
+
+    def _report_fault(self, _connection: Connection, _request_id: int, code: int, text: bytes) -> Answer:
+        if self._fault is None:
+            self._fault = [code, text]
+            self._tell_watchers(Kind.FAULT_NOTICE, self._fault)
+        return ()
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The client is gone: a guard's process has ended with it."""
+        self._watchers.pop(connection, None)
+        if connection.guards is not None:
+            del self._guards[connection.guards]
+            self._record_end(
+                connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost"
+            )

@@ -1,0 +1,196 @@
+"""The store's list of who takes part in a job: which epoch of it is in force, and who comes into that."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from lanterne.transport.store.handler import MAX_WORLD_SIZE, Answer, Connection, Refusal, Service
+from lanterne.transport.store.membership.admissions import Admissions
+from lanterne.transport.store.membership.epoch import Epoch, of_its_epoch
+from lanterne.transport.store.membership.guards import Guards
+from lanterne.transport.store.membership.returns import Remembers, Returns
+from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
+
+
+class Decides(Remembers, Protocol):
+    """What the members need of the Heirs."""
+
+    def decide(self, what: bytes) -> bool: ...
+    def drop_the_lost(self) -> None: ...
+
+
+class Members:
+    """The epochs of a job: that in force, and the one that comes next while its ranks get ready.
+
+    A *member* is a rank itself. One whose connection ends without goodbye has died.
+
+    Attributes: `epoch`, the Epoch in force; `next_epoch`, in force once all of its ranks have what it needs, or None;
+    `guards`, the Guards; `world_size`, that the job began with, as the first client says, 0 before.
+    """
+
+    def __init__(self, store: Service, heirs: Decides) -> None:
+        self._store = store
+        self._heirs = heirs
+        self.world_size: int = 0
+        self.epoch: Epoch = Epoch(store, self)
+        self.next_epoch: Epoch | None = None
+        self._admissions = Admissions(store, self.epoch, self)
+        self.guards: Guards = Guards(store, self._admissions, self)
+        self._returns = Returns(store, heirs, self._admissions, self.guards, self)
+        store.route(Kind.JOIN, "ii", self._join)
+        store.route(Kind.ENTER, "ii", self._enter)
+        store.route(Kind.GUARD, "iii", self._guard)
+        store.route(Kind.LEAVE, "", of_its_epoch(Epoch.leave))
+        store.route(Kind.END, "i", of_its_epoch(Epoch.vote))
+        store.route(Kind.GATHER, "bb", of_its_epoch(Epoch.gather))
+        store.route(Kind.ABSENT, "b", of_its_epoch(Epoch.absent))
+        store.route(Kind.MEET, "bbbbi", of_its_epoch(lambda epoch, *args: epoch.meetings.meet(*args)))
+        store.route(Kind.GROW, "bbbi", of_its_epoch(self._grow))
+
+    @property
+    def epochs(self) -> list[Epoch]:
+        """That in force, and the one that comes next, if there is one."""
+        return [self.epoch] if self.next_epoch is None else [self.epoch, self.next_epoch]
+
+    # -- who comes
+
+    def check_new(self, connection: Connection, world_size: int) -> None:
+        """Raise unless this may be a rank's or a guard's first word, of a job of `world_size` ranks.
+
+        Raises:
+            Refusal: it may not.
+        """
+        if connection.rank is not None or connection.guards is not None:
+            raise Refusal("got a second rank from one client")
+        if not 1 <= world_size <= MAX_WORLD_SIZE:
+            raise Refusal(f"got a world of {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
+        if not self.world_size:
+            self.world_size = world_size
+            self.epoch.begin_with(world_size)
+        if world_size != self.world_size:
+            raise Refusal(f"got a world of {world_size} ranks, expected {self.world_size} as on the other ranks")
+
+    def _join(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
+        if self.epoch.number:
+            raise Refusal(f"got rank {rank} of a job that has gone on without it, expected init(join=...)")
+        self.check_new(connection, world_size)
+        self.epoch.enter(connection, request_id, rank)
+        self._admissions.look(self.epoch)
+
+    def _enter(self, connection: Connection, request_id: int, number: int, rank: int) -> None:
+        epoch = next((each for each in self.epochs if each.number == number), None)
+        if epoch is None or connection.rank is not None or connection.guards is not None:
+            raise Refusal(f"got rank {rank} of epoch {number}, which is over, or from a client that is another")
+        epoch.enter(connection, request_id, rank)
+
+    def _guard(self, connection: Connection, request_id: int, number: int, world_size: int, outside: int) -> None:
+        self.check_new(connection, world_size)
+        if self.guards.has(number) or not 0 <= number < MAX_WORLD_SIZE:
+            raise Refusal(f"got rank {number} twice, expected each rank of the job once")
+        self.guards.add(connection, number, outside=bool(outside))
+        if outside:
+            self._returns.begin()
+        self._store.reply(connection, request_id)
+        self.epoch.tell_gone(connection)
+
+    # -- who is taken in
+
+    def _grow(
+        self,
+        epoch: Epoch,
+        connection: Connection,
+        request_id: int,
+        key: bytes,
+        packed: bytes,
+        terms: bytes,
+        limit_ms: int,
+    ) -> Answer:
+        """GROW: a meeting after which those that wait are taken in."""
+        if epoch is not self.epoch:
+            raise Refusal("got a communicator of an epoch that is over, expected the one that grow returned")
+        if others := set(epoch.living) - set(unpack_ranks(packed)):
+            raise Refusal(f"got ranks without {sorted(others)}, expected the communicator of all that live")
+
+        def take_in(ranks: Sequence[int], told: Sequence[bytes]) -> bytes:
+            return self._take_in(ranks, terms) if len(set(told)) == 1 else b""
+
+        return epoch.meetings.meet(connection, request_id, key, packed, b"", terms, limit_ms, take_in)
+
+    def _take_in(self, survivors: Sequence[int], terms: bytes) -> bytes:
+        """Have those that wait make an epoch with `survivors` of that in force: its roll; empty if nobody can be."""
+        made = self._admissions.admit(self.epoch, survivors, terms)
+        if made is None:
+            return b""
+        places, numbers, new = made
+        number = max(each.number for each in self.epochs) + 1
+        self.next_epoch = Epoch(self._store, self, number, places)
+        self.next_epoch.numbers = tuple(numbers)
+        newcomers = [places.index(place) for place in new]
+        self._admissions.answer(number, places, terms, newcomers)
+        return pack_ranks((number, len(places), *newcomers))
+
+    def begin_anew(self) -> bool:
+        """Nobody of the epoch in force lives: whether those that wait are the job now, or may still become it.
+
+        They are once every process waits that has a guard and has not ended for good; spares alone are no job.
+        """
+        running = self.guards.running
+        if running is None or self.epoch.somebody_left:
+            return False
+        if self.next_epoch is not None and self.next_epoch.living:
+            return True  # They are on their way in.
+        if not running <= self._admissions.numbers:
+            return True
+        if (terms := self._admissions.claimed) is None:
+            return False
+        self._take_in((), terms)
+        return True
+
+    def waits(self, number: int) -> None:
+        """The process of that guard waits to be taken in: it is no member, nor is it to end because others have."""
+        for epoch in self.epochs:
+            if number in epoch.numbers and not epoch.knows(rank := epoch.numbers.index(number)):
+                epoch.declare_dead(rank, b"it waits to be taken in")
+        self.guards.tell_waiting(number)
+
+    def begin(self, epoch: Epoch) -> None:
+        """All ranks of `epoch` have what it needs: it is in force."""
+        if epoch is self.next_epoch:
+            self.put_in_force(epoch)
+
+    def put_in_force(self, epoch: Epoch) -> None:
+        """From now on the job is `epoch`."""
+        before, self.epoch = self.epoch, epoch
+        if self.next_epoch is not None and self.next_epoch.number <= epoch.number:
+            self.next_epoch = None
+        self.guards.tell_who_goes_on(before.numbers, epoch.numbers)
+        self._admissions.look(epoch)
+
+    # -- who goes
+
+    def decide(self, what: bytes) -> bool:
+        """Whether `what` is so, whichever store leads."""
+        return self._heirs.decide(what)
+
+    def settle(self) -> None:
+        """Some go on, and others do not: so do the hosts that decide."""
+        self._heirs.drop_the_lost()
+
+    def on_gone(self, epoch: Epoch, rank: int, reason: bytes | None) -> None:
+        """A rank has died, or without a reason left: guards are told of what befalls the epoch in force."""
+        if epoch is self.epoch and reason is not None:
+            self.guards.tell(Kind.DIED_NOTICE, [epoch.numbers[rank], reason])
+            if self.next_epoch is not None:
+                self.next_epoch.place_died(epoch.places[rank], reason)
+        self._admissions.look(self.epoch)
+
+    def on_met(self, epoch: Epoch, ranks: Sequence[int], survivors: Sequence[int]) -> None:
+        """Some ranks go on without those that did not come."""
+        numbers = epoch.numbers
+        self.guards.tell_who_goes_on([numbers[rank] for rank in ranks], [numbers[rank] for rank in survivors])
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The client is gone."""
+        self._admissions.connection_closed(connection)
+        self.guards.connection_closed(connection)
+        if isinstance(connection.epoch, Epoch):
+            connection.epoch.connection_closed(connection)
