@@ -114,7 +114,7 @@ class Judge:
     def _judge_news(self, error: LanterneError, what: str, error_s: float) -> None:
         """Where processes only end, that is known soon, and from whoever knows best."""
         kinds = {event.kind for event in self.scenario.events}
-        is_guarded = any(kind == "guards" for kind, _ in self.scenario.calls)
+        is_guarded = self.scenario.has("guards")
         if not kinds <= {"kill", "restart", "loss"} | ({"quit"} if is_guarded else set()):
             return
         last_s = max(at_s for at_s, _ in self.fallen)

@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from lanterne.bench.scores.simulation.baton import Actor, Baton
 from lanterne.transport.machine import Wakeup
@@ -66,7 +66,7 @@ class SimulatedNetwork:
     def __init__(self, baton: Baton) -> None:
         self.baton = baton
         self.opened: list[SimulatedSocket] = []
-        self.listeners: dict[tuple[str, int], SimulatedSocket] = {}
+        self.listeners: dict[tuple[str, int], SimulatedListener] = {}
         self.by_fd: dict[int, Polled] = {}
         self.cuts: dict[tuple[str, str], float] = {}
         self.delays: dict[str, float] = {}
@@ -80,18 +80,16 @@ class SimulatedNetwork:
         self.by_fd[self._fds] = sock
         return self._fds
 
-    def listen(self, host: str, port: int) -> "SimulatedSocket":
+    def listen(self, host: str, port: int) -> "SimulatedListener":
         """A listener of the process that has the baton; `port` 0: any that is free. Raises OSError: it is taken."""
         if not port:
             self._ports += 1
             port = self._ports
         if (host, port) in self.listeners:
             raise OSError(errno.EADDRINUSE, "Address already in use")
-        sock = SimulatedSocket(self, self._owner())
-        sock.address = host, port
-        sock.backlog = deque()
-        self.listeners[host, port] = sock
-        return sock
+        listener = SimulatedListener(self, self._owner(), (host, port))
+        self.listeners[host, port] = listener
+        return listener
 
     def _owner(self) -> Actor:
         return self.baton.here
@@ -117,12 +115,11 @@ class SimulatedNetwork:
                 break
             if baton.now_s >= until_s:
                 raise TimeoutError(errno.ETIMEDOUT, "timed out")
-        if listener is None or listener.backlog is None:
+        if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-        here, there = SimulatedSocket(self, owner), SimulatedSocket(self, listener.owner)
+        here, there = (SimulatedSocket(self, end, listener.address) for end in (owner, listener.owner))
         here.peer, there.peer = there, here
         there.was_accepted = True
-        here.address = there.address = listener.address
         self.opened += [here, there]
         listener.backlog.append(there)
         changed(listener)
@@ -144,10 +141,9 @@ class SimulatedNetwork:
         ends = [
             sock
             for sock in self.by_fd.values()
-            if isinstance(sock, SimulatedSocket) and sock.owner is one and sock.peer and sock.peer.owner is other
+            if isinstance(sock, SimulatedSocket) and sock.owner is one and sock.peer.owner is other
         ]
         for end in ends[int(which * len(ends)) :][:1]:
-            assert end.peer is not None
             for each in (end, end.peer):
                 each.fail(errno.ECONNRESET)
 
@@ -225,7 +221,6 @@ class Passage:
     def _pass(self, again: bool = False) -> None:
         """The first of what is on its way comes; if the path is cut, all, in order, once it is not, or never."""
         end, peer, baton = self._end, self._end.peer, self._end.baton
-        assert peer is not None
         if self.held_since_s is not None and not again:
             return
         if not end.network.is_cut(end.owner, peer.owner):
@@ -252,7 +247,7 @@ class Passage:
 
     def _hear(self) -> None:
         end, peer, baton = self._end, self._end.peer, self._end.baton
-        assert peer is not None and self._unheard_since_s is not None
+        assert self._unheard_since_s is not None
         if not end.network.is_cut(peer.owner, end.owner):
             self._unheard_since_s = None
         elif baton.now_s > self._unheard_since_s + (end.user_timeout_s or GIVEN_UP_S):
@@ -275,40 +270,38 @@ class Passage:
         return bytes(info)
 
 
-class SimulatedSocket:
-    """One end of a stream, or a listener. See socket.socket.
+class SimulatedHandle:
+    """What a process holds of the network: one end of a stream, or a listener. See socket.socket.
 
-    Attributes: `peer`, the other end; `backlog`, of a listener, who has connected and was not accepted; `inbox`, what
-    has come and was not read; `coming_nbytes`, what is under way to it; `sent`, all bytes ever, for who looks
-    afterwards; `at_end`, whether nothing more comes; `error`, the errno of its failure; `timeout_s`, of its verbs;
-    `user_timeout_s`, how long what is sent may stay unanswered, 0: GIVEN_UP_S.
+    Attributes: `is_closed`, by the process or by its end; `timeout_s`, of its verbs.
     """
 
-    def __init__(self, network: SimulatedNetwork, owner: Actor) -> None:
+    def __init__(self, network: SimulatedNetwork, owner: Actor, address: tuple[str, int]) -> None:
         self.network = network
         self.baton: Baton = network.baton
         self.owner = owner
-        self.peer: SimulatedSocket | None = None
-        self.address: tuple[str, int] = ("", 0)
-        self.backlog: deque[SimulatedSocket] | None = None
-        self.inbox: bytearray = bytearray()
-        self.coming_nbytes = 0
-        self.sent: bytearray = bytearray()
-        self.was_accepted = False
+        self.address = address
         self.is_closed: bool = False
-        self.at_end = False
-        self.error: int | None = None
         self.timeout_s: float | None = None
-        self.user_timeout_s: float = 0.0
         self.watchers: list[tuple[SimulatedPoller, int]] = []
-        self.passage: Passage = Passage(self)
         self._fd = network.new_fd(self)
 
-    def __enter__(self) -> "SimulatedSocket":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def peer_name(self) -> str:
+        raise NotImplementedError
+
+    def events(self) -> int:
+        raise NotImplementedError
+
+    def shut(self) -> None:
+        """Close, by the process or by its end."""
+        raise NotImplementedError
 
     def fileno(self) -> int:
         return -1 if self.is_closed else self._fd
@@ -322,6 +315,81 @@ class SimulatedSocket:
     def settimeout(self, seconds: float | None) -> None:
         self.timeout_s = seconds
 
+    def close(self) -> None:
+        if not self.is_closed:
+            self.baton.note(f"closes the connection with {self.peer_name}")
+            self.shut()
+
+    def until(self, is_ready: Callable[[], bool]) -> None:
+        """Wait, as this handle's timeout allows, until `is_ready`."""
+        self.baton.step()
+        if self.is_closed:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        if is_ready():
+            return
+        if self.timeout_s == 0.0:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        self.baton.wait(is_ready, inf if self.timeout_s is None else self.baton.now_s + self.timeout_s)
+        if not is_ready():
+            raise TimeoutError("timed out")
+
+
+class SimulatedListener(SimulatedHandle):
+    """Takes connections. `backlog`: who has connected and was not accepted."""
+
+    def __init__(self, network: SimulatedNetwork, owner: Actor, address: tuple[str, int]) -> None:
+        super().__init__(network, owner, address)
+        self.backlog: deque[SimulatedSocket] = deque()
+
+    @property
+    def peer_name(self) -> str:
+        return "nobody"
+
+    def events(self) -> int:
+        return POLLIN if self.backlog else 0
+
+    def accept(self) -> "tuple[SimulatedSocket, tuple[str, int]]":
+        self.until(lambda: bool(self.backlog))
+        self.baton.note("accepts")
+        found = self.backlog.popleft()
+        changed(self)
+        return found, self.address
+
+    def shut(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.network.forget(self._fd)
+            self.network.listeners.pop(self.address, None)
+            for waiting in self.backlog:
+                waiting.shut()
+
+
+class SimulatedSocket(SimulatedHandle):
+    """One end of a stream.
+
+    Attributes: `peer`, the other end, which whoever makes the two sets; `inbox`, what has come and was not read;
+    `coming_nbytes`, what is under way to it; `sent`, all bytes ever, for who looks afterwards; `at_end`, whether
+    nothing more comes; `error`, the errno of its failure; `user_timeout_s`, how long what is sent may stay unanswered,
+    0: GIVEN_UP_S.
+    """
+
+    peer: "SimulatedSocket"
+
+    def __init__(self, network: SimulatedNetwork, owner: Actor, address: tuple[str, int]) -> None:
+        super().__init__(network, owner, address)
+        self.inbox: bytearray = bytearray()
+        self.coming_nbytes = 0
+        self.sent: bytearray = bytearray()
+        self.was_accepted = False
+        self.at_end = False
+        self.error: int | None = None
+        self.user_timeout_s: float = 0.0
+        self.passage: Passage = Passage(self)
+
+    @property
+    def peer_name(self) -> str:
+        return self.peer.owner.name
+
     def setsockopt(self, level: int, option: int, value: int) -> None:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
             self.user_timeout_s = value / 1e3
@@ -333,36 +401,22 @@ class SimulatedSocket:
     # -- what a poll sees
 
     def events(self) -> int:
-        if self.backlog is not None:
-            return POLLIN if self.backlog else 0
         if self.error:
             return FAILED
-        found, peer = POLLIN if self.inbox or self.at_end else 0, self.peer
-        assert peer is not None
-        has_room = len(peer.inbox) + peer.coming_nbytes < self.network.window_nbytes
-        return found | POLLOUT if has_room else found
+        found = POLLIN if self.inbox or self.at_end else 0
+        return found | POLLOUT if self._room() > 0 else found
 
     def _room(self) -> int:
-        peer = self.peer
-        assert peer is not None
-        return self.network.window_nbytes - len(peer.inbox) - peer.coming_nbytes
+        return self.network.window_nbytes - len(self.peer.inbox) - self.peer.coming_nbytes
 
     # -- verbs
 
-    def accept(self) -> "tuple[SimulatedSocket, tuple[str, int]]":
-        assert self.backlog is not None
-        self._until(lambda: bool(self.backlog))
-        self.baton.note("accepts")
-        found = self.backlog.popleft()
-        changed(self)
-        return found, self.address
-
     def recv(self, nbytes: int) -> bytes:
-        self._until(self._has_come)
+        self.until(self._has_come)
         return bytes(self._take(nbytes))
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0) -> int:
-        self._until(self._has_come)
+        self.until(self._has_come)
         taken = self._take(nbytes or buffer.nbytes)
         buffer[: len(taken)] = taken
         return len(taken)
@@ -380,18 +434,16 @@ class SimulatedSocket:
         del self.inbox[: len(taken)]
         changed(self)
         self.baton.note(f"reads {len(taken)} B of {self.peer_name}")
-        assert self.peer is not None
         changed(self.peer)  # It has room again.
         self.baton.wake(self.peer.owner)
         return taken
 
     def send(self, data: Any) -> int:
-        self._until(self._takes)
+        self.until(self._takes)
         if self.error:
             raise _os_error(self.error)
         view, random = memoryview(data).cast("B"), self.baton.random
         taken = min(view.nbytes, self._room())
-        assert self.peer is not None
         is_idle = not self.peer.inbox and not self.peer.coming_nbytes
         if taken > (SURE_NBYTES if is_idle else 1) and random.random() < PARTLY:
             taken = random.randint(1, taken)
@@ -414,49 +466,20 @@ class SimulatedSocket:
         while view:
             view = view[self.send(view) :]
 
-    def close(self) -> None:
-        if not self.is_closed:
-            self.baton.note(f"closes the connection with {self.peer_name}")
-            self.shut()
-
     def shut(self) -> None:
-        """Close, by the process or by its end."""
         if self.is_closed:
             return
         self.is_closed = True
         self.network.forget(self._fd)
-        if self.backlog is not None:
-            self.network.listeners.pop(self.address, None)
-            for waiting in self.backlog:
-                waiting.shut()
-            return
         # Bytes that nobody will read are answered by a reset.
         unread = bool(self.inbox)
-        if self.peer is not None and not self.peer.is_closed:
+        if not self.peer.is_closed:
             self.passage.deliver(lambda: self._end(errno.ECONNRESET if unread else None))
 
     # -- on the way
 
-    @property
-    def peer_name(self) -> str:
-        return "nobody" if self.peer is None else self.peer.owner.name
-
-    def _until(self, is_ready: Callable[[], bool]) -> None:
-        """Wait, as this socket's timeout allows, until `is_ready`."""
-        self.baton.step()
-        if self.is_closed:
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        if is_ready():
-            return
-        if self.timeout_s == 0.0:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        self.baton.wait(is_ready, inf if self.timeout_s is None else self.baton.now_s + self.timeout_s)
-        if not is_ready():
-            raise TimeoutError("timed out")
-
     def _arrive(self, chunk: bytes) -> None:
         peer = self.peer
-        assert peer is not None
         peer.coming_nbytes -= len(chunk)
         if peer.is_closed:
             # The answer comes after what the other end sent before it closed.
@@ -469,7 +492,6 @@ class SimulatedSocket:
 
     def _end(self, error: int | None) -> None:
         peer = self.peer
-        assert peer is not None
         peer.at_end = True
         changed(peer)
         if error:

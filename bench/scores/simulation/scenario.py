@@ -121,6 +121,10 @@ class Scenario:
     calls: tuple[tuple[str, int], ...]
     events: tuple[Event, ...]
 
+    def has(self, kind: str) -> bool:
+        """Whether a call of it is of that kind."""
+        return any(kind == each for each, _ in self.calls)
+
     def to_json(self) -> dict[str, Any]:
         """A document that `from_json` reads."""
         return {"schema_version": 1, "simulation_version": VERSION, **asdict(self)}

@@ -83,7 +83,7 @@ class World:
                 self.actors[STORE] = baton.start("store", self._store)
             for rank in range(self.scenario.ranks):
                 self.actors[rank] = baton.start(f"rank {rank}", partial(self._rank, rank))
-            if self._has("guards"):
+            if self.scenario.has("guards"):
                 self._start_guards()
             for event in self.scenario.events:
                 self.fate.arm(event)
@@ -106,9 +106,6 @@ class World:
         store = Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine)
         self.job.members = store.members
         store.run()
-
-    def _has(self, kind: str) -> bool:
-        return any(kind == each for each, _ in self.scenario.calls)
 
     def _start_guards(self) -> None:
         """The processes beside the ranks: a guard for each, and one that watches."""
@@ -149,7 +146,7 @@ class World:
                 self.baton.note(f"begins call {number}, {kind} of {count}")
                 SERVICES[kind](StoreCall(self.job, group, number, kind, count, outcome, self.plays[number, 0]))
                 outcome.complete += 1
-            group.ends_together = self._has("end")
+            group.ends_together = self.scenario.has("end")
         if group.ends_together:
             self._vote(rank, group)
 
