@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +28,7 @@ gpu_checks = _load(TESTS / "gpu" / "gpu_checks.py")
 
 from lanterne.collectives.late import calls as late  # noqa: E402
 from lanterne.kernels.cuda import spin as cuda_delay  # noqa: E402
-from lanterne.transport.nccl import channel as nccl_channel  # noqa: E402
+from lanterne.transport.nccl import watched_communicator as ends  # noqa: E402
 
 # What works on arrays between calls on a stream of its own, or on other libraries' arrays, needs the real ones.
 REAL_ONLY = (
@@ -80,7 +81,7 @@ def stand_ins(monkeypatch):
 
     monkeypatch.setattr(cuda_delay, "delay", delay)
     monkeypatch.setattr(late, "LEAST_NORMAL_S", late.LEAST_NORMAL_S)
-    monkeypatch.setattr(nccl_channel, "ABORT_S", 0.5)
+    monkeypatch.setattr(ends, "POLICY", replace(ends.POLICY, abort_s=0.5))
 
 
 def verdict_of(check):

@@ -11,7 +11,7 @@ from nccl_ranks import HostArray, Job
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute import communicator_base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.nccl.channel import MAX_QUEUED
+from lanterne.transport.nccl.channel import POLICY as CHANNEL
 from lanterne.transport.rank_group import POLICY as GROUP_POLICY
 
 
@@ -95,13 +95,13 @@ def test_calls_are_queued_as_long_as_streams_have_room():
         queued = 0
         if comm.rank == 0:
             with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.5 s"):
-                for queued in range(10 * MAX_QUEUED):
+                for queued in range(10 * CHANNEL.max_queued):
                     comm.all_reduce(x, x, algorithm="ring")
         return queued
 
     queued, _ = over_nccl(2, program, timeout_s=0.5)
     # Two groups and the call itself count one each.
-    assert MAX_QUEUED // 3 <= queued <= MAX_QUEUED // 3 + 1
+    assert CHANNEL.max_queued // 3 <= queued <= CHANNEL.max_queued // 3 + 1
 
 
 # The watch is to have seen that the first call is done.

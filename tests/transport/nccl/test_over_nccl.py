@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import conformance
@@ -16,21 +17,20 @@ from verdicts import verdict
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.base import Recv, Send
 from lanterne.transport.nccl import binding as nccl_library
-from lanterne.transport.nccl import channel as nccl_channel
 from lanterne.transport.nccl import over_nccl as nccl
+from lanterne.transport.nccl import watched_communicator as ends
 from lanterne.transport.nccl.binding import (
     SHARED_GPU_VARIABLE,
     call_with_limit,
     check_devices,
     pose_as_host,
 )
-from lanterne.transport.nccl.channel import MAX_QUEUED
+from lanterne.transport.nccl.channel import POLICY as CHANNEL
 
 
 @pytest.fixture(autouse=True)
 def short_ends(monkeypatch):
-    monkeypatch.setattr(nccl_channel, "ABORT_S", 0.3)
-    monkeypatch.setattr(nccl_channel, "DESTROY_S", 0.3)
+    monkeypatch.setattr(ends, "POLICY", replace(ends.POLICY, abort_s=0.3, destroy_s=0.3))
 
 
 @pytest.fixture(params=["cupy", "nccl4py"])
@@ -251,10 +251,10 @@ def test_more_calls_than_a_stream_can_take_are_not_queued():
             region = transport.register(HostArray(np.zeros(8, np.uint8)))
             transport.timeout_s, posted = 0.3, 0
             with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.3 s"):
-                for posted in range(10 * MAX_QUEUED):
+                for posted in range(10 * CHANNEL.max_queued):
                     transport.post((Recv(region, 0, 8, 1),))
             # A group and the call that it is count one each.
-            assert MAX_QUEUED // 2 <= posted <= MAX_QUEUED // 2 + 1
+            assert CHANNEL.max_queued // 2 <= posted <= CHANNEL.max_queued // 2 + 1
         transport.host.barrier(20.0)
 
     assert Job(2).run(program) == [None] * 2
@@ -263,7 +263,7 @@ def test_more_calls_than_a_stream_can_take_are_not_queued():
 @over_both
 def test_calls_that_are_done_make_room():
     def program(transport):
-        for _ in range(MAX_QUEUED):
+        for _ in range(CHANNEL.max_queued):
             exchange(transport, 10)
 
     assert Job(2).run(program) == [None] * 2
