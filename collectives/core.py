@@ -187,7 +187,7 @@ class CommunicatorCore(CommunicatorBase):
         stream: Stream,
         options: CallOptions,
     ) -> CollectiveRequest:
-        if self._failure is not None or self._device is not None:
+        if self.failure is not None or self._device is not None:
             self.check_open()
         try:
             call = resolve(self, collective, in_array, out_array, op, root, stream, options)
@@ -466,7 +466,7 @@ class CommunicatorCore(CommunicatorBase):
         try:
             if self._successor is not None:
                 self._successor.close()
-            if self._failure is None and self._closes:
+            if self.failure is None and self._closes:
                 with self.failing:
                     self.transport.settle()
         finally:
@@ -475,11 +475,11 @@ class CommunicatorCore(CommunicatorBase):
     def _release(self) -> None:
         with self.lock:
             # Of one that failed there may be messages under way: no other gets its id.
-            self.ids.used[self.communicator_id] = CLOSED if self._failure is None else OPEN
-            if self._failure is None and self.busy:
+            self.ids.used[self.communicator_id] = CLOSED if self.failure is None else OPEN
+            if self.failure is None and self.busy:
                 log.warning("closed before the end of %s", self.describe())
                 self.transport.end_soon()
-            is_idle = self._failure is None and not self.busy and not self._closes
+            is_idle = self.failure is None and not self.busy and not self._closes
             self.end(TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed"))
             if not (is_idle and self.transport.retire(self.communicator_id)):
                 self.transport.keep(self.control)  # Its receives stay posted.

@@ -1,4 +1,4 @@
-"""What the parts of a communicator share on a rank: members, transport, the calls under way, and how all end together.
+"""What the parts of a communicator share on a rank: the calls under way, and how all end together.
 
 A communicator's plans, requests, messages and late ranks know it as a CommunicatorBase; collectives/core.py adds them.
 """
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.control import Control
+from lanterne.collectives.execute.place import CommunicatorPlace
 from lanterne.collectives.execute.scratch import Scratch
-from lanterne.collectives.topology.topology import nodes_of
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
-from lanterne.transport.machine import Lock, Machine
+from lanterne.transport.machine import Lock
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
@@ -129,32 +129,24 @@ class WatchedMessage(Protocol):
 Call = TypeVar("Call", bound=QueuedCall)
 
 
-class CommunicatorBase:
-    """The ranks of a communicator, as one of them sees them.
+class CommunicatorBase(CommunicatorPlace):
+    """The calls under way on a communicator, one after the other, until something ends them all.
 
     Args:
-        transport: that of this rank.
-        ranks: transport ranks of the members, in rank order.
-        communicator_id: 16 bits; see Communicator.
-        pauses: what waits do between polls.
+        transport, ranks, communicator_id, pauses: as CommunicatorPlace has them.
         engine: that of `transport`, which its communicators share; None: a new one.
 
     Attributes:
-        machine: the transport's.
-        rank, world_size: this rank's place among `ranks`, and how many they are.
-        timeout_s: the default of waits, seconds.
-        deterministic: nobody finds out who is late; see Communicator.
         tuning: what "auto" goes by; the Communicator sets it, with whose collectives it measures.
         control: the Control lane.
         scratch: host memory that all programs share.
         engine: advances calls that nobody waits for.
         lock: the transport's: whoever touches that, or the calls, holds it.
         failing: a context in which an error of lanterne ends this communicator.
+        failure: what has ended it; None: nothing has, as far as is known without asking.
         mpi_communicator: of exactly these ranks, for MPI's own collectives; made when first needed (native.py).
         number: calls that were begun.
         mail: what lets receives of a mailbox (collectives/mailbox.py) go on beside, while there are any.
-        hosts: of each member; who makes the communicator of a job with several sets it before any call.
-        shares_memory: whether the ranks share memory, through which calls may go.
     """
 
     tuning: Tuning
@@ -167,32 +159,20 @@ class CommunicatorBase:
         pauses: Pauses,
         engine: Engine | None = None,
     ) -> None:
-        self.transport = transport
+        super().__init__(transport, ranks, communicator_id, pauses)
         self.lock: Lock = transport.lock
         self.engine: Engine = Engine(transport) if engine is None else engine
         self.engine.join(self)
-        self.ranks = ranks
-        self.rank: int = ranks.index(transport.rank)
-        self.world_size: int = len(ranks)
-        self.communicator_id = communicator_id
-        self.timeout_s: float = transport.timeout_s
-        self.deterministic = False
-        self.pauses = pauses
-        self.machine: Machine = transport.machine
         self.control: Control = Control(transport, ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
         self.scratch: Scratch = Scratch(transport)
         self.failing: Failing = Failing(self)
         self.mpi_communicator: Any = None
         self.number: int = 0
         self.mail: Callable[[], None] | None = None
-        self.hosts: tuple[str, ...] = ("",) * len(ranks)
-        self.shares_memory: bool = False
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls: list[QueuedCall] = []
         self._messages: list[WatchedMessage] = []
-        self._failure: LanterneError | None = None
-        # What `hear` has raised, in another thread: it is told once, and this rank's own error may have come first.
-        self.heard: LanterneError | None = None
+        self.failure: LanterneError | None = None
         self._device: DeviceSide | None = None
 
     # -- calls, one after the other
@@ -275,11 +255,6 @@ class CommunicatorBase:
         return bool(done)
 
     @property
-    def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """The members of each host."""
-        return nodes_of(self.hosts)
-
-    @property
     def busy(self) -> bool:
         """Whether a call that was started is not yet complete on this rank."""
         return bool(self._calls)
@@ -287,11 +262,11 @@ class CommunicatorBase:
     @property
     def in_background(self) -> bool:
         """Whether the engine may advance the calls: not those with device arrays, whose device is a thread's own."""
-        return bool(self._calls or self._messages) and self._device is None and self._failure is None
+        return bool(self._calls or self._messages) and self._device is None and self.failure is None
 
     def look(self) -> None:
         """End this communicator if a rank that its calls wait for is dead, or the time of one that is watched over."""
-        if self._failure is None:
+        if self.failure is None:
             with self.failing:
                 if self._calls:
                     self.transport.check_peers(self._calls[0]._pending_peers())
@@ -299,20 +274,6 @@ class CommunicatorBase:
                     call._look()
                 for message in self._messages:
                     message._look()
-
-    def hear(self) -> None:
-        """Raise what another rank has told, or a death, unless a thread that is in a call hears of it there."""
-        if self._failure is None and self.lock.acquire(blocking=False):
-            try:
-                self.control.read()
-                self.transport.check_peers(())
-                if (death := self.transport.first_death(self.ranks)) is not None:
-                    raise death
-            except LanterneError as error:
-                self.heard = error
-                raise
-            finally:
-                self.lock.release()
 
     @property
     def first(self) -> QueuedCall | None:
@@ -327,7 +288,7 @@ class CommunicatorBase:
 
     def fail(self, error: LanterneError) -> None:
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
-        if self._failure is None:
+        if self.failure is None:
             self.end(error)
             if isinstance(error, TransportTimeout):
                 self.transport.end_soon()
@@ -338,26 +299,21 @@ class CommunicatorBase:
 
     def end(self, error: LanterneError) -> None:
         """As `fail`, without a word to anybody."""
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
             self.engine.busy.pop(self, None)
             self.engine.over.extend([*(call for call in self._calls if call._is_watched), *self._messages])
             self._messages = []
             self.engine.wake()
 
-    @property
-    def failure(self) -> LanterneError | None:
-        """What has ended this communicator; None: nothing has, as far as is known without asking."""
-        return self._failure
-
     def check_open(self) -> None:
         """Raise what has ended this communicator, if anything has."""
         device = self._device
-        if self._failure is None and device is not None and not device.is_open:
+        if self.failure is None and device is not None and not device.is_open:
             with self.failing:
                 device.check()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     # -- device arrays
 
@@ -371,17 +327,37 @@ class CommunicatorBase:
             from lanterne.collectives.execute.device import DeviceSide
 
             self._device = DeviceSide(self.transport, self.ranks, self.communicator_id, array)
-            self._device.hear_by(self.hear)
+            self._device.hear_by(self.failing.hear)
         return self._device
 
 
 class Failing:
-    """A block in which an error ends the communicator: the others are told, and every later call raises it."""
+    """A block in which an error ends the communicator: the others are told, and every later call raises it.
 
-    __slots__ = ("_communicator",)
+    Attributes: `heard`, what `hear` has raised, in another thread: it is told once, and this rank's own error may have
+    come first.
+    """
+
+    __slots__ = ("__weakref__", "_communicator", "heard")
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator
+        self.heard: LanterneError | None = None
+
+    def hear(self) -> None:
+        """Raise what another rank has told, or a death, unless a thread that is in a call hears of it there."""
+        communicator = self._communicator
+        if communicator.failure is None and communicator.lock.acquire(blocking=False):
+            try:
+                communicator.control.read()
+                communicator.transport.check_peers(())
+                if (death := communicator.transport.first_death(communicator.ranks)) is not None:
+                    raise death
+            except LanterneError as error:
+                self.heard = error
+                raise
+            finally:
+                communicator.lock.release()
 
     def __enter__(self) -> "Failing":
         return self
@@ -403,8 +379,8 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
     def look() -> bool:
         nonlocal reason
         try:
-            if communicator.heard is not None:
-                raise communicator.heard
+            if communicator.failing.heard is not None:
+                raise communicator.failing.heard
             communicator.control.listen(POLICY.reason_s)
             if not isinstance(error, PeerFailed):
                 communicator.transport.check_peers(communicator.ranks)

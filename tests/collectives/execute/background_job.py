@@ -104,7 +104,7 @@ def killed(comm):
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     request = comm.start_all_reduce(x, y, algorithm="ring")
-    until(lambda: core_of(comm)._failure is not None)
+    until(lambda: core_of(comm).failure is not None)
     for _ in range(2):
         try:
             request.wait()
