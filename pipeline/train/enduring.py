@@ -7,29 +7,32 @@
 After a death the ranks shrink, a Trainer for as many as there are is made, and the state of training is put together
 from what they hold: their own, of the beginning of the iteration at the latest, and copies of their neighbours'. What
 nobody holds comes from a checkpoint. Between iterations those that wait are taken in.
+
+What runs a Trainer and moves it, such as a ClosedLoop, outlives ranks in the same way: see Training.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError, TransportError, Unavailable
+from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
 from lanterne.pipeline.train.neighbours import WHOLE, HeldCopies, HeldState
-from lanterne.pipeline.train.trainer import Iteration, Trainer
+from lanterne.pipeline.train.trainer import Executor, Iteration, Trainer
 
 # The communicator's tag of what ranks bring together; that of copies is in neighbours.py.
 GATHER_TAG = 33
 # Of an iteration: nothing is held.
 NONE = -1
-# What a rank may hold: its state now, at two beginnings before, its neighbour's at two, and all of it.
-MOST_HELD = 6
+# What a rank may hold: its state now, its own and its neighbour's at two beginnings, and the same of the layout before.
+MOST_HELD = 9
 
 Result = TypeVar("Result")
 
@@ -53,19 +56,40 @@ class GroupChange(NamedTuple):
     why: str
 
 
+class Training(Protocol):
+    """What runs a Trainer, may change its layout between iterations, and may leave ranks out, alike on all ranks."""
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The Trainer of now; None on a rank that is out."""
+
+    @property
+    def iterations(self) -> int:
+        """How many are done, on a rank that is out too."""
+
+    def iteration(self) -> Iteration | None:
+        """Train on the next batch; None on a rank that is out."""
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from `state`; nobody is out."""
+
+    def close(self) -> None:
+        """Release what it made."""
+
+
 class Enduring:
     """Training under way, with whoever there is.
 
     Args:
         comm: the Communicator of all ranks; ranks are taken in over tcp and ucx.
-        make: makes a Trainer of a Communicator, whatever its size; alike on all ranks.
+        make: makes a Trainer, or a Training, of a Communicator, whatever its size; alike on all ranks.
         copies: 1: where a rank has some of the state alone (as in a pipeline without copies, or with ZeRO-1), each
             keeps a copy of its neighbour's, sent while it computes; 0: none does.
         every: iterations between copies, and so about as many as are done again at most after a death.
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
 
-    Attributes: `comm`, `trainer`: those of now; `changes`, a list of GroupChange.
+    Attributes: `comm`, of now; `changes`, a list of GroupChange.
 
     Cost: a rank keeps its own state once more, and where there are copies twice, and its neighbour's twice.
     """
@@ -73,7 +97,7 @@ class Enduring:
     def __init__(
         self,
         comm: Communicator,
-        make: Callable[[Communicator], Trainer],
+        make: Callable[[Communicator], Trainer | Training],
         *,
         copies: int = 0,
         every: int = 1,
@@ -89,8 +113,13 @@ class Enduring:
         self._model = model
         self._held: HeldCopies | None = None
         self._copied_s = 0.0  # With trainers before.
-        self._whole: list[HeldState] = []  # where this layout began, until copies have been made
-        self._trainer: Trainer | None = None
+        # What was held when this layout began, after so many iterations, until an iteration has been done with it.
+        self._before: list[HeldState] = []
+        self._began = 0
+        self._training: Trainer | Training | None = None
+        # The Trainer that iterations are run with by `_run`, and what ran them before.
+        self._ends_copies: Trainer | None = None
+        self._execute: Executor = execute
         try:
             if comm.newcomers:
                 self._rebuild(comm, [], time.monotonic(), "it was taken in")
@@ -100,10 +129,15 @@ class Enduring:
             self._go_on(error)
 
     @property
-    def trainer(self) -> Trainer:
-        """The Trainer on `comm`."""
-        assert self._trainer is not None
-        return self._trainer
+    def training(self) -> Trainer | Training:
+        """What was made of `comm`."""
+        assert self._training is not None
+        return self._training
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The Trainer of now; None on a rank that is out."""
+        return self.training if isinstance(self.training, Trainer) else self.training.trainer
 
     @property
     def copy_s(self) -> float:
@@ -113,13 +147,13 @@ class Enduring:
     @property
     def iterations(self) -> int:
         """How many are done."""
-        return self.trainer.iterations
+        return self.training.iterations
 
     def iteration(self) -> Iteration | None:
         """Take in who waits, and train on the next batch, with whoever there is; every rank calls it.
 
         After a death that batch, or some before it, is trained on again. None: it is done, but a death kept this rank
-        from hearing of its losses.
+        from hearing of its losses, or it is out.
 
         Raises:
             LanterneError: no Trainer can be made of those that are left, or nobody has some of the state.
@@ -128,16 +162,16 @@ class Enduring:
         while True:
             try:
                 self._look_around()
-                return self.trainer.iteration()
+                return self.training.iteration()
             except TransportError as error:
                 self._go_on(error)
                 if self.iterations > wanted:
                     return None
 
     def state(self) -> TrainingState | None:
-        """See Trainer.state; None if a death came in between: training goes on from what memory has then."""
+        """See Trainer.state; None on a rank that is out, and if a death came in between: training goes on from memory."""
         try:
-            return self.trainer.state()
+            return self.trainer.state() if self.trainer is not None else None
         except TransportError as error:
             self._go_on(error)
             return None
@@ -159,20 +193,21 @@ class Enduring:
                 self._go_on(error)
                 while self.iterations < wanted:
                     self.iteration()
-        self._close_trainer()
+        self._close()
         return result
 
     # -- between iterations
 
     def _look_around(self) -> None:
         """Keep what somebody may need, and take in who waits."""
-        if self._whole and self.iterations > self._whole[0].iteration:
-            self._whole = []  # All ranks have had these losses, and have their copies.
+        if self.iterations > self._began:
+            self._before = []  # All ranks have had these losses, and have their copies.
+        self._follow()
         self._keep()
         # Again once somebody was taken in: it begins with this, too.
         started_s = time.monotonic()
         while (grown := self._grown()) is not self.comm:
-            held = [] if self._held is None else self._held.live()
+            held = self._all_held()
             names = ", ".join(map(str, grown.newcomers))
             self._rebuild(grown, held, started_s, f"rank {names} was taken in")
             started_s = time.monotonic()
@@ -185,14 +220,37 @@ class Enduring:
 
     def _keep(self) -> None:
         """Every so often: keep this rank's state, and send it to the next rank."""
-        if self._held is not None and self.trainer.iterations % self._every == 0:
+        if self._held is not None and self.iterations % self._every == 0:
             self._held.keep()
 
-    def _end_copy(self, *_: object) -> float:
-        """Wait for the copies under way: before the losses, so that who has those knows that all have their copies."""
+    def _follow(self) -> None:
+        """Hold what the trainer has now, if it is another, or has another layout."""
+        trainer = self.trainer
+        if self._held is not None:
+            if self._held.is_of(trainer):
+                return
+            self._before, self._began = self._held.all, self.iterations
+            self._let_go()
+        if trainer is None:
+            return
+        if trainer is not self._ends_copies:
+            self._ends_copies, self._execute = trainer, trainer.use(self._run)
+        # Alike on all ranks, those that were out until now too.
+        number = 1 + (self.comm.epoch << 48 | self.comm.communicator_id << 32 | self.iterations)
+        self._held = HeldCopies(trainer, number, copies=self._copies)
+        self._held.meet()
+
+    def _run(self, *args: Any, **options: Any) -> Measured:
+        """Run an iteration, and wait for copies under way: who has its losses knows that all ranks have their copies."""
+        measured = self._execute(*args, **options)
         if self._held is not None:
             self._held.end()
-        return 0.0
+        return measured
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._copied_s += self._held.seconds
+            self._held = None
 
     # -- when ranks come and go
 
@@ -211,14 +269,16 @@ class Enduring:
 
     def _all_held(self) -> list[HeldState]:
         """What this rank has of the state, in its stages and in memory; nothing before it had a trainer."""
-        return [] if self._held is None else [*self._held.live(), *self._held.all, *self._whole]
+        return [*([] if self._held is None else [*self._held.live(), *self._held.all]), *self._before]
 
     def _rebuild(self, comm: Communicator, held: Sequence[HeldState], started_s: float, why: str) -> None:
-        """A Trainer on `comm`, with the state that all `held` make together."""
-        before = self.iterations if self._trainer is not None else 0
+        """A Training on `comm`, with the state that all `held` make together."""
+        before = self.iterations if self._training is not None else 0
         self.comm = comm
-        self._close_trainer()
-        trainer = self._make(comm)
+        self._close()
+        training = self._make(comm)
+        trainer = training if isinstance(training, Trainer) else training.trainer
+        assert trainer is not None, "nobody is out at first"
         state, latest = gather_held(comm, held)
         source = "checkpoint" if state is None else "memory"
         state = state or self._checkpoint()
@@ -229,11 +289,12 @@ class Enduring:
                 "training: those that are left do not have all of the state, and there is no checkpoint: expected "
                 "copies in memory (copies=1), or a checkpoint"
             )
-        trainer.restore(state)
+        training.restore(state)
         values = np.concatenate([getattr(state, name) for name in VECTORS])
         units, places = np.ones(1, np.uint8), np.arange(len(values), dtype=np.int64)
-        self._whole = [HeldState(WHOLE, state.iteration, state.steps, units, places, values)]
-        self._use(trainer)
+        self._before = [HeldState(WHOLE, state.iteration, state.steps, units, places, values)]
+        self._began = state.iteration
+        self._use(training)
         self._keep()
         repeated = max(0, before - state.iteration)
         seconds = time.monotonic() - started_s
@@ -241,18 +302,16 @@ class Enduring:
             GroupChange(state.iteration, comm.world_size, comm.newcomers, repeated, seconds, source, why)
         )
 
-    def _use(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        trainer.use(vote=self._end_copy)
-        self._copied_s = self.copy_s
-        self._held = HeldCopies(self.comm, trainer, copies=self._copies)
-        self._held.meet()
+    def _use(self, training: Trainer | Training) -> None:
+        self._let_go()
+        self._training = training
+        self._follow()
 
-    def _close_trainer(self) -> None:
-        if self._trainer is not None:
+    def _close(self) -> None:
+        if self._training is not None:
             # Its communicators may be over, and their transport closed.
             with suppress(TransportError):
-                self._trainer.close()
+                self._training.close()
 
 
 def gather_held(comm: Communicator, held: Sequence[HeldState]) -> tuple[TrainingState | None, int]:

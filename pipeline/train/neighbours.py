@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer
@@ -40,18 +39,22 @@ class HeldState:
 class HeldCopies:
     """The state that a rank of `trainer` keeps, and its neighbour's, if `copies` are wanted and one has some alone.
 
+    Args:
+        number: of the trainer's layout, alike on its ranks: no other layout of the job has the same.
+
     Attributes: `own`, `neighbours`: states, newest first; `is_copying`, whether ranks send each other theirs;
     `seconds` that keeping and waiting have taken.
     """
 
-    def __init__(self, comm: Communicator, trainer: Trainer, *, copies: int) -> None:
-        self._comm = comm
+    def __init__(self, trainer: Trainer, number: int, *, copies: int) -> None:
+        self._comm = comm = trainer.comm
         self._trainer = trainer
+        self._seats = trainer.layout
         self.seconds: float = 0.0
         self.own: list[HeldState] = []
         self.neighbours: list[HeldState] = []
         self._coming: tuple[HeldState, list[MessageRequest]] | None = None
-        self._layout = 1 + (comm.epoch << 16 | comm.communicator_id)
+        self._number = number
         self._units = seat_units(trainer.layout, comm.rank, sharded=trainer.copies.sharded)
         self._places = seat_places(trainer.copies)
         alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)
@@ -62,9 +65,13 @@ class HeldCopies:
         """All that is kept, this rank's own first, each newest first."""
         return [*self.own, *self.neighbours]
 
+    def is_of(self, trainer: Trainer | None) -> bool:
+        """Whether this is of `trainer` with the layout that it has now."""
+        return trainer is self._trainer and self._trainer.layout == self._seats
+
     def live(self) -> list[HeldState]:
-        """The state in the stages, unless that is half of one iteration and half of the next."""
-        return [] if self._trainer.held is None else [self._snapshot()]
+        """The state in the stages, unless that is half of one iteration and half of the next, or of another layout."""
+        return [self._snapshot()] if self.is_of(self._trainer) and self._trainer.held is not None else []
 
     def meet(self) -> None:
         """Learn what the copies will be of that come from the rank before: every rank calls it, before it keeps any."""
@@ -103,7 +110,7 @@ class HeldCopies:
         assert trainer.held is not None
         values = seat_values(trainer.copies, out)
         steps = next(iter(trainer.stages.values())).optimizer.steps
-        return HeldState(self._layout, trainer.held, steps, self._units, self._places, values)
+        return HeldState(self._number, trainer.held, steps, self._units, self._places, values)
 
     def _begin(self, held: HeldState) -> None:
         comm = self._comm

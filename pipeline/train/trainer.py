@@ -117,8 +117,8 @@ class Trainer:
         device: the Device that the stages compute on; None for the CPU.
 
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
-    `iterations`, how many are done; `held`, after how many the state of the stages is, None amid a step; `stages`, this
-    rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`, `place`, `part`,
+    `iterations`, how many are done; `held`, after how many the state of the stages is, None amid a step or a move;
+    `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`, `place`, `part`,
     where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it.
 
     Raises:
@@ -152,7 +152,7 @@ class Trainer:
         self._execute: Executor = execute
         self._vote: Vote | None = None
         self.iterations: int = 0
-        self.held: int | None = 0
+        self.held: int | None = None
         self.spill: Spill | None = None
         self._cap_nbytes = cap_nbytes
         self._spill_nbytes = spill_nbytes
@@ -299,6 +299,7 @@ class Trainer:
         before, held = self.layout, hold(self.copies)
         self._open(plans, layout, self.starts, seed=None)
         move_state(self.comm, before, layout, held, self.copies)
+        self.held = self.iterations
 
     def state(self) -> TrainingState:
         """The TrainingState of training, on the host of every rank; every rank calls it."""
@@ -328,6 +329,7 @@ class Trainer:
         """Communicators and stages for these plans; seed None: their state is going to be put there."""
         starts = self._check(plans, layout, starts)
         self.close()
+        self.held = 0 if seed is not None else None
         self.layout = layout
         self.starts: tuple[int, ...] = starts
         copies, places, parts = layout.shape

@@ -227,7 +227,7 @@ def test_a_rank_keeps_so_many_shares_of_state(places, kept):
 
     def run(comm):
         with closing(trainer_of(comm, places)) as trainer:
-            held = HeldCopies(comm, trainer, copies=1)
+            held = HeldCopies(trainer, 1, copies=1)
             held.meet()
             for _ in range(4):
                 held.keep()
