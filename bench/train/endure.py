@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lanterne.bench.output.units import format_time, whole
 from lanterne.errors import InputError
+from lanterne.transport.job.launchers import find_launch
 
 if TYPE_CHECKING:
     from lanterne.bench.train.job import Setup
@@ -56,9 +57,12 @@ def check(args: argparse.Namespace) -> None:
         return
     if args.transport not in ("tcp", "ucx"):
         raise InputError(f"--endure: got --transport {args.transport}, expected tcp or ucx, over which ranks go on")
-    for name in ("mitigate", "adapt", "cap", "spare_rails", "plan", "slow_link", "slow_rank"):
+    for name in ("adapt", "spare_rails", "plan", "record", "profile"):
         if getattr(args, name, None):
             raise InputError(f"--endure: got --{name.replace('_', '-')} beside it, expected it without that")
+    for name in ("slow_link", "slow_rank", "events"):
+        if getattr(args, name) and not args.mitigate:
+            raise InputError(f"--endure: got --{name.replace('_', '-')} without --mitigate, expected it with that")
     if args.device != "cpu":
         raise InputError(f"--endure: got --device {args.device}, expected cpu")
     for text in args.kill:
@@ -73,33 +77,41 @@ def parse_kill(text: str, ranks: int | None) -> Kill:
     return Kill(int(rank), int(number) - 1)
 
 
-def open_training(
-    comm: Communicator,
-    args: argparse.Namespace,
-    make: Callable[[Communicator], Trainer],
-    checkpoint: Callable[[], TrainingState | None],
-    model: str,
-) -> Enduring:
-    """The Enduring that `args` describe, of trainers that `make` makes; `model` is what `name_of` says."""
-    from lanterne.pipeline.train.enduring import Enduring
-
+def kill_in(trainer: Trainer, comm: Communicator, args: argparse.Namespace) -> Trainer:
+    """`trainer`, of the job's `comm` or of some of its ranks, that ends this rank when `--kill` says so."""
     kills = [parse_kill(text, None) for text in args.kill]
 
-    def killing(comm: Communicator) -> Trainer:
-        trainer = make(comm)
+    def run(*given: Any, **more: Any) -> Any:
+        for number, kill in enumerate(kills):
+            # Where the job has grown again only after that iteration, as soon as it has.
+            is_due = trainer.iterations >= kill.iteration and comm.epoch == number
+            if is_due and comm.rank == kill.rank and comm.world_size == args.ranks:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return execute(*given, **more)
 
-        def run(*given: Any, **more: Any) -> Any:
-            for number, kill in enumerate(kills):
-                # Where the job has grown again only after that iteration, as soon as it has.
-                is_due = trainer.iterations >= kill.iteration and comm.epoch == number
-                if is_due and comm.rank == kill.rank and comm.world_size == args.ranks:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return execute(*given, **more)
+    execute = trainer.use(run)
+    return trainer
 
-        execute = trainer.use(run)
-        return trainer
 
-    return Enduring(comm, killing, copies=args.copies, every=args.copy_every, checkpoint=checkpoint, model=model)
+def numbers_of_places(comm: Communicator) -> dict[int, int]:
+    """The rank on `comm` of each place of the job, by the number that it was started with. A collective call."""
+    import numpy as np
+
+    places = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([find_launch(os.environ).rank]), places)
+    return {int(place): rank for rank, place in enumerate(places)}
+
+
+def slow_before(comm: Communicator, factor: float) -> dict[int, float]:
+    """rank -> factor of the ranks that were blamed before `comm` was made; `factor`: of this one, 1: it was not.
+
+    A collective call: whoever decides from now on may be new.
+    """
+    import numpy as np
+
+    factors = np.empty(comm.world_size)
+    comm.all_gather(np.array([factor]), factors)
+    return {rank: float(each) for rank, each in enumerate(factors) if each > 1}
 
 
 def name_of(about: object) -> str:
@@ -144,10 +156,6 @@ def tell(training: Enduring, args: argparse.Namespace, so_far: int) -> int:
     return len(training.changes)
 
 
-def summary(training: Enduring, setup: Setup) -> dict[str, Any]:
+def summary(training: Enduring) -> dict[str, Any]:
     """For JSON: what came of it."""
-    return {
-        "changes_of_ranks": [change._asdict() for change in training.changes],
-        "copy_s": training.copy_s,
-        "settings": asdict(setup.settings),
-    }
+    return {"changes_of_ranks": [change._asdict() for change in training.changes], "copy_s": training.copy_s}

@@ -1,18 +1,20 @@
 """Training that a ClosedLoop watches and mitigates, on links and ranks that are slow on purpose or by themselves."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lanterne.bench.output.units import format_time
 from lanterne.bench.train.disturbances import Disturbances
 from lanterne.bench.train.job import Setup
 from lanterne.collectives.communicator import Communicator
+from lanterne.failslow.mitigate.baseline import NOBODY
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.failslow.mitigate.loop_state import RedisState
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
+from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
@@ -27,6 +29,8 @@ class Mitigated:
         pace_s: what an action takes at least.
         state: URL of where rank 0 keeps what it knows; None for the job's store.
         acts: False: it only trains, and nothing is watched.
+        before: see ClosedLoop.
+        prepare: gives what to train with of each Trainer that is made.
     """
 
     def __init__(
@@ -40,18 +44,20 @@ class Mitigated:
         state: str | None = None,
         *,
         acts: bool = True,
+        before: Mapping[int, float] = NOBODY,
+        prepare: Callable[[Trainer], Trainer] = lambda trainer: trainer,
     ) -> None:
         self.disturbances: Disturbances = Disturbances(comm, events, pace_s)
         options = {**options, "plane": observed, "transport": self.disturbances.transport}
         options.pop("layout", None)
 
         def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
-            return setup.trainer(comm, plans, layout=layout, **options)
+            return prepare(setup.trainer(comm, plans, layout=layout, **options))
 
         self.loop: ClosedLoop = ClosedLoop(
             comm, make, plans, setup.layout, settings=ControllerSettings(), transport=self.disturbances.transport,
             wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
-            state=RedisState(state) if state and comm.rank == 0 else None, acts=acts,
+            state=RedisState(state) if state and comm.rank == 0 else None, acts=acts, before=before,
         )  # fmt: skip
         self._told = 0
 
@@ -59,15 +65,23 @@ class Mitigated:
     def trainer(self) -> Trainer | None:
         return self.loop.trainer
 
+    @property
+    def iterations(self) -> int:
+        return self.loop.iterations
+
     def iteration(self) -> Iteration | None:
         """An Iteration; None on a rank that is out."""
         self.disturbances.begin(self.loop.iterations)
         return self.loop.iteration()
 
-    def news(self) -> list[str]:
-        """Lines about what was done since the last call."""
+    def restore(self, state: TrainingState) -> None:
+        """See ClosedLoop.restore."""
+        self.loop.restore(state)
+
+    def news(self) -> list[dict[str, Any]]:
+        """What was done since the last call, as ClosedLoop.acted has it."""
         acted, self._told = self.loop.acted[self._told :], len(self.loop.acted)
-        return [told(act) for act in acted]
+        return acted
 
     def summary(self) -> dict[str, Any]:
         """On rank 0, for JSON: incidents, decisions, what they took."""

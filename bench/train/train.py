@@ -12,6 +12,7 @@ loss.
   lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
   lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
+  lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --mitigate --kill 1@30
   lanterne pipeline train -n 3 --data README.md --iterations 24 --slow-link 1=20ms@12:24 --record own.json
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
@@ -53,8 +54,10 @@ if TYPE_CHECKING:
 
     from lanterne.bench.train.job import Setup, TrainSettings
     from lanterne.collectives.communicator import Communicator
+    from lanterne.failslow.mitigate.controller import Controller
     from lanterne.pipeline.adapt.injection import InjectedEvent
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
+    from lanterne.pipeline.train.enduring import Enduring, Training
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 ROWS = 10
@@ -164,8 +167,10 @@ def _check(args: argparse.Namespace) -> None:
     _memory(args)
     check_publish(args)
     endure.check(args)
-    if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
-        raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
+    if args.mitigate and (args.adapt or args.cap):
+        raise InputError("--mitigate: got --adapt or --cap beside it, expected it without them")
+    if args.mitigate and (args.checkpoint or args.resume) and not args.endure:
+        raise InputError("--mitigate: got --checkpoint or --resume without --endure, expected all of them, or it alone")
     if args.record and (args.adapt or args.mitigate or args.cap or args.endure):
         raise InputError("--record: got --adapt, --mitigate, --cap or --endure beside it, expected it without them")
     if args.profile and (args.record or args.adapt or args.mitigate or args.cap or args.endure):
@@ -294,7 +299,7 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     moves = cutter.moves(comm) if cutter else []
     spilled = _spilled(comm, trainer)
     trainer.close()
-    document = _described(setup, plans, args, trainer.starts, events)
+    document = _described(setup, plans, trainer.starts, args, events)
     document["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
     document["held"] = [held._asdict() for held in disturbed.held] if disturbed else []
     document |= {"spill": spilled, "moves": moves}
@@ -311,49 +316,89 @@ def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> S
 
 def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
     """As `train`, with whoever lives."""
+    from lanterne.bench.train.mitigate import Mitigated
+    from lanterne.bench.train.mitigate import told as told_act
+    from lanterne.pipeline.adapt.injection import renumbered
     from lanterne.pipeline.train.checkpoint import TrainingState, load, save
+    from lanterne.pipeline.train.enduring import Enduring
     from lanterne.pipeline.train.rank_layout import fit_layout
 
     comm.deterministic = comm.deterministic or args.deterministic
     path = args.checkpoint or args.resume
-    setups: dict[int, tuple[Setup, tuple[CheckedPlan, ...]]] = {}
+    events = events_from(args, args.ranks or comm.world_size)
+    setups: dict[int, tuple[Setup, tuple[CheckedPlan, ...], tuple[int, ...]]] = {}
+    loops: list[Mitigated] = []  # the one before
     one = _fitted(args, 1, 1, 1)
     about, layers = asdict(one.settings), len(one.model().layers)
 
-    def make(comm: Communicator) -> Trainer:
+    def make(comm: Communicator) -> Trainer | Training:
         copies, places, _ = fit_layout(comm.world_size, args.stages, args.tp, layers).shape
         setup = _fitted(args, copies, places, args.tp)
         plans, starts = planned(comm, setup, args)
-        setups[comm.world_size] = setup, plans
-        return setup.trainer(comm, plans, layout=setup.layout, starts=starts, sharded=args.zero1)
+        setups[comm.world_size] = setup, plans, starts
+        options: dict[str, Any] = {"starts": starts, "sharded": args.zero1, **_memory(args)}
+        prepare = partial(endure.kill_in, comm=comm, args=args)
+        if args.mitigate:
+            here = renumbered(events, endure.numbers_of_places(comm))
+            before = endure.slow_before(comm, loops[-1].loop.factor if loops else 1.0)
+            loops[:] = [
+                Mitigated(comm, setup, plans, options, here, _pace_s(args), args.state, before=before, prepare=prepare)
+            ]
+            return loops[0]
+        return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
 
     def checkpoint() -> TrainingState | None:
         return load(path, about) if path and os.path.isfile(path) else None
 
-    training = endure.open_training(comm, args, make, checkpoint, endure.name_of(about))
+    model, file = endure.name_of(about), sys.stderr if args.json == "-" else sys.stdout
+    training = Enduring(comm, make, copies=args.copies, every=args.copy_every, checkpoint=checkpoint, model=model)
     if not comm.newcomers and args.resume:
-        training.trainer.restore(load(args.resume, about))
+        training.training.restore(load(args.resume, about))
     results: dict[int, Record] = {}
+    acted: list[Record] = []
     told_changes = endure.tell(training, args, 0)
+    publisher, published = TrainingPublisher(args, training.comm, _controller(training)), training.training
     while training.iterations < args.iterations:
         done = training.iteration()
         told_changes = endure.tell(training, args, told_changes)
+        is_first = training.comm.rank == 0
+        if training.training is not published:
+            publisher.close()
+            publisher, published = TrainingPublisher(args, training.comm, _controller(training)), training.training
         if done is not None:
-            check_finite(done, tells=training.comm.rank == 0)
+            publisher.ended(done)
+            check_finite(done, tells=is_first)
             results[done.number] = _record(done, setups[training.comm.world_size][0].settings)
-            if training.comm.rank == 0:
+            if is_first:
                 _show(list(results.values()), args)
+        if isinstance(training.training, Mitigated):
+            news = training.training.news()
+            acted += news
+            for act in news if is_first else ():
+                print(told_act(act), file=file, flush=True)
         last = training.iterations == args.iterations
         if path and (last or (args.checkpoint_every and training.iterations % args.checkpoint_every == 0)):
             state = training.state()
-            if state is not None and training.comm.rank == 0:
+            if state is not None and training.trainer is not None and training.trainer.comm.rank == 0:
                 save(path, state, about)
     found = training.finish(lambda comm: endure.merged(comm, results))
     told_changes = endure.tell(training, args, told_changes)
-    setup, plans = setups[training.comm.world_size]
-    document = _described(setup, plans, args, training.trainer.starts, ())
-    document |= {**endure.summary(training, setup), "results": found}
-    return document if training.comm.rank == 0 else None
+    publisher.close()
+    if training.comm.rank:
+        return None
+    document = _described(*setups[training.comm.world_size], args, events)
+    document |= {**endure.summary(training), "results": found}
+    if isinstance(training.training, Mitigated):
+        # Of what was blamed, that since the ranks changed last.
+        document["mitigation"] = training.training.summary() | {"acted": acted}
+    return document
+
+
+def _controller(training: Enduring) -> Controller | None:
+    """That of the ClosedLoop that runs, on its rank 0."""
+    from lanterne.bench.train.mitigate import Mitigated
+
+    return training.training.loop.controller if isinstance(training.training, Mitigated) else None
 
 
 def _train_mitigated(
@@ -366,9 +411,9 @@ def _train_mitigated(
 ) -> Record | None:
     """As `train`, watched and mitigated by a ClosedLoop."""
     from lanterne.bench.train.mitigate import Mitigated
+    from lanterne.bench.train.mitigate import told as told_act
 
-    pace_s = parse_time_s(args.pace, "--pace") if args.pace else 0.0
-    mitigated = Mitigated(comm, setup, plans, options, events, pace_s, args.state)
+    mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args), args.state)
     results: list[Record] = []
     publisher = TrainingPublisher(args, comm, mitigated.loop.controller)
     file = sys.stderr if args.json == "-" else sys.stdout
@@ -381,20 +426,20 @@ def _train_mitigated(
             if done is not None:
                 results.append(_record(done, setup.settings))
                 _show(results, args)
-            for line in mitigated.news():
-                print(line, file=file, flush=True)
+            for act in mitigated.news():
+                print(told_act(act), file=file, flush=True)
     publisher.close()
     summary = mitigated.summary() if comm.rank == 0 else None
     mitigated.close()
-    document = _described(setup, plans, args, options["starts"], events)
+    document = _described(setup, plans, options["starts"], args, events)
     return {**document, "mitigation": summary, "results": results} if comm.rank == 0 else None
 
 
 def _described(
     setup: Setup,
     plans: Sequence[CheckedPlan],
-    args: argparse.Namespace,
     starts: Sequence[int],
+    args: argparse.Namespace,
     events: Iterable[InjectedEvent],
 ) -> Record:
     copies, places, parts = setup.layout.shape
@@ -403,6 +448,10 @@ def _described(
     document |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(starts)}
     document |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
     return document | {"events": [event.to_dict() for event in events], "settings": asdict(setup.settings)}
+
+
+def _pace_s(args: argparse.Namespace) -> float:
+    return parse_time_s(args.pace, "--pace") if args.pace else 0.0
 
 
 def _spare_rails(args: argparse.Namespace) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ is nobody's fault.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 from statistics import mean, median
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lanterne.failslow.mitigate.decision import ControllerSettings, Seen
@@ -17,6 +18,7 @@ from lanterne.pipeline.adapt.suspect import Suspect
 
 # Share of the all-reduces in health that tells how long one may take.
 ORDINARY = 0.9
+NOBODY: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,20 @@ class Baseline:
         return mean(self.work_s)
 
 
-def baseline(seen: Sequence[Seen], home: Arrangement) -> Baseline | None:
+def baseline(seen: Sequence[Seen], home: Arrangement, slow: Mapping[int, float] = NOBODY) -> Baseline | None:
     """The Baseline of some healthy iterations; None where the ranks of some place report nothing.
 
     Args:
         seen: each iteration.
         home: what ran.
+        slow: rank -> factor of those that were slow all the while; the Baseline's work is what it is without.
     """
     work_s, group_s, group_most_s = [], [], []
     for place in range(len(home.ranks[0])):
         here = home.group(place)
-        values = [one.compute_s[rank] for one in seen for rank in here if known(one.compute_s, rank)]
+        values = [
+            one.compute_s[rank] / slow.get(rank, 1.0) for one in seen for rank in here if known(one.compute_s, rank)
+        ]
         if not values:
             return None
         groups = sorted(took_s for one in seen if (took_s := group_took_s(one, home, place)) is not None) or [0.0]
@@ -65,6 +70,33 @@ def baseline(seen: Sequence[Seen], home: Arrangement) -> Baseline | None:
     link_s = max(median(delays), 0.0) if delays else 0.0
     iteration_s = median(one.iteration_s for one in seen)
     return Baseline(iteration_s, tuple(work_s), link_s, tuple(group_s), tuple(group_most_s))
+
+
+def still_slow(
+    seen: Sequence[Seen], home: Arrangement, before: Mapping[int, float], planned_s: Sequence[float]
+) -> dict[int, float]:
+    """Those of the ranks that were slow `before`, with their factors, that are so in some iterations.
+
+    They are measured against the plan, and that against the other ranks: a slow rank may be alone at its place.
+
+    Args:
+        seen: each iteration, of which each rank reported some.
+        home: what ran.
+        planned_s: (places,) of work on a microbatch, whose proportions count.
+    """
+    seats = home.seats()
+    over = {
+        rank: median(one.compute_s[rank] for one in seen if known(one.compute_s, rank)) / planned_s[seats[rank][1]]
+        for rank in seats
+        if any(known(one.compute_s, rank) for one in seen)
+    }
+    well = [ratio for rank, ratio in over.items() if rank not in before]
+    # Nearer to that factor than to 1; where all were slow, nobody can say.
+    return {
+        rank: factor
+        for rank, factor in before.items()
+        if rank in over and (not well or over[rank] > sqrt(factor) * median(well))
+    }
 
 
 class Evidence(NamedTuple):

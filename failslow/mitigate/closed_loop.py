@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.failslow.mitigate.baseline import NOBODY
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision
 from lanterne.failslow.mitigate.handoff import Handoff
 from lanterne.failslow.mitigate.loop_state import LoopState, StoreState
 from lanterne.failslow.mitigate.observation import Observation, Wrap
 from lanterne.failslow.mitigate.reports import see
-from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, problem_of
+from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, problem_of, stage_work_s
 from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe_message import LinkProbes
 from lanterne.failslow.validate.suspects import Examiner
@@ -38,6 +39,7 @@ from lanterne.pipeline.execute.execute import Measured
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
+from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 from lanterne.pipeline.train.trainer import plans as make_plans
@@ -68,9 +70,11 @@ class ClosedLoop:
         checkpoint: where S4 keeps the state: a file; None for a temporary one.
         state: where rank 0 keeps what it knows; None for the job's store.
         acts: False: only train, and watch nothing.
+        before: rank -> factor of those that were blamed when the job had other ranks.
 
     Attributes: `trainer`, None on a rank that is out; `controller`, on rank 0; `iterations`; `acted`, dicts of what was
-    carried out: kind, iteration, seconds; on every rank.
+    carried out: kind, iteration, seconds; on every rank; `factor`, by which this rank is blamed for being slow, 1: it
+    is not.
 
     Cost in health: a message per rank and iteration to rank 0, for which nobody waits.
     """
@@ -89,6 +93,7 @@ class ClosedLoop:
         checkpoint: str | Path | None = None,
         state: LoopState | None = None,
         acts: bool = True,
+        before: Mapping[int, float] = NOBODY,
     ) -> None:
         self.comm = comm
         self._make = make_trainer
@@ -105,18 +110,26 @@ class ClosedLoop:
         self._members = tuple(range(comm.world_size))
         self._team: Communicator | None = None
         self._probed: tuple[Link, ...] = ()
+        self._slow: dict[str, float] = {str(rank): factor for rank, factor in before.items()}
         self._decision: Decision | None = None
         self._judged = 0
         self._state: LoopState = state or StoreState(comm.transport.store)
         self.controller: Controller | None = None
         if comm.rank == 0:
-            self.controller = Controller(self.now, self._forecaster, settings)
+            planned_s = stage_work_s(self._problem)
+            self.controller = Controller(
+                self.now, self._forecaster, settings, before=before, planned_s=planned_s
+            )
         trainer = make_trainer(comm, plans, layout)
         self.trainer: Trainer | None = trainer
         nbytes = _largest_message(comm, trainer)
         self._observation = Observation(self.agreement, LinkProbes(self.wire, nbytes), comm.world_size, wrap)
         self._examiner = Examiner(comm, transport, nbytes, slowdown or (lambda: 1.0))
         self._adopt(trainer)
+
+    @property
+    def factor(self) -> float:
+        return self._slow.get(str(self.comm.rank), 1.0)
 
     def iteration(self) -> Iteration | None:
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
@@ -132,6 +145,12 @@ class ClosedLoop:
             # A rank that is out hears no votes, and asks every time.
             self._agree(urgent=len(self._members) < self.comm.world_size or done is None or done.votes > 0)
         return done
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from `state`, before the first iteration; every rank calls it."""
+        assert self.trainer is not None, "nobody is out at first"
+        self.trainer.restore(state)
+        self.iterations = self._judged = state.iteration
 
     def close(self) -> None:
         """Release trainer, planes and communicators."""
@@ -188,13 +207,15 @@ class ClosedLoop:
         if self.controller is not None:
             probed = self.controller.probes
             told = decision.to_dict() if decision is not None else None
-            payload = json.dumps([told, probed]).encode() if told or probed != self._probed else b""
+            slow = {str(rank): factor for rank, factor in self.controller.slow_ranks.items()}
+            changed = told or probed != self._probed or slow != self._slow
+            payload = json.dumps([told, probed, slow]).encode() if changed else b""
             if told:
                 self._state.set(json.dumps(self.controller.state()).encode())
         payload = self.agreement.verdict(payload)
         if not payload:
             return None
-        verdict, probed = json.loads(payload)
+        verdict, probed, self._slow = json.loads(payload)
         self._probed = tuple((a, b) for a, b in probed)
         return verdict
 
@@ -244,8 +265,9 @@ class ClosedLoop:
 
     def _adopt(self, trainer: Trainer) -> None:
         """The trainer has other stages or planes."""
-        trainer.use(self._observation.execute, self._vote if self._acts else None)
         self._observation.adopt(trainer)
+        if self._acts:
+            trainer.use(vote=self._vote)
         self._measure_profiles()
 
     def _measure_profiles(self) -> None:

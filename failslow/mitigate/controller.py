@@ -15,13 +15,13 @@ Paper: Wu et al. (GREYHOUND), sections 4 and 5; differs: evidence before blame i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any
 
 from lanterne.failslow.mitigate.accused import WELL, Accused
 from lanterne.failslow.mitigate.alarm import Alarm
-from lanterne.failslow.mitigate.baseline import Baseline, baseline, blamed_and_idle, evidence
+from lanterne.failslow.mitigate.baseline import NOBODY, Baseline, baseline, blamed_and_idle, evidence, still_slow
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, blamed
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, Slowness, arrange
@@ -42,6 +42,8 @@ class Controller:
         home: what runs in health.
         make_forecaster: a function of ((places,) seconds of work on a microbatch, seconds of the gradients' all-reduce)
             that makes a Forecaster.
+        before: rank -> factor of those that were slow when the job had other ranks: they may be so from the start.
+        planned_s: (places,) of work on a microbatch by the plan, where `before` names any.
 
     Attributes: `now`, what runs; `decisions`, all so far; `forecaster`, None until it is known what is healthy;
     `saved_s`: what iterations took less than they would have at home, by the forecast of that.
@@ -52,11 +54,16 @@ class Controller:
         home: Arrangement,
         make_forecaster: Callable[[Sequence[float], float], Forecaster],
         settings: ControllerSettings | None = None,
+        *,
+        before: Mapping[int, float] = NOBODY,
+        planned_s: Sequence[float] = (),
     ) -> None:
         self.home = home
         self.now: Arrangement = home
         self.settings: ControllerSettings = settings or ControllerSettings()
         self._make_forecaster = make_forecaster
+        self._before = before
+        self._planned_s = planned_s
         self.decisions: list[Decision] = []
         self.forecaster: Forecaster | None = None
         self._usual: Baseline | None = None
@@ -79,6 +86,11 @@ class Controller:
         return self._accused.slow
 
     @property
+    def slow_ranks(self) -> Mapping[int, float]:
+        """rank -> factor of those that are blamed; until it is known what is healthy, of those that were before."""
+        return self._before if self.forecaster is None else self.slow.ranks
+
+    @property
     def incidents(self) -> list[dict[str, Any]]:
         """What was blamed so far: what, first suspected, named, ended (None while it lasts), severity."""
         return self._accused.incidents
@@ -99,8 +111,7 @@ class Controller:
         if not isfinite(seen.iteration_s) or seen.iteration_s <= 0:
             return None
         if self.forecaster is None or self._usual is None:
-            self._calibrate(seen)
-            return None
+            return self._calibrate(seen)
         self._count_saved(seen)
         found = evidence(seen, self._usual, self.now, self.slow, self.settings)
         self._suspicion.count(found, blamed(self.slow))
@@ -161,19 +172,27 @@ class Controller:
                 self._at_home = self.slow, self._forecast_s(self.home, self.slow)
             self.saved_s += self._at_home[1] - seen.iteration_s
 
-    def _calibrate(self, seen: Seen) -> None:
+    def _calibrate(self, seen: Seen) -> Decision | None:
         self._first.append(seen)
         self._alarm.learn(seen.iteration_s)
         if len(self._first) < self.settings.calibrate + 2:
-            return
-        usual = baseline(self._first[2:], self.home)
+            return None
+        first = self._first[2:]
+        slow = still_slow(first, self.home, self._before, self._planned_s) if self._before else NOBODY
+        usual = baseline(first, self.home, slow)
         if usual is None:
             self._first.pop(0)  # Some rank reports nothing, and nobody knows what is healthy: wait.
-            return
-        self._usual = usual
-        self.forecaster = self._make_forecaster(usual.work_s, max(usual.group_s))
-        self._model_s = usual.iteration_s / self.forecaster.iteration_s(self.home, WELL)
+            return None
+        self.forecaster = forecaster = self._make_forecaster(usual.work_s, max(usual.group_s))
+        self._model_s = usual.iteration_s / forecaster.iteration_s(self.home, Slowness(slow, {}))
+        self._usual = replace(usual, iteration_s=self._forecast_s(self.home, WELL))
         self._first = []
+        if not slow:
+            return None
+        self._alarm = Alarm()
+        for rank, factor in slow.items():
+            self._suspicion.measured(Suspect.rank(rank), factor)
+        return self._blame([*map(Suspect.rank, slow)], seen)
 
     def _blame(self, suspects: Sequence[Suspect], seen: Seen) -> Decision | None:
         self._accused.add(suspects, seen.iteration)

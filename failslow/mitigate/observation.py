@@ -20,7 +20,7 @@ from lanterne.pipeline.execute.stage import Stage
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.train.trainer import Trainer
+from lanterne.pipeline.train.trainer import Executor, Trainer
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -51,10 +51,14 @@ class Observation:
         self._wrap = wrap or (lambda stages: stages)
         self._recent_s: deque[float] = deque(maxlen=LATEST)
         self._began_s = 0.0
+        self._trainer: Trainer | None = None
+        self._execute: Executor = execute
 
     def adopt(self, trainer: Trainer) -> None:
-        """The trainer, whose plane is an ObservedPlane, has other stages or planes."""
+        """The trainer, whose plane is an ObservedPlane, is another, or has other stages or planes."""
         assert isinstance(trainer.plane, ObservedPlane)
+        if trainer is not self._trainer:
+            self._trainer, self._execute = trainer, trainer.use(self.execute)
         self._stages = self._wrap(trainer.stages)
         self._profiler = Profiler(trainer.plane)
 
@@ -74,7 +78,7 @@ class Observation:
         after: After | None = None,
         **options: Any,
     ) -> Measured:
-        """As `execute` of pipeline/execute, for Trainer.use: the wrapped stages, watched."""
+        """As what the trainer was run by before: the wrapped stages, watched."""
 
         def ended(action: Action) -> None:
             self._profiler.after(action)
@@ -82,7 +86,7 @@ class Observation:
             if after is not None:
                 after(action)
 
-        return execute(checked, self._stages, comm, *args, after=ended, **options)
+        return self._execute(checked, self._stages, comm, *args, after=ended, **options)
 
     def end(self, trainer: Trainer, measured: Measured, gradients_s: tuple[float, float]) -> bool:
         """Hand over what this rank saw of the iteration that has ended: True if it took unusually long."""

@@ -113,7 +113,7 @@ class Forecaster:
 
     def rebalanced(self, ranks: tuple[Pipeline, ...], total: int, slow: Slowness) -> Arrangement:
         """S2: the Arrangement of `ranks` with the microbatches that suit what is slow."""
-        stages, work_s = len(ranks[0]), _work_s(self.problem)
+        stages, work_s = len(ranks[0]), stage_work_s(self.problem)
         conditions = [self._conditions(pipeline, slow) for pipeline in ranks]
         times = [max(map(mul, work_s, factors)) for factors, _ in conditions]
         # That counts every stage as slow as the slowest: the simulator knows better what few more or fewer take.
@@ -200,11 +200,11 @@ def arrange(
 
 def problem_of(work_s: Sequence[float], planned: Problem) -> Problem:
     """`planned` with stages that take `work_s`, (stages,), a microbatch: F, B and W in the proportions of before."""
-    return _slowed(planned, [now / then for now, then in zip(work_s, _work_s(planned), strict=True)])
+    return _slowed(planned, [now / then for now, then in zip(work_s, stage_work_s(planned), strict=True)])
 
 
-def _work_s(problem: Problem) -> list[float]:
-    """What each stage computes in a microbatch: F, B and W."""
+def stage_work_s(problem: Problem) -> list[float]:
+    """(stages,) seconds that each computes in a microbatch: F, B and W."""
     return [sum(times) for times in zip(*(getattr(problem, name) for name in TIMES), strict=True)]
 
 

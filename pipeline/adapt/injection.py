@@ -118,6 +118,17 @@ def ends(link: EventLink) -> Pair:
     return (link, link + 1) if isinstance(link, int) else link
 
 
+def renumbered(events: Iterable[InjectedEvent], numbers: Mapping[int, int]) -> tuple[InjectedEvent, ...]:
+    """`events` about ranks that have other `numbers` now, by old number; what is about none that is there is left out."""
+    made = []
+    for event in events:
+        pairs = [(numbers[a], numbers[b]) for a, b in map(ends, event.links) if {a, b} <= numbers.keys()]
+        if event.rank in numbers or pairs:
+            rank = None if event.rank is None else numbers[event.rank]
+            made.append(replace(event, rank=rank, links=tuple((min(pair), max(pair)) for pair in pairs)))
+    return tuple(made)
+
+
 def check_events(events: Iterable[InjectedEvent], num_ranks: int) -> None:
     """Raise InputError if an event is about a link or a rank that a pipeline of `num_ranks` has not."""
     for event in events:

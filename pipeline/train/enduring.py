@@ -169,7 +169,7 @@ class Enduring:
                     return None
 
     def state(self) -> TrainingState | None:
-        """See Trainer.state; None on a rank that is out, and if a death came in between: training goes on from memory."""
+        """See Trainer.state; None on a rank that is out, and if a death came in between: memory has the latest then."""
         try:
             return self.trainer.state() if self.trainer is not None else None
         except TransportError as error:
@@ -241,7 +241,7 @@ class Enduring:
         self._held.meet()
 
     def _run(self, *args: Any, **options: Any) -> Measured:
-        """Run an iteration, and wait for copies under way: who has its losses knows that all ranks have their copies."""
+        """An iteration, and what is left of the copies: who has its losses knows that all ranks have their copies."""
         measured = self._execute(*args, **options)
         if self._held is not None:
             self._held.end()

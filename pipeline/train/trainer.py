@@ -118,8 +118,8 @@ class Trainer:
 
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
     `iterations`, how many are done; `held`, after how many the state of the stages is, None amid a step or a move;
-    `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`, `place`, `part`,
-    where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it.
+    `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`,
+    `place`, `part`, where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanterne.failslow.mitigate.baseline import Baseline, baseline, blamed_and_idle, evidence
+from lanterne.failslow.mitigate.baseline import Baseline, baseline, blamed_and_idle, evidence, still_slow
 from lanterne.failslow.mitigate.decision import ControllerSettings, Seen
 from lanterne.failslow.mitigate.strategies import Arrangement, Slowness
 
@@ -78,3 +78,26 @@ def test_a_baseline_needs_every_place():
     usual, most = pytest.approx((2e-3, 2e-3)), pytest.approx((5e-3, 5e-3))
     assert baseline(healthy, HOME) == Baseline(0.1, (UNIT_S, UNIT_S), 1e-3, usual, most)
     assert baseline([seen((1, None, 1, None))] * 5, HOME) is None
+
+
+@pytest.mark.parametrize(
+    ("factors", "before", "still"),
+    [
+        ((1, 1, 1, 2), {3: 2.0}, {3: 2.0}),
+        ((1, 1, 1, 1), {3: 2.0}, {}),
+        ((1, 1, 1, 1.35), {3: 2.0}, {}),
+        ((1, 1, 1, 1.5), {3: 2.0}, {3: 2.0}),
+        ((5, 5, 5, 5), {3: 2.0}, {}),
+        ((2, 2, 2, 2), dict.fromkeys(range(4), 2.0), dict.fromkeys(range(4), 2.0)),
+        ((1, 1, 1, None), {3: 2.0}, {}),
+    ],
+)
+def test_who_was_slow_is_so_still_if_nearer_to_that_than_to_the_others(factors, before, still):
+    several = [seen(factors), seen(factors), seen((1, 9, 1, None))]
+    assert still_slow(several, HOME, before, (4.0, 4.0)) == still
+
+
+def test_what_is_slow_from_the_start_does_not_count_as_usual_work():
+    one = seen((1, 1, 1, 2))
+    assert baseline([one] * 3, HOME).work_s == pytest.approx((UNIT_S, 1.5 * UNIT_S))
+    assert baseline([one] * 3, HOME, {3: 2.0}).work_s == pytest.approx((UNIT_S, UNIT_S))

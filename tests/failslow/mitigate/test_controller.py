@@ -25,10 +25,16 @@ class Job:
         silent: ranks that report nothing.
     """
 
-    def __init__(self, events, silent=(), settings=None, examines=True, sure_from=0):
+    def __init__(self, events, silent=(), settings=None, examines=True, sure_from=0, before=None):
         self.events, self.silent, self.examines, self.sure_from, self.number = events, silent, examines, sure_from, 0
         self.truth = Forecaster(PROBLEM, "zb_h1", WAIT_S)
-        self.controller = Controller(HOME, lambda work_s, wait_s: Forecaster(PROBLEM, "zb_h1", wait_s), settings)
+        self.controller = Controller(
+            HOME,
+            lambda work_s, wait_s: Forecaster(PROBLEM, "zb_h1", wait_s),
+            settings,
+            before=before or {},
+            planned_s=(2.0, 2.0),
+        )
         self.now = HOME
 
     def slow(self):
@@ -222,3 +228,17 @@ def test_times_that_cannot_be_change_nothing():
     controller = Job([]).run(30)
     for time_s in (float("nan"), float("inf"), 0.0, -1.0):
         assert controller.update(Seen(31, time_s, {})) is None, time_s
+
+
+@pytest.mark.parametrize("last", [70, 0], ids=["still slow", "well by now"])
+def test_a_job_that_goes_on_from_another_knows_who_was_slow(last):
+    job = Job([(0, last, "rank 3", 2.0)], before={3: 2.0})
+    controller = job.run(8)
+    assert controller.slow_ranks == {3: 2.0} and not controller.slow
+    job.run(92)
+    assert [one["what"] for one in controller.incidents] == ["rank 3"] * (last > 0)
+    assert controller.now == HOME and not controller.slow and not controller.slow_ranks
+    if last:
+        assert controller.incidents[0]["named"] == 11 and 70 <= controller.incidents[0]["ended"] < 76
+        assert kinds(controller)[0] == "rebalance" and "report" not in kinds(controller)
+        assert controller.usual_s == pytest.approx(job.truth.iteration_s(HOME, Slowness({}, {})), rel=0.05)
