@@ -4,10 +4,12 @@ Each seed is a job of 2 to 8 ranks of its own on this host, over tcp or ucx, whi
 One rank kills itself at an instant that the seed draws; the others shrink and go on, it is started again, and taken
 in. In one job of five it kills the job's store instead, and all shrink and go on. Exit code 1 if a rank hangs, an
 element is wrong, a survivor names another rank or none, or a bar is missed: from the kill to the survivors' first right
-all_reduce 1 s, from the start of the new process to its own 5 s.
+all_reduce 1 s, from the start of the new process to its own 5 s. With --hosts each rank is on an emulated host of its
+own (lanterne lab; root), no store is killed, and the first of these bars is 3 s.
 
   lanterne bench rejoins --seeds 20
   lanterne bench rejoins --seeds 200 --json rejoins.json
+  lanterne bench rejoins --seeds 10 --hosts 8
 """
 
 import argparse
@@ -17,9 +19,11 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,9 +38,11 @@ RANKS, KILLED_AFTER_S = (2, 8), (0.0, 1.5)
 # Of jobs, whose store is killed.
 STORE_SHARE = 0.2
 COUNTS = (1, 100, 5_000, 100_000)
-SURVIVE_S, REJOIN_S = 1.0, 5.0
+SURVIVE_S, HOSTS_SURVIVE_S, REJOIN_S = 1.0, 3.0, 5.0
 # Of waits in a job, and of the job.
 TIMEOUT_S, JOB_S = 20.0, 90.0
+# Of the links between hosts.
+RATE = "200mbit"
 # Steps after the rank is back.
 MORE_STEPS = 5
 
@@ -45,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=whole(1), default=20, metavar="N", help="how many jobs (default 20)")
     parser.add_argument("--first", type=whole(0), default=0, metavar="SEED", help="the first of them (default 0)")
     parser.add_argument("--transport", default="tcp,ucx", metavar="A,B", help="tcp, ucx or both in turn (default both)")
+    parser.add_argument("--hosts", type=whole(2), metavar="N", help="emulated ones, a rank on each (root)")
     parser.add_argument("--no-bars", action="store_true", help="of time: for a machine that has other work")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
@@ -54,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for number in range(args.first, args.first + args.seeds):
         report.progress(f"job {number - args.first + 1} of {args.seeds}")
-        results.append(run_job(number, names[number % len(names)]))
+        results.append(run_job(number, names[number % len(names)], args.hosts))
     report.progress("")
     for result in results:
         result["problems"] += [] if args.no_bars else missed(result)
@@ -62,29 +69,16 @@ def run(args: argparse.Namespace) -> int:
     return int(any(result["problems"] for result in results))
 
 
-def run_job(seed: int, transport: str) -> dict[str, Any]:
-    """One job: what its ranks tell, and what was wrong with it."""
-    from lanterne.transport.job.launch import launch
-
+def run_job(seed: int, transport: str, hosts: int | None = None) -> dict[str, Any]:
+    """One job, on `hosts` emulated ones or this: what its ranks tell, and what was wrong with it."""
     rng = random.Random(f"rejoins {seed}")
-    ranks = rng.randint(*RANKS)
+    ranks = hosts or rng.randint(*RANKS)
     victim, after_s = rng.randrange(ranks), rng.uniform(*KILLED_AFTER_S)
-    is_store = rng.random() < STORE_SHARE
-    problems: list[str] = []
+    is_store = not hosts and rng.random() < STORE_SHARE
     with tempfile.TemporaryDirectory() as folder:
-        code = "import sys; from lanterne.bench.scores.rejoins import rank_main; rank_main(*sys.argv[1:])"
-        command = [*own_python(), "-c", code, str(seed), str(victim), str(after_s), str(int(is_store)), folder]
-        # The launcher reports deaths and returns: no news here.
-        with redirect_stderr(io.StringIO()) as said:
-            try:
-                variables = {"LANTERNE_TRANSPORT": transport}
-                exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1, goes_on=True)
-            except TransportTimeout as error:
-                exit_code = 1
-                problems.append(f"hang: {error}")
+        words = [str(seed), str(victim), str(after_s), str(int(is_store)), folder]
+        problems = _on_hosts(words, ranks, transport) if hosts else _on_this_host(words, ranks, transport)
         told = [json.loads(Path(folder, name).read_text()) for name in sorted(os.listdir(folder))]
-    if exit_code:
-        problems.append(f"exit code {exit_code}: {said.getvalue()[-500:]}")
     kill_s = next((each["killed_s"] for each in told if "killed_s" in each), None)
     ended = [each for each in told if "wrong" in each]
     problems += [f"wrong: rank {each['rank']}: {each['wrong']} elements" for each in ended if each["wrong"]]
@@ -99,6 +93,7 @@ def run_job(seed: int, transport: str) -> dict[str, Any]:
     return {
         "seed": seed,
         "transport": transport,
+        "hosts": hosts,
         "ranks": ranks,
         "victim": "store" if is_store else victim,
         "killed_after_s": after_s,
@@ -108,11 +103,54 @@ def run_job(seed: int, transport: str) -> dict[str, Any]:
     }
 
 
+def _command(function: str, words: Sequence[str]) -> list[str]:
+    """What calls a function of this module."""
+    code = f"import sys; from lanterne.bench.scores.rejoins import {function}; {function}(*sys.argv[1:])"
+    return [*own_python(), "-c", code, *words]
+
+
+def _on_this_host(words: Sequence[str], ranks: int, transport: str) -> list[str]:
+    """Run a job of `rank_main`s; what was wrong."""
+    from lanterne.transport.job.launch import launch
+
+    # The launcher reports deaths and returns: no news here.
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            variables = {"LANTERNE_TRANSPORT": transport}
+            command = _command("rank_main", words)
+            exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1, goes_on=True)
+        except TransportTimeout as error:
+            return [f"hang: {error}"]
+    return [f"exit code {exit_code}: {said.getvalue()[-500:]}"] if exit_code else []
+
+
+def _on_hosts(words: Sequence[str], hosts: int, transport: str) -> list[str]:
+    """The same, each on an emulated host of its own."""
+    lab = [*own_python(), "-m", "lanterne", "lab", "--hosts", str(hosts), "--rate", RATE, "--"]
+    command = [*lab, *_command("host_main", [*words, transport])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=JOB_S)
+    except subprocess.TimeoutExpired:
+        return [f"hang: not done after {JOB_S:g} s"]
+    return [f"exit code {done.returncode}: {done.stderr[-500:]}"] if done.returncode else []
+
+
+def host_main(*words: str) -> None:
+    """What a host of a job runs: its rank, and again if that was killed, to join the others."""
+    *words_of_rank, transport = words
+    command = _command("rank_main", words_of_rank)
+    code = subprocess.call([*command, transport])
+    if code == -signal.SIGKILL:
+        code = subprocess.call([*command, transport, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"])
+    raise SystemExit(code)
+
+
 def missed(result: dict[str, Any]) -> list[str]:
     """The bars of time that a job missed."""
+    survive_s = HOSTS_SURVIVE_S if result["hosts"] else SURVIVE_S
     return [
         f"slow: {name} {format_time(result[name])}, expected {format_time(bar_s)}"
-        for name, bar_s in (("survive_s", SURVIVE_S), ("rejoin_s", REJOIN_S))
+        for name, bar_s in (("survive_s", survive_s), ("rejoin_s", REJOIN_S))
         if result[name] is not None and result[name] > bar_s
     ]
 
@@ -135,12 +173,20 @@ def print_results(document: dict[str, Any], file: TextIO) -> None:
             print(f"seed {each['seed']} ({each['transport']}, {each['ranks']} ranks): {problem}", file=file)
 
 
-def rank_main(seed: str, victim: str, after_s: str, is_store: str, folder: str) -> None:
-    """One rank of a job; rank `victim` kills itself, or the store."""
+def rank_main(
+    seed: str,
+    victim: str,
+    after_s: str,
+    is_store: str,
+    folder: str,
+    transport: str | None = None,
+    join: str | None = None,
+) -> None:
+    """One rank of a job; rank `victim` kills itself, or the store. `join`: where the job is that it was in."""
     began_s = time.monotonic()
     import lanterne
 
-    comm = lanterne.init(timeout_s=TIMEOUT_S)
+    comm = lanterne.init(transport, timeout_s=TIMEOUT_S, join=join)
     is_new = comm.epoch > 0
     if not is_new and comm.rank == int(victim):
         threading.Thread(target=_fall, args=(float(after_s), is_store == "1", folder), daemon=True).start()
