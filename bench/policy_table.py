@@ -9,6 +9,7 @@ from lanterne.transport.steering import Steered, steered
 
 # Those that have such values.
 MODULES = (
+    *("collectives.auto.pacing", "collectives.auto.trials", "collectives.late.calls"),
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
     *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "pauses", "rank_group")),
     *(f"transport.nccl.{name}" for name in ("channel", "watchdog", "watched_communicator")),

@@ -22,10 +22,8 @@ from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.load_meter import BUSY_CORES, LoadMeter
 from lanterne.collectives.auto.predict import Factor, Links, priced_schedule
 from lanterne.collectives.auto.slow_nics import faster, measure_slowdowns, of_links
+from lanterne.collectives.auto.trials import POLICY as TRIALS
 from lanterne.collectives.auto.trials import (
-    ENOUGH_S,
-    MEASURE_S,
-    PAUSE_S,
     Call,
     TrialGroup,
     measure_factors,
@@ -240,7 +238,7 @@ def measure_model(communicator: TrialGroup) -> CostModel:
     for nbytes in fitting or MESSAGE_NBYTES[:1]:
         sizes.append(nbytes)
         rounds_s.append(_ring_round_s(communicator, nbytes))
-        if rounds_s[-1] * (world_size - 1) > ENOUGH_S:
+        if rounds_s[-1] * (world_size - 1) > TRIALS.enough_s:
             break
     # What adding costs shows in long messages; the longest take long.
     at = len(sizes) - 1 - (len(sizes) > 1 and _is_one_host(communicator))
@@ -265,7 +263,8 @@ def _ring_round_s(communicator: TrialGroup, nbytes: int, *, adds: bool = False) 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
-    limits = (HOST_REPEATS, HOST_S, HOST_PAUSE_S) if _is_one_host(communicator) else (REPEATS, MEASURE_S, PAUSE_S)
+    on_host, over_network = (HOST_REPEATS, HOST_S, HOST_PAUSE_S), (REPEATS, TRIALS.measure_s, TRIALS.pause_s)
+    limits = on_host if _is_one_host(communicator) else over_network
     return float(time_calls(communicator, [partial(_repeat, call, calls)], *limits).min()) / calls
 
 

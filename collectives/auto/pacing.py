@@ -6,7 +6,7 @@ delays whatever comes behind it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -15,6 +15,7 @@ from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.transport.base import Transport
+from lanterne.transport.steering import steers, value
 
 
 class Traffic(Enum):
@@ -30,48 +31,116 @@ class Traffic(Enum):
 
 ROUNDS, STREAM, PIECES, EXCHANGES = Traffic
 
-# Cells of this size overlap transfer with reduction. Smaller ones cost more than they hide (mpi, 4 ranks on 2 cores, 16
-# MiB, idle cores: 2 MiB 0.72 of MPI_Allreduce's time, 1 MiB 0.79, 512 KiB 0.9); chunks are cut into at most
-# MAX_SEGMENTS.
-SEGMENT_NBYTES = 2 << 20
-MAX_SEGMENTS = 64
-# On slower networks they are such that their bytes take this many times their start (16 MiB ring, 8 hosts at 200
-# Mbit/s, multiples of a buffer's time: 2 MiB 2.06, 1 MiB 1.95, 512 and 256 KiB 1.79 to 1.86; the bound is 1.75).
-SEGMENT_STARTS = 32
-LEAST_SEGMENT_NBYTES = 64 << 10
-# Where all that a rank receives comes from one peer, shorter ones, CREDITS of them under way: what a rank was granted
-# stands in the queue before its own grants, so that with more of it one that begins 2 ms after its neighbours loses 10
-# to 40, and all behind it (as above: 50 to 128 KB 1.78 to 1.79). But not so short that the executor's own work, some
-# 0.1 ms a message, counts. Exchanges with many peers lose by it (16 MiB rhd 1.84 to 1.94).
-STREAM_STARTS, LEAST_STREAM_S = 12, 1e-3
-# Under load a network takes several unloaded starts to answer, since what grants the next message queues behind bulk.
-# So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it, in two
-# messages, one of them as yet on its way to be granted. 16 MiB late_join as above, bytes under way: 75 KB 1.03 to 1.04,
-# 100 KB 1.04, 150 KB 1.09 to 1.10, 225 KB 1.39.
-LOADED_STARTS = 12
-CREDITS = 2
-LEAST_PIECE_NBYTES = 16 << 10
-# The part of a start-up time that counts where the next message is posted before the last has come: what is left is the
-# executor's own work.
-OVERLAPPED = 0.1
-# What takes a start is a message of so many bytes: an empty one is over so soon that what it took varies by half from
-# one measurement to the next (8 hosts on 2 cores: 0.23 to 0.58 ms, 4 KiB 0.35 to 0.39), and pieces with it.
-START_NBYTES = 4 << 10
-# From the least size of a model's last piece to the greatest one that was measured.
-LARGE = 4
+@steers
+@dataclass(frozen=True)
+class PacingPolicy:
+    """How large messages are, and how many are under way.
+
+    Origins that name a network are calls of 16 MiB on 8 hosts at 200 Mbit/s, in multiples of the time that a buffer
+    takes on the wire; the least that a ring can take there is 1.75.
+    """
+
+    # Cells of this size overlap transfer with reduction; chunks are cut into at most max_segments.
+    segment_nbytes: int = value(
+        2 << 20,
+        "mpi, 4 ranks on 2 cores, 16 MiB: 0.72 of MPI_Allreduce's time",
+        half="0.79 of that time: smaller cells cost more than they hide",
+        double="less of the transfer is overlapped with reduction",
+    )
+    max_segments: int = value(
+        64,
+        "chosen: cells of 2 MiB up to chunks of 128 MiB",
+        half="less overlap in larger chunks than 64 MiB",
+        double="longer programs of large chunks",
+    )
+    # On slower networks they are such that their bytes take this many times their start.
+    segment_starts: int = value(
+        32,
+        "ring, 256 KiB there: 1.79 to 1.86 (2 MiB 2.06, 1 MiB 1.95)",
+        half="starts are 6 % of the time, not 3",
+        double="hardly another time there; later first cells",
+    )
+    least_segment_nbytes: int = value(
+        64 << 10,
+        "chosen: the executor's own work is some 0.1 ms a message",
+        half="that work counts twice on networks that start quickly",
+        double="ranks wait longer for the first cell there",
+    )
+    # Where all that a rank receives comes from one peer, shorter ones, `credits` of them under way: what a rank was
+    # granted stands in the queue before its own grants, so that with more of it one that begins 2 ms after its
+    # neighbours loses 10 to 40, and all behind it. But not so short that the executor's own work counts. Exchanges with
+    # many peers lose by it (rhd 1.84 to 1.94).
+    stream_starts: int = value(
+        12,
+        "ring, 50 to 128 KB there: 1.78 to 1.79",
+        half="hardly another time there",
+        double="up to 1.86 where a rank begins late",
+    )
+    least_stream_s: float = value(
+        1e-3,
+        "the executor's own work is some 0.1 ms a message",
+        half="that work is a fifth of a message's time",
+        double="who begins late loses more, on networks that start quickly",
+    )
+    # Under load a network takes several unloaded starts to answer, since what grants the next message queues behind
+    # bulk. So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it,
+    # in `credits` messages, one of them as yet on its way to be granted.
+    loaded_starts: int = value(
+        12,
+        "late_join, 75 to 100 KB under way there: 1.03 to 1.04",
+        half="the network may idle between messages (not measured)",
+        double="1.09 to 1.39: flows meet at ports",
+    )
+    credits: int = value(
+        2,
+        "one message comes while the next is granted",
+        half="nothing comes while a message is granted",
+        double="ranks that share a NIC: 1.40 for 1.20 of the time, 4 a NIC",
+    )
+    least_piece_nbytes: int = value(
+        16 << 10,
+        "chosen: below it a start is most of a message's time",
+        half="more messages on networks that start quickly",
+        double="flows meet at ports for longer there",
+    )
+    # The part of a start-up time that counts where the next message is posted before the last has come.
+    overlapped: float = value(
+        0.1,
+        "what is left is the executor's own work",
+        half="series of short messages are predicted too short",
+        double="series of short messages are predicted too long",
+    )
+    # What takes a start is a message of so many bytes: an empty one is over so soon that what it took varies by half
+    # from one measurement to the next, and pieces with it.
+    start_nbytes: int = value(
+        4 << 10,
+        "8 hosts on 2 cores: 0.35 to 0.39 ms; empty messages 0.23 to 0.58",
+        half="starts, and so pieces, vary more from job to job",
+        double="starts contain more of what bytes take",
+    )
+    # From the least size of a model's last piece to the greatest one that was measured.
+    large: int = value(
+        4,
+        "the largest sizes that are measured, 1 and 4 MiB",
+        half="bandwidths of messages that caches, or a token bucket, made fast",
+        double="bandwidths of sizes that nobody has measured",
+    )
+
+
+POLICY = PacingPolicy()
 
 
 def start_s(model: CostModel) -> float:
     """What it takes to start a message, s, steadier than alpha."""
-    return float(model.message_s(START_NBYTES)) if model.pieces else model.alpha_s
+    return float(model.message_s(POLICY.start_nbytes)) if model.pieces else model.alpha_s
 
 
 def sustained(model: CostModel) -> CostModel:
     """`model` for long series of messages that are posted ahead: one line, with a part of a start."""
     # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
-    nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
+    nbytes = POLICY.large * model.pieces[-1].nbytes if model.pieces else 1.0
     beta = max(0.0, float(model.message_s(nbytes)) - model.alpha_s) / nbytes
-    return CostModel(OVERLAPPED * start_s(model), beta, model.gamma_s_per_byte, (), model.serial_messages)
+    return CostModel(POLICY.overlapped * start_s(model), beta, model.gamma_s_per_byte, (), model.serial_messages)
 
 
 def over_nodes(model: CostModel, inside: Sequence[CostModel]) -> CostModel:
@@ -120,20 +189,21 @@ def traffic_of(
 
 def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic = ROUNDS) -> int:
     """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same."""
-    most = SEGMENT_NBYTES
+    most = POLICY.segment_nbytes
     if model is not None and traffic != EXCHANGES:
-        ideal = bytes_of_starts(model, SEGMENT_STARTS)
+        ideal = bytes_of_starts(model, POLICY.segment_starts)
         if traffic == STREAM:
-            ideal = max(bytes_of_starts(model, STREAM_STARTS), _bytes_within(model, LEAST_STREAM_S))
-        most = int(min(most, max(ideal, LEAST_SEGMENT_NBYTES)))
+            ideal = max(bytes_of_starts(model, POLICY.stream_starts), _bytes_within(model, POLICY.least_stream_s))
+        most = int(min(most, max(ideal, POLICY.least_segment_nbytes)))
         if traffic == PIECES:
             most = min(most, piece_nbytes(model))
-    return max(most, -(-chunk_nbytes // MAX_SEGMENTS))
+    return max(most, -(-chunk_nbytes // POLICY.max_segments))
 
 
 def piece_nbytes(model: CostModel) -> int:
     """Bytes of a message of a late-rank algorithm, at most."""
-    return int(max(LEAST_PIECE_NBYTES, min(bytes_of_starts(model, LOADED_STARTS) / CREDITS, SEGMENT_NBYTES)))
+    ideal = bytes_of_starts(model, POLICY.loaded_starts) / POLICY.credits
+    return int(max(POLICY.least_piece_nbytes, min(ideal, POLICY.segment_nbytes)))
 
 
 def credits(
@@ -149,6 +219,6 @@ def credits(
     paced_nbytes = transport.capabilities.receiver_paced_nbytes
     if model is None or not paced_nbytes or nbytes < paced_nbytes or traffic == ROUNDS:
         return None
-    if traffic == STREAM and segment_nbytes(model, 0, STREAM) == SEGMENT_NBYTES:
+    if traffic == STREAM and segment_nbytes(model, 0, STREAM) == POLICY.segment_nbytes:
         return None
-    return max(1, CREDITS * piece_nbytes(model) // (nbytes * sharers)) if traffic == PIECES else CREDITS
+    return max(1, POLICY.credits * piece_nbytes(model) // (nbytes * sharers)) if traffic == PIECES else POLICY.credits

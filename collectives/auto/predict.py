@@ -17,7 +17,8 @@ from lanterne.collectives.algorithms.catalogue import (
     on_leaves,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
-from lanterne.collectives.auto.pacing import LARGE, over_nodes, start_s, sustained
+from lanterne.collectives.auto.pacing import POLICY as PACING
+from lanterne.collectives.auto.pacing import over_nodes, start_s, sustained
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.topology import Topology
@@ -229,7 +230,7 @@ def pass_s(links: Links, nbytes: float) -> float:
 
     0 where they are fewer than was measured of long series, or the links are those of nodes (see in_series).
     """
-    if isinstance(links, Topology) or not links.pieces or nbytes < LARGE * links.pieces[-1].nbytes:
+    if isinstance(links, Topology) or not links.pieces or nbytes < PACING.large * links.pieces[-1].nbytes:
         return 0.0
     return nbytes * sustained(links).beta_s_per_byte
 

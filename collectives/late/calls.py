@@ -23,7 +23,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
@@ -55,13 +55,10 @@ from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, Record
 from lanterne.transport.board.sequencer import POLICY as SEQUENCER
+from lanterne.transport.steering import steers, value
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
-# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores, and scheduling keeps those apart by a few ms
-# without any being late: below this predicted time, SHARED times as much there, or this size, it is not asked.
-LEAST_NORMAL_S, SHARED = 2e-3, 4
-LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
 # Where ranks share nodes.
@@ -69,32 +66,124 @@ NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
 # And where some of those have slow NICs.
 SLOW_ALGORITHM = "hier_late_slow"
 # Those that know no nodes, in which the late rank has messages with many at once: for small buffers, where start-up
-# times count most. Only where they are predicted to take such a part of the others' join, since a network likes them
-# less than the model does.
-CROWDED_ALGORITHMS, MOST_CROWDED = ("late_join_allpairs", "late_direct", "late_broadcast"), 0.96
-# Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
-# every choice has a plan, which the first call that needs it has to make.
+# times count most.
+CROWDED_ALGORITHMS = ("late_join_allpairs", "late_direct", "late_broadcast")
+# Of late_hybrid: shares of the chunks that join late. Few, since every choice has a plan, which the first call that
+# needs it has to make.
 CUTS = (0.25, 0.5, 0.75)
-# And those only that may save such a part of the join: one that was too low, since a model measured under load made the
-# reduce-scatter too long, costs several times what a good one saves.
-LEAST_GAIN = 0.04
-LEAST_CUT_S = 20e-3
-# Without several ranks begin calls that take so long, since each set of ranks has a plan of its own; where the join
-# takes such a part of the ordinary algorithm's time.
-LEAST_SEVERAL_S = 50e-3
-MOST_JOIN = 0.9
-PRICED_SLICES = 16
 _making = threading.Lock()
-# After its time is over a rank gives the board, and others that finish what they began, this long.
-GRACE_S = 5.0
-# The plans of calls by the board that are kept.
-MAX_PLANS = 64
-# Calls go ahead of others while these have less scratch memory than this.
-AHEAD_NBYTES = 256 << 20
-# So many calls that did not ask are reported together, or at the next one that asks.
-MAX_UNREPORTED = 64
-# An odd stride: what recurs every few calls is not missed.
-SHORT_CALLS, SHORT_STRIDE = 256, 17
+
+
+@steers
+@dataclass(frozen=True)
+class LateCallPolicy:
+    """Which calls ask the board, what it may choose from, and what is kept of it."""
+
+    # Calls that are predicted to take less than the first, `shared` times as much where ranks share cores, or that have
+    # fewer bytes do not ask: scheduling keeps ranks apart by a few ms there without any being late.
+    least_normal_s: float = value(
+        2e-3,
+        "the board costs 0.05 ms a call, up to 1 ms where ranks share cores",
+        half="it costs up to 5 % of the calls that ask",
+        double="ranks that are late to calls of 2 to 4 ms hold all up",
+    )
+    shared: int = value(
+        4,
+        "up to 1 ms a call is an eighth of 8 ms",
+        half="it costs up to a quarter of the calls that ask",
+        double="late ranks hold up calls of 8 to 16 ms there",
+    )
+    least_nbytes: int = value(
+        64 << 10,
+        "chosen: starts, not bytes, are the time of smaller ones",
+        half="calls ask that a late-rank algorithm hardly shortens",
+        double="late ranks hold up calls of 64 to 128 KiB",
+    )
+    # Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
+    most_crowded: float = value(
+        0.96,
+        "a network likes many messages at once less than the model does",
+        half="hardly ever taken: small buffers join later",
+        double="taken wherever they can be, also where they are slower",
+    )
+    # And late_hybrid only where it may save such a part of the join, of calls that take so long: a cut that was too low
+    # costs several times what a good one saves.
+    least_gain: float = value(
+        0.04,
+        "chosen: models measured under load are wrong by more",
+        half="more bad cuts",
+        double="cuts that save 4 to 8 % are not tried",
+    )
+    least_cut_s: float = value(
+        20e-3,
+        "each choice has a plan, made at the first call that needs it",
+        half="more plans, of calls that gain little by them",
+        double="calls of 20 to 40 ms join whole",
+    )
+    # Without several ranks begin calls that take so long, where the join takes such a part of the ordinary time.
+    least_several_s: float = value(
+        50e-3,
+        "each set of ranks has a plan of its own",
+        half="more plans, of calls that gain little by them",
+        double="several late ranks hold up calls of 50 to 100 ms",
+    )
+    most_join: float = value(
+        0.9,
+        "chosen",
+        half="calls with two late ranks mostly wait for both",
+        double="calls begin without ranks although that saves nothing",
+    )
+    # Of schedules with more chunks, so many for each rank that is there are priced.
+    priced_slices: int = value(
+        16,
+        "chosen",
+        half="prices of long pipelines are less exact",
+        double="pricing takes twice as long when a signature is new",
+    )
+    # After its time is over a rank gives the board, and others that finish what they began, this long.
+    grace_s: float = value(
+        5.0,
+        "chosen: a busy store answers within a second",
+        half="ranks on busy machines blame each other, not the late one",
+        double="errors of a lost board come 5 s later",
+    )
+    # The plans of calls by the board that are kept.
+    max_plans: int = value(
+        64,
+        "chosen",
+        half="programs with many signatures make plans again",
+        double="twice the scratch memory of such programs",
+    )
+    # Calls go ahead of others while these have less scratch memory than this.
+    ahead_nbytes: int = value(
+        256 << 20,
+        "chosen",
+        half="shorter queues of large calls behind a late rank",
+        double="twice the memory behind a late rank",
+    )
+    # So many calls that did not ask are reported together, or at the next one that asks.
+    max_unreported: int = value(
+        64,
+        "chosen",
+        half="twice the messages to the board",
+        double="who was late is known 64 calls later",
+    )
+    # Of calls of microseconds one in `short_stride` is reported, after so many that all were.
+    short_calls: int = value(
+        256,
+        "chosen",
+        half="who is late to a program's first calls is less exact",
+        double="256 calls more are reported",
+    )
+    short_stride: int = value(
+        17,
+        "odd: what recurs every few calls is not missed",
+        half="short calls are reported twice as often",
+        double="who is late to short calls is known half as soon",
+    )
+
+
+POLICY = LateCallPolicy()
 
 
 class LateRanks:
@@ -119,7 +208,7 @@ class LateRanks:
         self._prepared: set[tuple[Key, bool, str]] = set()
         self._unreported: list[tuple[float, str]] = []
         self._short = 0
-        self.plans: Plans = Plans(communicator, [None] * MAX_PLANS)
+        self.plans: Plans = Plans(communicator, [None] * POLICY.max_plans)
         self.arrivals: ArrivalLog = ArrivalLog(communicator.world_size)
         self.ran: Counter[str] = Counter()
 
@@ -134,7 +223,7 @@ class LateRanks:
     @property
     def has_room(self) -> bool:
         """Whether a call may take scratch memory while those before it have theirs."""
-        return self._communicator.scratch.lent_nbytes < AHEAD_NBYTES
+        return self._communicator.scratch.lent_nbytes < POLICY.ahead_nbytes
 
     def is_free(self, turn: Turn) -> bool:
         """Whether the call is not to be asked about, by the record of an earlier one; alike on all ranks."""
@@ -155,16 +244,16 @@ class LateRanks:
         Cost: under 1 us.
         """
         self._unreported.append((self._communicator.machine.now_s(), signature))
-        if len(self._unreported) >= MAX_UNREPORTED:
+        if len(self._unreported) >= POLICY.max_unreported:
             self.report()
 
     def came_shortly(self) -> None:
-        """As `came`, of a call of microseconds: after the first SHORT_CALLS one of SHORT_STRIDE stands for all.
+        """As `came`, of a call of microseconds: after the first `short_calls` one of `short_stride` stands for all.
 
         The board takes as long over a call as that does.
         """
         self._short += 1
-        if self._short <= SHORT_CALLS or self._short % SHORT_STRIDE == 0:
+        if self._short <= POLICY.short_calls or self._short % POLICY.short_stride == 0:
             self.came()
 
     def report(self) -> None:
@@ -262,7 +351,7 @@ class LateRanks:
         """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
         communicator = self._communicator
         model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
-        if size < LEAST_NBYTES or collective != "all_reduce" or communicator.deterministic or model is None:
+        if size < POLICY.least_nbytes or collective != "all_reduce" or communicator.deterministic or model is None:
             return None
         key = collective, size, model
         if key not in self._policies:
@@ -276,7 +365,7 @@ class LateRanks:
             return None
         many = n > MAX_PRICED_RANKS
         normal_s = communicator.tuning.ordinary_s(collective, nbytes)
-        least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
+        least_s = POLICY.least_normal_s * (POLICY.shared if communicator.pauses.shared else 1)
         if normal_s < least_s or self.seat is None:
             return None
         links = communicator.tuning.links
@@ -285,13 +374,13 @@ class LateRanks:
         options = single_options(collective, n, nbytes, links, many)
         if many:
             return to_text(Policy(normal_s, tuple(options)))
-        if normal_s >= LEAST_CUT_S and not over_nodes:
+        if normal_s >= POLICY.least_cut_s and not over_nodes:
             options += cut_options(options[0], n)
-        if normal_s >= LEAST_SEVERAL_S:
+        if normal_s >= POLICY.least_several_s:
             numbers = range(2, min(MAX_LATE, n - 1) + 1)
             group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
-            options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
+            options += [option for option in several if option.join_s < POLICY.most_join * normal_s]
         return to_text(Policy(normal_s, tuple(options)))
 
 
@@ -316,7 +405,7 @@ def single_options(collective: str, world_size: int, nbytes: int, links: Links, 
     if not isinstance(links, Topology) or many:
         return options
     crowded = [make_option(collective, name, world_size, nbytes, links) for name in CROWDED_ALGORITHMS]
-    least_s = MOST_CROWDED * min(option.join_s for option in options)
+    least_s = POLICY.most_crowded * min(option.join_s for option in options)
     return options + [option for option in crowded if option.join_s < least_s]
 
 
@@ -339,7 +428,7 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
     for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
         before_s = whole.before_s * joined / chunks
         cut_s = whole.before_s - before_s
-        if cut_s / world_size >= LEAST_GAIN * whole.join_s:
+        if cut_s / world_size >= POLICY.least_gain * whole.join_s:
             choice = f"late_hybrid/{chunks}/{joined}"
             options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
     return options
@@ -361,7 +450,7 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
         return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, paced), late)
     nodes = nodes_of_links(links)
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
-    priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
+    priced = chunks if late == 1 or chunks is None else min(chunks, POLICY.priced_slices * (world_size - late))
     before_s = join_s = 0.0
     for absent, share in _likely_absent(world_size, nodes, slow_nodes_of(links), late):
         schedule = priced_schedule(collective, name, world_size, priced, absent, nodes if line.nodes else None)
@@ -633,7 +722,7 @@ class LateRequest(CollectiveRequest):
         if self._gave_up_s is None and self._turn.waits:
             self._gave_up_s = now_s
             self._late.give_up(self._turn.number)
-        if self._gave_up_s is None or now_s > self._gave_up_s + GRACE_S:
+        if self._gave_up_s is None or now_s > self._gave_up_s + POLICY.grace_s:
             super()._expire(limit_s)
 
     def test(self) -> bool:

@@ -80,7 +80,7 @@ def stand_ins(monkeypatch):
         runtime.default.put(lambda: time.sleep(duration_s))
 
     monkeypatch.setattr(cuda_delay, "delay", delay)
-    monkeypatch.setattr(late, "LEAST_NORMAL_S", late.LEAST_NORMAL_S)
+    monkeypatch.setattr(late, "POLICY", late.POLICY)
     monkeypatch.setattr(ends, "POLICY", replace(ends.POLICY, abort_s=0.5))
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,7 +140,7 @@ def test_figures_of_collectives_on_stand_ins(monkeypatch, join):
     from lanterne.bench.scores.gpu.figures import Figure
     from lanterne.bench.scores.gpu.ranks import ALGORITHMS, figures
 
-    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
 
     def program(comm):
         return list(figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 16, 10))

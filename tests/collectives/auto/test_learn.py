@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def few_trials(monkeypatch):
     """Trials, which all other tests go without, of two sizes."""
     monkeypatch.delenv("LANTERNE_TRIALS", raising=False)
     monkeypatch.setattr(trials, "TRIED_NBYTES", trials.TRIED_NBYTES[:2])
-    monkeypatch.setattr(trials, "TRIALS", 2)
+    monkeypatch.setattr(trials, "POLICY", replace(trials.POLICY, trials=2))
 
 
 def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypatch, few_trials):

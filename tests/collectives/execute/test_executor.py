@@ -2,6 +2,7 @@
 
 import functools
 import time
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -246,7 +247,7 @@ def many_segments(comm):
 
 
 def test_many_segments(monkeypatch):
-    monkeypatch.setattr(pacing, "SEGMENT_NBYTES", 64)
+    monkeypatch.setattr(pacing, "POLICY", replace(pacing.POLICY, segment_nbytes=64))
     total = functools.reduce(np.add, [random_array(rank, 3001, "int64") for rank in range(3)])
     for result in spawn(3, many_segments):
         np.testing.assert_array_equal(result, total)

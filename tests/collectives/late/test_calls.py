@@ -15,7 +15,7 @@ from lanterne.collectives.execute import plans
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import calls as late
-from lanterne.collectives.late.calls import GRACE_S, LateRequest, cut_options, key_of
+from lanterne.collectives.late.calls import POLICY, LateRequest, cut_options, key_of
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
@@ -33,7 +33,7 @@ COUNT = 1 << 16
 @pytest.fixture(autouse=True)
 def cores_do_not_matter(monkeypatch):
     """Calls ask from the same size on, whether ranks share cores here or not."""
-    monkeypatch.setattr(late, "SHARED", 1)
+    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=1))
 
 
 def check(comm, number, count=COUNT, **options):
@@ -307,7 +307,7 @@ def dies(comm):
 
 def test_a_rank_that_dies_before_it_comes():
     with pytest.raises(KeyError):
-        spawn(3, dies, timeout_s=GRACE_S + 20)
+        spawn(3, dies, timeout_s=POLICY.grace_s + 20)
 
 
 def two_in_flight(comm):
@@ -394,7 +394,7 @@ def asks(comm, ranks_here):
 
 
 def test_where_ranks_share_cores_only_longer_calls_ask(monkeypatch):
-    monkeypatch.setattr(late, "SHARED", 3)
+    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=3))
     assert spawn(4, asks, 1) == [[True, True]] * 4
     assert spawn(4, asks, 10 * os.cpu_count()) == [[False, True]] * 4
 

@@ -3,6 +3,7 @@
 Times are x: from the last rank's call to the last completion, in multiples of what a port takes for all buffers.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -63,7 +64,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def cores_do_not_matter(monkeypatch):
     """Calls ask from the same size on, whether ranks share cores here or not."""
-    monkeypatch.setattr(late, "SHARED", 1)
+    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=1))
 
 
 @pytest.fixture
