@@ -179,6 +179,51 @@ class SeenCalls:
             return None
 
 
+class ToldHangs:
+    """What was told of calls that do not end: what is new of them is told, and incidents are kept."""
+
+    def __init__(self, seen: SeenCalls) -> None:
+        self._seen = seen
+        self._incidents: list[Hang] = []  # those that went on, the latest
+        self._now: Hang | None = None
+        self._told: tuple[str, tuple[int, ...]] | None = None
+
+    def take(self, hang: Hang | None) -> list[Hang]:
+        """What is to be told, `hang` being what lasts now: that, or also that what was told has gone on."""
+        found: list[Hang] = []
+        before = self._now
+        if before is not None and (
+            hang is None or (before.communicator, before.number) != (hang.communicator, hang.number)
+        ):
+            found, before = [self._over(before)], None
+        if hang is None:
+            self._now = self._told = None
+            return found
+        told = hang.kind, hang.ranks
+        if before is None or told != self._told or hang.is_incident > before.is_incident:
+            found.append(hang)
+        elif hang.is_placed > before.is_placed and not hang.is_incident:
+            found.append(hang)
+        if before is not None and before.is_incident and (told == self._told or not hang.is_incident):
+            # What was told stays: at the end all are gone, whoever was there.
+            hang = replace(before, wait_s=hang.wait_s)
+        self._told, self._now = told, hang
+        return found
+
+    def _over(self, hang: Hang) -> Hang:
+        """What was told has gone on."""
+        ended = replace(hang, ended_after_s=hang.wait_s)
+        self._seen.waited(hang.communicator, hang.name, hang.wait_s)
+        if hang.is_incident:
+            self._incidents = [*self._incidents[1 - MAX_HANGS :], ended]
+        return ended
+
+    def report(self) -> list[dict[str, Any]]:
+        """The incidents up to now, the one that lasts at the end."""
+        lasting = [self._now] if self._now is not None and self._now.is_incident else []
+        return [hang.record() for hang in (*self._incidents, *lasting)]
+
+
 class HangFinder:
     """Finds Hangs; `add` what every rank's log has new, then `look`.
 
@@ -189,7 +234,7 @@ class HangFinder:
             been seen before.
         settle: adds all calls that have ended up to now; called when that matters.
 
-    Attributes: `thresholds`, which may be changed; `hangs`: of those that were incidents, the latest.
+    Attributes: `thresholds`, which may be changed; `told`, the ToldHangs.
 
     Cost: some 2 us a rank and time; memory is bounded.
     """
@@ -203,15 +248,13 @@ class HangFinder:
     ) -> None:
         self.thresholds = thresholds
         self._settle = settle
-        self.hangs: list[Hang] = []
         self._seen = SeenCalls(folder)
+        self.told: ToldHangs = ToldHangs(self._seen)
         self._where = where
         # (rank, index of its call) -> when it was first seen, of a clock that stands still while the reader does.
         self._since: dict[tuple[int, int], float] = {}
         self._clock_s = 0.0
         self._looked_s: float | None = None
-        self._now: Hang | None = None
-        self._told: tuple[str, tuple[int, ...]] | None = None
 
     def add_rank(self, rank: int, queued: Iterable[str]) -> None:
         """Expect calls of `rank`, of which those named in `queued` return before all have come: it waits later."""
@@ -254,30 +297,9 @@ class HangFinder:
         status_s = max(self.thresholds.status_s, STATUS_ITERATIONS * iteration_s)
         longest = max((one.age_s for one in blocked.values()), default=0.0)
         if longest < status_s:
-            return self._over()
+            return self.told.take(None)
         begun = {rank: self._seen.begun(rank, calls) for rank, calls in opened.items()}
-        hang = self._diagnose(blocked, begun, world_size, status_s)
-        if hang is None:
-            return self._over()
-        found: list[Hang] = []
-        before = self._now
-        if before is not None and (before.communicator, before.number) != (hang.communicator, hang.number):
-            found, before = self._over(), None
-        told = hang.kind, hang.ranks
-        if before is None or told != self._told or hang.is_incident > before.is_incident:
-            found.append(hang)
-        elif hang.is_placed > before.is_placed and not hang.is_incident:
-            found.append(hang)
-        if before is not None and before.is_incident and (told == self._told or not hang.is_incident):
-            # What was told stays: at the end all are gone, whoever was there.
-            hang = replace(before, wait_s=hang.wait_s)
-        self._told, self._now = told, hang
-        return found
-
-    def report(self) -> list[dict[str, Any]]:
-        """The incidents up to now, the one that lasts at the end."""
-        lasting = [self._now] if self._now is not None and self._now.is_incident else []
-        return [hang.record() for hang in (*self.hangs, *lasting)]
+        return self.told.take(self._diagnose(blocked, begun, world_size, status_s))
 
     # -- who waits
 
@@ -373,17 +395,6 @@ class HangFinder:
             kind, call.name, number, communicator, call.nbytes, where, others, inside, unknown[key], ages_s[key],
             hopeless or ages_s[key] > limit_s,
         )  # fmt: skip
-
-    def _over(self) -> list[Hang]:
-        """Whatever was told has gone on."""
-        hang, self._now, self._told = self._now, None, None
-        if hang is None:
-            return []
-        ended = replace(hang, ended_after_s=hang.wait_s)
-        self._seen.waited(hang.communicator, hang.name, hang.wait_s)
-        if hang.is_incident:
-            self.hangs = [*self.hangs[1 - MAX_HANGS :], ended]
-        return [ended]
 
 
 def _plain(name: str) -> str:

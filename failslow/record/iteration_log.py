@@ -34,6 +34,77 @@ class Notice(NamedTuple):
     cause: Cause | None
 
 
+class Spells:
+    """Whom slow iterations are put down to, while iterations are of one kind.
+
+    Args:
+        iterations: as IterationLog has them; `late`: who came last in them.
+        matcher: tells of which ranks nothing is known.
+        first_row: the index of the first.
+
+    Attributes: `blame`: the causes of all spells; `lasting`: of the spell that lasts the onset, its event, and what an
+    iteration took before; or None.
+    """
+
+    def __init__(
+        self,
+        iterations: deque[tuple[int, float, float]],
+        late: LateArrivals,
+        matcher: Matcher,
+        first_row: int,
+    ) -> None:
+        self.lasting: tuple[int, LevelEvent, float] | None = None
+        self._iterations = iterations
+        self.blame: Blame = Blame(late)
+        self._matcher = matcher
+        self._first_row = first_row
+
+    def judge(self, event: LevelEvent, index: int, *, slow: bool) -> Cause | None:
+        """Who made iterations slow, as known at `index`; None of an event that says nothing about it.
+
+        Args:
+            slow: whether iterations are, after `event`.
+        """
+        at = self._first_row + event.index
+        usual = self._usual(at)
+        if event.ratio > 1.0 and self.lasting is None:
+            if usual is None:
+                return UNKNOWN
+            self.lasting = at, event, usual[1]
+            return self.blame.begin(usual[0], at, index, usual[1], self._time_s(at, index), self._silent())
+        if event.ratio < 1.0 and (event.kind == "relief" or not slow):
+            first, self.lasting = self.lasting is None and not self.blame.causes, None
+            if first and event.kind == "relief":
+                first_row = max(self._iterations[0][0] + 1, self._first_row + SKIPPED_ROWS // 2)
+                usual_s, slow_s = self._time_s(at, index), self._time_s(first_row, at - 1)
+                return self.blame.recovered(first_row, at, index, usual_s, slow_s, self._silent())
+        return None
+
+    def follow(self, index: int) -> Notice | None:
+        """Who makes iterations slow now, at `index`, if that is another than before."""
+        if self.lasting is None:
+            return None
+        onset, event, usual_s = self.lasting
+        latest_s = self._time_s(index - LATEST_TIMES + 1, index)
+        cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent())
+        return None if cause is None else Notice(event, f"iteration {index}: slow for another reason now", cause)
+
+    def _silent(self) -> tuple[int, ...]:
+        """Ranks of which nothing is known."""
+        return tuple(sorted(self._matcher.silent))
+
+    def _usual(self, onset: int) -> tuple[int, float] | None:
+        """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
+        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
+        return (first, self._time_s(first, onset - 1)) if first < onset else None
+
+    def _time_s(self, first: int, last: int) -> float:
+        """The median time of iterations [first, last]."""
+        begin = self._iterations[0][0]
+        rows = islice(self._iterations, max(first - begin, 0), last - begin + 1)
+        return median([time_s for _, _, time_s in rows] or [0.0])
+
+
 class IterationLog:
     """The iterations as the calls of one rank, the lead, show them.
 
@@ -51,9 +122,7 @@ class IterationLog:
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
         self._settle = settle
-        self._blame = Blame(self.late)
-        # The onset of the spell that lasts, its event, and what an iteration took before.
-        self._spell: tuple[int, LevelEvent, float] | None = None
+        self._spells = Spells(self.iterations, self.late, matcher, 0)
         # Iterations whose calls are not known yet; of the latest of them index, event, its words.
         self._unjudged = 0
         self._iterated: list[tuple[int, LevelEvent | None, str]] = []
@@ -77,7 +146,8 @@ class IterationLog:
     @property
     def usual_s(self) -> float | None:
         """What an iteration takes when nothing is slow."""
-        return self._spell[2] if self._spell is not None else self._tracker.level_s
+        lasting = self._spells.lasting
+        return self._tracker.level_s if lasting is None else lasting[2]
 
     @property
     def lasting(self) -> Incident | None:
@@ -146,7 +216,7 @@ class IterationLog:
         """What there is to say since the last time."""
         self._unjudged += len(self._iterated)
         # Of most iterations nothing is to be said, whoever came late in them.
-        says = self._spell is not None or any(event is not None for _, event, _ in self._iterated)
+        says = self._spells.lasting is not None or any(event is not None for _, event, _ in self._iterated)
         if says or self._unjudged >= MAX_UNJUDGED:
             self.judge(world_size)
         self._iterated.clear()
@@ -176,8 +246,7 @@ class IterationLog:
         self.iterations.clear()
         self.recent.clear()
         self.late.clear()
-        self._blame = Blame(self.late)
-        self._spell = None
+        self._spells = Spells(self.iterations, self.late, self._matcher, self._first_row)
 
     def age_s(self, index: int) -> float:
         """How long before the latest iteration iteration `index` ended; 0 where neither is known."""
@@ -218,49 +287,15 @@ class IterationLog:
     def _notices(self, index: int, event: LevelEvent | None, text: str) -> Iterator[Notice]:
         """What is to be said after iteration `index`: its event, with who is to blame, or that it is another now."""
         if event is not None:
-            cause = self._judge(event, index) if event.confirmed_at is not None else None
+            is_sure = event.confirmed_at is not None
+            cause = self._spells.judge(event, index, slow=self._tracker.slow) if is_sure else None
             yield Notice(event, text, cause)
-        elif self._spell is not None:
-            onset, event, usual_s = self._spell
-            latest_s = self._time_s(index - LATEST_TIMES + 1, index)
-            cause = self._blame.follow(onset, usual_s, latest_s, index, self._silent())
-            if cause is not None:
-                yield Notice(event, f"iteration {index}: slow for another reason now", cause)
-
-    def _judge(self, event: LevelEvent, index: int) -> Cause | None:
-        """Who made iterations slow, as known at `index`; None of an event that says nothing about it."""
-        at, usual = self._first_row + event.index, self._usual(self._first_row + event.index)
-        if event.ratio > 1.0 and self._spell is None:
-            if usual is None:
-                return UNKNOWN
-            self._spell = at, event, usual[1]
-            return self._blame.begin(usual[0], at, index, usual[1], self._time_s(at, index), self._silent())
-        if event.ratio < 1.0 and (event.kind == "relief" or not self._tracker.slow):
-            first, self._spell = self._spell is None and not self._blame.causes, None
-            if first and event.kind == "relief":
-                first_row = max(self.iterations[0][0] + 1, self._first_row + SKIPPED_ROWS // 2)
-                usual_s, slow_s = self._time_s(at, index), self._time_s(first_row, at - 1)
-                return self._blame.recovered(first_row, at, index, usual_s, slow_s, self._silent())
-        return None
-
-    def _usual(self, onset: int) -> tuple[int, float] | None:
-        """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
-        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self.iterations[0][0] + 1)
-        return (first, self._time_s(first, onset - 1)) if first < onset else None
-
-    def _time_s(self, first: int, last: int) -> float:
-        """The median time of iterations [first, last]."""
-        begin = self.iterations[0][0]
-        rows = islice(self.iterations, max(first - begin, 0), last - begin + 1)
-        return median([time_s for _, _, time_s in rows] or [0.0])
-
-    def _silent(self) -> tuple[int, ...]:
-        """Ranks of which nothing is known."""
-        return tuple(sorted(self._matcher.silent))
+        elif self._spells.lasting is not None and (notice := self._spells.follow(index)) is not None:
+            yield notice
 
     def _incident(self, incident: Incident) -> dict[str, Any]:
         record = _shifted(asdict(incident), self._first_row)
-        causes = self._blame.of(record["onset"], record["relief"])
+        causes = self._spells.blame.of(record["onset"], record["relief"])
         about = {"lasts": record["relief"] is None, "calls": self._spacing, "cause": causes[0], "causes": causes}
         return record | about
 

@@ -71,6 +71,44 @@ class CallTotals:
         ]
 
 
+class HeldRecords:
+    """Records of each rank of which only the iterations are known yet. `nbytes`: how much of them there is."""
+
+    def __init__(self) -> None:
+        self.nbytes: int = 0
+        self._parts: dict[int, list[bytes]] = {}
+
+    def add(self, rank: int, records: bytes) -> None:
+        """Hold these of `rank`, too."""
+        self._parts.setdefault(rank, []).append(records)
+        self.nbytes += len(records)
+
+    def take(self) -> dict[int, bytes]:
+        """All of them, by rank; none is held then."""
+        parts, self._parts, self.nbytes = self._parts, {}, 0
+        return {rank: b"".join(found) for rank, found in sorted(parts.items())}
+
+
+class Beats:
+    """When a rank last gave a sign of life, by the reader's clock."""
+
+    def __init__(self) -> None:
+        # rank -> what its clock said last, and when that was by ours.
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def look(self, readers: Mapping[int, RingReader]) -> None:
+        """See which clocks have gone on."""
+        now_s = time.monotonic()
+        for rank, reader in readers.items():
+            if self._seen.get(rank, (None, 0.0))[0] != reader.beat_s:
+                self._seen[rank] = reader.beat_s, now_s
+
+    def age_s(self, rank: int) -> float | None:
+        """For how long the clock of `rank` has stood still; None of one that was never seen."""
+        seen = self._seen.get(rank)
+        return None if seen is None else time.monotonic() - seen[1]
+
+
 class JobLog:
     """Reads the call logs in `folder`; call `poll()` every now and then.
 
@@ -97,8 +135,7 @@ class JobLog:
         self.filled: float = 0.0
         self.hangs: list[Hang] = []
         self._finder = HangFinder(self.folder, self.where, thresholds, self._settle)
-        # rank -> what its clock said last, and when that was by ours.
-        self._beats: dict[int, tuple[float, float]] = {}
+        self._beats = Beats()
         self._readers: dict[int, RingReader] = {}
         self._seen: set[Path] = set()
         self._matcher = Matcher()
@@ -106,10 +143,8 @@ class JobLog:
         self.iterations: deque[tuple[int, float, float]] = self._iterations.iterations
         self._calls = CallTotals()
         self._per_rank: dict[int, int] = {}
-        # Records of each rank that only their iterations are known of, and when there were none.
-        self._unsettled: dict[int, list[bytes]] = {}
-        self._unsettled_nbytes = 0
-        self._settled_s = -inf
+        self._unsettled = HeldRecords()
+        self._settled_s = -inf  # when there were none
         self._polls = 0
         self._refused: list[str] = []
 
@@ -132,12 +167,11 @@ class JobLog:
         before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         for rank, read in records.items():
             if read:
-                self._unsettled.setdefault(rank, []).append(read)
-                self._unsettled_nbytes += len(read)
+                self._unsettled.add(rank, read)
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
         if self.lead is not None and (read := records[self.lead]):
             self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
-        if self._unsettled_nbytes >= MAX_UNSETTLED_NBYTES:
+        if self._unsettled.nbytes >= MAX_UNSETTLED_NBYTES:
             self._iterations.judge(self.world_size)
         self.hangs = self._find_hangs()
         found = self._iterations.take(self.world_size)
@@ -147,26 +181,22 @@ class JobLog:
     def _settle(self) -> None:
         """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
         self._settled_s = time.monotonic()
-        if self._unsettled:
-            new = NewCalls({rank: b"".join(found) for rank, found in sorted(self._unsettled.items())}, self._readers)
-            self._unsettled.clear()
-            self._unsettled_nbytes = 0
+        if self._unsettled.nbytes:
+            new = NewCalls(self._unsettled.take(), self._readers)
             self._finder.add(new)
             self._matcher.add(new)
             if self.lead in new.parts:
                 self._calls.add(new, self.lead)
 
     def _find_hangs(self) -> list[Hang]:
-        now_s = time.monotonic()
+        self._beats.look(self._readers)
         for rank, reader in self._readers.items():
-            if self._beats.get(rank, (None, 0.0))[0] != reader.beat_s:
-                self._beats[rank] = reader.beat_s, now_s
             if reader.lost or reader.faults:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         latest = [time_s for _, _, time_s in islice(reversed(self.iterations), USUAL)]
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(now_s, opened, median(latest or [0.0]), self.world_size, ended)
+        return self._finder.look(time.monotonic(), opened, median(latest or [0.0]), self.world_size, ended)
 
     def _find_logs(self) -> None:
         for path in sorted({*self.folder.glob("rank-*.calls")} - self._seen):
@@ -205,7 +235,7 @@ class JobLog:
             },
             "events": self._iterations.events(),
             "incidents": self.incidents(),
-            "hangs": self._finder.report(),
+            "hangs": self._finder.told.report(),
             "arrivals": _arrivals(self._readers, self._matcher, self._per_rank),
             "calls": self._calls.report(),
             "notes": self._notes(),
@@ -254,31 +284,12 @@ class JobLog:
 
     def where(self, rank: int) -> Whereabouts:
         """Where `rank` is now."""
-        beat_s = self._beats.get(rank)
-        age_s = None if beat_s is None else time.monotonic() - beat_s[1]
-        return whereabouts(self.folder, rank, self._readers.get(rank), age_s)
+        return whereabouts(self.folder, rank, self._readers.get(rank), self._beats.age_s(rank))
 
     def _notes(self, *, runs: bool = False) -> list[str]:
         """What there is to say beside it; not of the end, while the job runs."""
-        notes = list(self._refused)
-        if silent := [rank for rank in range(self.world_size or int(not self._readers)) if rank not in self._readers]:
-            notes.append(f"{join_ranks(silent)} reported nothing: no call that is recorded before the end")
-        for rank, reader in sorted(self._readers.items()):
-            notes += [note for note in reader.header.get("notes", ()) if note not in notes]
-            if reader.lost:
-                notes.append(f"rank {rank}: {reader.lost} calls came faster than they were read and are not counted")
-            if reader.faults:
-                notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
         names = self._calls.names()
-        made = names - {DDP_FORWARD}
-        queues = [rank for rank, one in self._readers.items() if made.intersection(one.header.get("queued", ()))]
-        if untimed := [rank for rank in queues if not self._readers[rank].timed]:
-            notes.append(f"{join_ranks(sorted(untimed))}: calls on GPUs show when they were queued, not what they took")
-        elif any(reader.timed for reader in self._readers.values()):
-            notes.append("calls on GPUs are timed by the device, by events around them")
-        broken = [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]
-        if broken and not runs:
-            notes.append(f"{join_ranks(broken)} did not end in order")
+        notes = [*self._refused, *_log_notes(self._readers, self.world_size, names, runs=runs)]
         if dropped := self._iterations.dropped:
             notes.append(f"the clock of rank {self.lead} went backwards {dropped} times")
         if self._readers and not self.iterations:
@@ -293,6 +304,31 @@ class JobLog:
         """Unmap the logs."""
         for reader in self._readers.values():
             reader.close()
+
+
+def _log_notes(
+    readers: Mapping[int, RingReader], world_size: int | None, names: set[str], *, runs: bool
+) -> list[str]:
+    """What there is to say of the logs themselves; `names`, of the calls in them."""
+    notes: list[str] = []
+    if silent := [rank for rank in range(world_size or int(not readers)) if rank not in readers]:
+        notes.append(f"{join_ranks(silent)} reported nothing: no call that is recorded before the end")
+    for rank, reader in sorted(readers.items()):
+        notes += [note for note in reader.header.get("notes", ()) if note not in notes]
+        if reader.lost:
+            notes.append(f"rank {rank}: {reader.lost} calls came faster than they were read and are not counted")
+        if reader.faults:
+            notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
+    made = names - {DDP_FORWARD}
+    queues = [rank for rank, one in readers.items() if made.intersection(one.header.get("queued", ()))]
+    if untimed := [rank for rank in queues if not readers[rank].timed]:
+        notes.append(f"{join_ranks(sorted(untimed))}: calls on GPUs show when they were queued, not what they took")
+    elif any(reader.timed for reader in readers.values()):
+        notes.append("calls on GPUs are timed by the device, by events around them")
+    broken = [rank for rank, reader in sorted(readers.items()) if not reader.ended]
+    if broken and not runs:
+        notes.append(f"{join_ranks(broken)} did not end in order")
+    return notes
 
 
 def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArrivals) -> list[dict[str, Any]]:

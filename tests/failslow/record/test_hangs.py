@@ -76,13 +76,13 @@ def test_a_rank_that_does_not_come(tmp_path, state):
     assert "not rank 2" in hang.text and "train.py:3 in step" in hang.text and "after all_reduce" in hang.text
     job.run(PATIENCE_S)
     assert job.told[-1].is_incident and len(job.told) == 1 + (not hang.is_incident)
-    (record,) = job.finder.report()
+    (record,) = job.finder.told.report()
     assert json.loads(json.dumps(record)) == record and record["ended_after_s"] is None
     job.call([2])
     job.leave()
     job.run(1)
     assert "went on after" in job.told[-1].text
-    (record,) = job.finder.report()
+    (record,) = job.finder.told.report()
     assert record["ended_after_s"] == pytest.approx(PATIENCE_S + STATUS_S + 1, abs=1)
 
 
