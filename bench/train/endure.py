@@ -158,4 +158,4 @@ def tell(training: Enduring, args: argparse.Namespace, so_far: int) -> int:
 
 def summary(training: Enduring) -> dict[str, Any]:
     """For JSON: what came of it."""
-    return {"changes_of_ranks": [change._asdict() for change in training.changes], "copy_s": training.copy_s}
+    return {"changes_of_ranks": [change._asdict() for change in training.changes], "copy_s": training.kept.seconds}

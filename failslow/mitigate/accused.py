@@ -5,11 +5,9 @@ from typing import Any
 
 from lanterne.failslow.mitigate.baseline import in_words
 from lanterne.failslow.mitigate.decision import blamed
-from lanterne.failslow.mitigate.strategies import Slowness
+from lanterne.failslow.mitigate.strategies import WELL, Slowness
 from lanterne.failslow.mitigate.suspicion import Suspicion
 from lanterne.pipeline.adapt.suspect import Suspect
-
-WELL = Slowness({}, {})
 
 
 class Accused:

@@ -4,21 +4,23 @@ Paper: Wu et al. (GREYHOUND), section 4.3, "profiling"; differs: against the job
 is nobody's fault.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite, nan, sqrt
 from statistics import mean, median
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lanterne.failslow.mitigate.decision import ControllerSettings, Seen
-from lanterne.failslow.mitigate.strategies import Arrangement, Slowness
+from lanterne.failslow.mitigate.strategies import WELL, Arrangement, Forecaster, Slowness
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.adapt.suspect import Suspect
 
 # Share of the all-reduces in health that tells how long one may take.
 ORDINARY = 0.9
 NOBODY: Mapping[int, float] = MappingProxyType({})
+# Of ((places,) seconds of work on a microbatch, seconds of the gradients' all-reduce).
+MakeForecaster: TypeAlias = Callable[[Sequence[float], float], Forecaster]
 
 
 @dataclass(frozen=True)
@@ -199,3 +201,60 @@ def blamed_and_idle(now: Arrangement, slow: Slowness) -> tuple[Link, ...]:
         return (copy == other_copy and abs(place - other_place) == 1) or place == other_place
 
     return tuple(link for link in slow.links if not carries(link))
+
+
+class Health:
+    """A job's health: None is known of it, then, after some iterations at home, what is usual, and a forecast.
+
+    Args:
+        home: what runs in health.
+        iterations: how many it takes to know, after the first two.
+        before, planned_s: as Controller has them.
+
+    Attributes: `usual`, the Baseline; `forecaster`; None until they are known.
+    """
+
+    def __init__(
+        self,
+        home: Arrangement,
+        make_forecaster: MakeForecaster,
+        iterations: int,
+        before: Mapping[int, float],
+        planned_s: Sequence[float],
+    ) -> None:
+        self.usual: Baseline | None = None
+        self.forecaster: Forecaster | None = None
+        self._home = home
+        self._make_forecaster = make_forecaster
+        self._iterations = iterations
+        self._before = before
+        self._planned_s = planned_s
+        self._first: list[Seen] = []
+        self._model_s = 1.0
+
+    @property
+    def usual_s(self) -> float | None:
+        """What an iteration takes in health; None until that is known."""
+        return None if self.usual is None else self.usual.iteration_s
+
+    def learn(self, seen: Seen) -> Mapping[int, float]:
+        """Take one of the first iterations: rank -> factor of those that are found slow from the start."""
+        self._first.append(seen)
+        if len(self._first) < self._iterations + 2:
+            return NOBODY
+        first = self._first[2:]
+        slow = still_slow(first, self._home, self._before, self._planned_s) if self._before else NOBODY
+        usual = baseline(first, self._home, slow)
+        if usual is None:
+            self._first.pop(0)  # Some rank reports nothing, and nobody knows what is healthy: wait.
+            return NOBODY
+        self.forecaster = self._make_forecaster(usual.work_s, max(usual.group_s))
+        self._model_s = usual.iteration_s / self.forecaster.iteration_s(self._home, Slowness(slow, {}))
+        self.usual = replace(usual, iteration_s=self.forecast_s(self._home, WELL))
+        self._first = []
+        return slow
+
+    def forecast_s(self, arrangement: Arrangement, slow: Slowness) -> float:
+        """What an iteration should take."""
+        assert self.forecaster is not None
+        return self._model_s * self.forecaster.iteration_s(arrangement, slow)

@@ -11,7 +11,6 @@ disk, and a new trainer of the remaining ranks takes it from there; the others w
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -29,7 +28,7 @@ from lanterne.failslow.mitigate.loop_state import LoopState, StoreState
 from lanterne.failslow.mitigate.observation import Observation, Wrap
 from lanterne.failslow.mitigate.reports import see
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, problem_of, stage_work_s
-from lanterne.failslow.validate.links import Link
+from lanterne.failslow.mitigate.verdicts import Verdicts
 from lanterne.failslow.validate.probe_message import LinkProbes
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.pipeline.adapt.agreement import Agreement
@@ -109,17 +108,13 @@ class ClosedLoop:
         self.now: Arrangement = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
         self._members = tuple(range(comm.world_size))
         self._team: Communicator | None = None
-        self._probed: tuple[Link, ...] = ()
-        self._slow: dict[str, float] = {str(rank): factor for rank, factor in before.items()}
         self._decision: Decision | None = None
         self._judged = 0
-        self._state: LoopState = state or StoreState(comm.transport.store)
+        self._verdicts = Verdicts(self.agreement, state or StoreState(comm.transport.store), before)
         self.controller: Controller | None = None
         if comm.rank == 0:
             planned_s = stage_work_s(self._problem)
-            self.controller = Controller(
-                self.now, self._forecaster, settings, before=before, planned_s=planned_s
-            )
+            self.controller = Controller(self.now, self._forecaster, settings, before=before, planned_s=planned_s)
         trainer = make_trainer(comm, plans, layout)
         self.trainer: Trainer | None = trainer
         nbytes = _largest_message(comm, trainer)
@@ -129,11 +124,11 @@ class ClosedLoop:
 
     @property
     def factor(self) -> float:
-        return self._slow.get(str(self.comm.rank), 1.0)
+        return self._verdicts.slow.get(self.comm.rank, 1.0)
 
     def iteration(self) -> Iteration | None:
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
-        done, links = None, self._probed
+        done, links = None, self._verdicts.probed
         link = links[self.iterations % len(links)] if links else None
         self._observation.begin(link, trains=self.trainer is not None)
         if self.trainer is not None:
@@ -161,7 +156,7 @@ class ClosedLoop:
         self._examiner.close()
         self.agreement.close()
         self.wire.close()
-        self._state.close()
+        self._verdicts.close()
 
     # -- deciding
 
@@ -179,13 +174,14 @@ class ClosedLoop:
             self._judged += len(tables)
         if not urgent:
             return
-        verdict = self._told(self._decision)
+        verdict = self._verdicts.told(self.controller, self._decision)
         self._decision = None
         if verdict is not None and verdict["kind"] == "validate":
             began_s = time.monotonic()
             measured = self._examiner.examine([*map(Suspect, verdict["suspects"])])
             self._note(verdict, began_s)
-            verdict = self._told(self.controller.validated(measured) if self.controller is not None else None)
+            decision = self.controller.validated(measured) if self.controller is not None else None
+            verdict = self._verdicts.told(self.controller, decision)
         if verdict is not None and verdict["arrangement"] is not None:
             self._rearrange(verdict)
         elif verdict is not None:
@@ -200,24 +196,6 @@ class ClosedLoop:
             for number, rows in enumerate(tables, self._judged)
         )
         return next(filter(None, map(controller.update, seen)), None)
-
-    def _told(self, decision: Decision | None) -> dict[str, Any] | None:
-        """What rank 0 decided, a dict, or None, on every rank."""
-        payload = None
-        if self.controller is not None:
-            probed = self.controller.probes
-            told = decision.to_dict() if decision is not None else None
-            slow = {str(rank): factor for rank, factor in self.controller.slow_ranks.items()}
-            changed = told or probed != self._probed or slow != self._slow
-            payload = json.dumps([told, probed, slow]).encode() if changed else b""
-            if told:
-                self._state.set(json.dumps(self.controller.state()).encode())
-        payload = self.agreement.verdict(payload)
-        if not payload:
-            return None
-        verdict, probed, self._slow = json.loads(payload)
-        self._probed = tuple((a, b) for a, b in probed)
-        return verdict
 
     def _forecaster(self, work_s: Sequence[float], gradients_s: float) -> Forecaster:
         """A Forecaster for stages that take `work_s` a microbatch."""

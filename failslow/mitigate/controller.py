@@ -14,17 +14,17 @@ it. So every order of events can be played through without a job.
 Paper: Wu et al. (GREYHOUND), sections 4 and 5; differs: evidence before blame in every step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from lanterne.failslow.mitigate.accused import WELL, Accused
+from lanterne.failslow.mitigate.accused import Accused
 from lanterne.failslow.mitigate.alarm import Alarm
-from lanterne.failslow.mitigate.baseline import NOBODY, Baseline, baseline, blamed_and_idle, evidence, still_slow
+from lanterne.failslow.mitigate.baseline import NOBODY, Health, MakeForecaster, blamed_and_idle, evidence
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, blamed
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
-from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, Slowness, arrange
+from lanterne.failslow.mitigate.strategies import WELL, Arrangement, Slowness, arrange
 from lanterne.failslow.mitigate.suspicion import Suspicion
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.adapt.suspect import Suspect
@@ -40,19 +40,18 @@ class Controller:
 
     Args:
         home: what runs in health.
-        make_forecaster: a function of ((places,) seconds of work on a microbatch, seconds of the gradients' all-reduce)
-            that makes a Forecaster.
+        make_forecaster: makes the Forecaster once it is known what is healthy.
         before: rank -> factor of those that were slow when the job had other ranks: they may be so from the start.
         planned_s: (places,) of work on a microbatch by the plan, where `before` names any.
 
-    Attributes: `now`, what runs; `decisions`, all so far; `forecaster`, None until it is known what is healthy;
-    `saved_s`: what iterations took less than they would have at home, by the forecast of that.
+    Attributes: `now`, what runs; `decisions`, all so far; `health`, the Health; `saved_s`: what iterations took less
+    than they would have at home, by the forecast of that.
     """
 
     def __init__(
         self,
         home: Arrangement,
-        make_forecaster: Callable[[Sequence[float], float], Forecaster],
+        make_forecaster: MakeForecaster,
         settings: ControllerSettings | None = None,
         *,
         before: Mapping[int, float] = NOBODY,
@@ -61,14 +60,9 @@ class Controller:
         self.home = home
         self.now: Arrangement = home
         self.settings: ControllerSettings = settings or ControllerSettings()
-        self._make_forecaster = make_forecaster
+        self.health: Health = Health(home, make_forecaster, self.settings.calibrate, before, planned_s)
         self._before = before
-        self._planned_s = planned_s
         self.decisions: list[Decision] = []
-        self.forecaster: Forecaster | None = None
-        self._usual: Baseline | None = None
-        self._model_s = 1.0
-        self._first: list[Seen] = []
         self._alarm = Alarm()
         self._suspicion = Suspicion(self.settings)
         self._accused = Accused(self._suspicion)
@@ -88,7 +82,7 @@ class Controller:
     @property
     def slow_ranks(self) -> Mapping[int, float]:
         """rank -> factor of those that are blamed; until it is known what is healthy, of those that were before."""
-        return self._before if self.forecaster is None else self.slow.ranks
+        return self._before if self.health.usual is None else self.slow.ranks
 
     @property
     def incidents(self) -> list[dict[str, Any]]:
@@ -103,17 +97,17 @@ class Controller:
     @property
     def heeds_links(self) -> bool:
         """Whether the next iteration's messages may matter: else a Seen may lack them, which spares most of it."""
-        learns = self.forecaster is None
-        return learns or bool(self.slow.links) or bool(self._suspicion) or self._alarm.at is not None
+        return self.health.usual is None or bool(self.slow.links) or bool(self._suspicion) or self._alarm.at is not None
 
     def update(self, seen: Seen) -> Decision | None:
         """The Decision that `seen` leads to, or None."""
         if not isfinite(seen.iteration_s) or seen.iteration_s <= 0:
             return None
-        if self.forecaster is None or self._usual is None:
-            return self._calibrate(seen)
+        usual = self.health.usual
+        if usual is None:
+            return self._learn(seen)
         self._count_saved(seen)
-        found = evidence(seen, self._usual, self.now, self.slow, self.settings)
+        found = evidence(seen, usual, self.now, self.slow, self.settings)
         self._suspicion.count(found, blamed(self.slow))
         if not self.slow:
             self._alarm.track(seen, is_suspicious=bool(self._suspicion))
@@ -121,7 +115,7 @@ class Controller:
             return None
         if self._accused.relieve(seen.iteration):
             return self._rearrange(seen, "relief")
-        limit_s = LONGER * self._forecast_s(self.now, self.slow) if self.slow else float("inf")
+        limit_s = LONGER * self.health.forecast_s(self.now, self.slow) if self.slow else float("inf")
         alarmed = self._alarm.at is not None or seen.iteration_s > limit_s
         suspects = self._suspicion.suspects(found, seen.iteration, blamed(self.slow), alarmed)
         if suspects:
@@ -141,10 +135,10 @@ class Controller:
             measured: severities, as Evidence has them; what is absent could not be tested, nor blamed, and where it
                 is nan, that cannot be said yet.
         """
-        assert self._waits is not None and self._usual is not None
+        assert self._waits is not None and self.health.usual is not None
         suspects, seen = self._waits
         self._waits = None
-        confirmed = self._suspicion.confirmed(suspects, measured, seen.iteration, self._usual.unit_s)
+        confirmed = self._suspicion.confirmed(suspects, measured, seen.iteration, self.health.usual.unit_s)
         return self._blame(confirmed, seen) if confirmed else None
 
     def took(self, strategy: str, seconds: float) -> None:
@@ -161,32 +155,16 @@ class Controller:
             "decisions": [decision.to_dict() for decision in self.decisions],
         }
 
-    @property
-    def usual_s(self) -> float | None:
-        """What an iteration takes in health; None until that is known."""
-        return None if self._usual is None else self._usual.iteration_s
-
     def _count_saved(self, seen: Seen) -> None:
         if self.slow and self.now != self.home:
             if self._at_home[0] != self.slow:
-                self._at_home = self.slow, self._forecast_s(self.home, self.slow)
+                self._at_home = self.slow, self.health.forecast_s(self.home, self.slow)
             self.saved_s += self._at_home[1] - seen.iteration_s
 
-    def _calibrate(self, seen: Seen) -> Decision | None:
-        self._first.append(seen)
+    def _learn(self, seen: Seen) -> Decision | None:
+        """Of the first iterations: learn what is healthy, and blame who was slow before and is so still."""
         self._alarm.learn(seen.iteration_s)
-        if len(self._first) < self.settings.calibrate + 2:
-            return None
-        first = self._first[2:]
-        slow = still_slow(first, self.home, self._before, self._planned_s) if self._before else NOBODY
-        usual = baseline(first, self.home, slow)
-        if usual is None:
-            self._first.pop(0)  # Some rank reports nothing, and nobody knows what is healthy: wait.
-            return None
-        self.forecaster = forecaster = self._make_forecaster(usual.work_s, max(usual.group_s))
-        self._model_s = usual.iteration_s / forecaster.iteration_s(self.home, Slowness(slow, {}))
-        self._usual = replace(usual, iteration_s=self._forecast_s(self.home, WELL))
-        self._first = []
+        slow = self.health.learn(seen)
         if not slow:
             return None
         self._alarm = Alarm()
@@ -206,7 +184,7 @@ class Controller:
             if self.now == self.home:
                 return None
             self.now = self.home
-            well_s = self._forecast_s(self.home, WELL)
+            well_s = self.health.forecast_s(self.home, WELL)
             home = Decision("revert", seen.iteration, (), None, self.home, seen.iteration_s, well_s, because)
             return self._decided(home)
         before, costs_s = self._planner, self._costs_s
@@ -219,14 +197,14 @@ class Controller:
 
     def _more(self, seen: Seen, because: str = "") -> Decision | None:
         """One more slow iteration: the strategy whose time has come."""
-        planner, forecaster = self._planner, self.forecaster
+        planner, forecaster = self._planner, self.health.forecaster
         assert planner is not None and forecaster is not None
-        healthy_s, now_s = self._forecast_s(self.home, WELL), self._forecast_s(self.now, self.slow)
+        healthy_s, now_s = self.health.forecast_s(self.home, WELL), self.health.forecast_s(self.now, self.slow)
         made: dict[str, Arrangement | None] = {}
         if planner.lost_s + max(now_s - healthy_s, 0.0) >= planner.next_cost_s:
             bases = {name: _base(name, self.now, self.home) for name in self._costs_s}
             made = {name: arrange(name, forecaster, self.home, base, self.slow) for name, base in bases.items()}
-        forecast_s = {name: self._forecast_s(to, self.slow) if to else float("inf") for name, to in made.items()}
+        forecast_s = {name: self.health.forecast_s(to, self.slow) if to else float("inf") for name, to in made.items()}
         while (strategy := planner.observe(now_s, healthy_s, forecast_s)) is not None:
             to = made.get(strategy.name)
             if to is None or to == self.now or forecast_s[strategy.name] > (1 - self.settings.gain) * now_s:
@@ -240,10 +218,6 @@ class Controller:
                 )
             )  # fmt: skip
         return None
-
-    def _forecast_s(self, arrangement: Arrangement, slow: Slowness) -> float:
-        assert self.forecaster is not None
-        return self._model_s * self.forecaster.iteration_s(arrangement, slow)
 
     def _nobody(self, seen: Seen) -> Decision | None:
         """The job is slow for certain, and nobody is to blame: say so, once."""

@@ -84,6 +84,10 @@ class Slowness:
         return "compute" if self.ranks else "communication"
 
 
+# Nothing is slow.
+WELL = Slowness({}, {})
+
+
 class Forecaster:
     """Prices arrangements.
 

@@ -70,7 +70,7 @@ class TrainingStatus:
         found = list(self._found() if controller is None else self._blamed(controller))[-MAX_INCIDENTS:]
         lasting = [one for one in found if one["lasts"]]
         latest = [time_s for _, time_s in list(self._recent)[-LATEST_TIMES:]]
-        usual_s = self._tracker.level_s if controller is None else controller.usual_s
+        usual_s = self._tracker.level_s if controller is None else controller.health.usual_s
         known: dict[str, float] = {} if controller is None else {"saved_s": controller.saved_s}
         if self._begun_early is not None:
             known["begun_early"] = self._begun_early()
@@ -106,7 +106,7 @@ class TrainingStatus:
             yield self._incident(one, "iterations take longer", (), REMEDIES["unknown"])
 
     def _blamed(self, controller: Controller) -> Iterator[dict[str, Any]]:
-        usual_s = controller.usual_s or 1.0
+        usual_s = controller.health.usual_s or 1.0
         for one in controller.incidents:
             named = [decision for decision in controller.decisions if one["what"] in decision.suspects]
             before_s = next((each.before_s for each in named if each.before_s), usual_s)

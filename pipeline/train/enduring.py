@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError, TransportError, Unavailable
-from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
-from lanterne.pipeline.train.neighbours import WHOLE, HeldCopies, HeldState
-from lanterne.pipeline.train.trainer import Executor, Iteration, Trainer
+from lanterne.pipeline.train.kept import KeptStates
+from lanterne.pipeline.train.neighbours import WHOLE, HeldState
+from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 # The communicator's tag of what ranks bring together; that of copies is in neighbours.py.
 GATHER_TAG = 33
@@ -89,7 +89,7 @@ class Enduring:
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
 
-    Attributes: `comm`, of now; `changes`, a list of GroupChange.
+    Attributes: `comm`, of now; `changes`, a list of GroupChange; `kept`, the KeptStates.
 
     Cost: a rank keeps its own state once more, and where there are copies twice, and its neighbour's twice.
     """
@@ -107,24 +107,16 @@ class Enduring:
         self.comm: Communicator = comm
         self.changes: list[GroupChange] = []
         self._make = make
-        self._copies = copies
-        self._every = every
+        self.kept: KeptStates = KeptStates(copies=copies, every=every)
         self._checkpoint = checkpoint
         self._model = model
-        self._held: HeldCopies | None = None
-        self._copied_s = 0.0  # With trainers before.
-        # What was held when this layout began, after so many iterations, until an iteration has been done with it.
-        self._before: list[HeldState] = []
-        self._began = 0
         self._training: Trainer | Training | None = None
-        # The Trainer that iterations are run with by `_run`, and what ran them before.
-        self._ends_copies: Trainer | None = None
-        self._execute: Executor = execute
         try:
             if comm.newcomers:
                 self._rebuild(comm, [], time.monotonic(), "it was taken in")
             else:
-                self._use(make(comm))
+                self._training = training = make(comm)
+                self.kept.begin(comm, trainer_of(training), training.iterations)
         except TransportError as error:
             self._go_on(error)
 
@@ -137,12 +129,7 @@ class Enduring:
     @property
     def trainer(self) -> Trainer | None:
         """The Trainer of now; None on a rank that is out."""
-        return self.training if isinstance(self.training, Trainer) else self.training.trainer
-
-    @property
-    def copy_s(self) -> float:
-        """Seconds that keeping and waiting for copies has taken."""
-        return self._copied_s + (0.0 if self._held is None else self._held.seconds)
+        return trainer_of(self.training)
 
     @property
     def iterations(self) -> int:
@@ -200,14 +187,11 @@ class Enduring:
 
     def _look_around(self) -> None:
         """Keep what somebody may need, and take in who waits."""
-        if self.iterations > self._began:
-            self._before = []  # All ranks have had these losses, and have their copies.
-        self._follow()
-        self._keep()
+        self.kept.look(self.comm, self.trainer, self.iterations)
         # Again once somebody was taken in: it begins with this, too.
         started_s = time.monotonic()
         while (grown := self._grown()) is not self.comm:
-            held = self._all_held()
+            held = self.kept.all
             names = ", ".join(map(str, grown.newcomers))
             self._rebuild(grown, held, started_s, f"rank {names} was taken in")
             started_s = time.monotonic()
@@ -218,45 +202,11 @@ class Enduring:
         except Unavailable:
             return self.comm  # Over this transport nobody comes back.
 
-    def _keep(self) -> None:
-        """Every so often: keep this rank's state, and send it to the next rank."""
-        if self._held is not None and self.iterations % self._every == 0:
-            self._held.keep()
-
-    def _follow(self) -> None:
-        """Hold what the trainer has now, if it is another, or has another layout."""
-        trainer = self.trainer
-        if self._held is not None:
-            if self._held.is_of(trainer):
-                return
-            self._before, self._began = self._held.all, self.iterations
-            self._let_go()
-        if trainer is None:
-            return
-        if trainer is not self._ends_copies:
-            self._ends_copies, self._execute = trainer, trainer.use(self._run)
-        # Alike on all ranks, those that were out until now too.
-        number = 1 + (self.comm.epoch << 48 | self.comm.communicator_id << 32 | self.iterations)
-        self._held = HeldCopies(trainer, number, copies=self._copies)
-        self._held.meet()
-
-    def _run(self, *args: Any, **options: Any) -> Measured:
-        """An iteration, and what is left of the copies: who has its losses knows that all ranks have their copies."""
-        measured = self._execute(*args, **options)
-        if self._held is not None:
-            self._held.end()
-        return measured
-
-    def _let_go(self) -> None:
-        if self._held is not None:
-            self._copied_s += self._held.seconds
-            self._held = None
-
     # -- when ranks come and go
 
     def _go_on(self, error: TransportError) -> None:
         """With those that live, from the latest iteration of which they have all."""
-        started_s, held = time.monotonic(), self._all_held()
+        started_s, held = time.monotonic(), self.kept.all
         for _ in range(self.comm.world_size):
             log.warning("training goes on: %s", error)
             self.comm = self.comm.shrink()
@@ -267,17 +217,13 @@ class Enduring:
                 error = another
         raise error
 
-    def _all_held(self) -> list[HeldState]:
-        """What this rank has of the state, in its stages and in memory; nothing before it had a trainer."""
-        return [*([] if self._held is None else [*self._held.live(), *self._held.all]), *self._before]
-
     def _rebuild(self, comm: Communicator, held: Sequence[HeldState], started_s: float, why: str) -> None:
         """A Training on `comm`, with the state that all `held` make together."""
         before = self.iterations if self._training is not None else 0
         self.comm = comm
         self._close()
         training = self._make(comm)
-        trainer = training if isinstance(training, Trainer) else training.trainer
+        trainer = trainer_of(training)
         assert trainer is not None, "nobody is out at first"
         state, latest = gather_held(comm, held)
         source = "checkpoint" if state is None else "memory"
@@ -292,26 +238,26 @@ class Enduring:
         training.restore(state)
         values = np.concatenate([getattr(state, name) for name in VECTORS])
         units, places = np.ones(1, np.uint8), np.arange(len(values), dtype=np.int64)
-        self._before = [HeldState(WHOLE, state.iteration, state.steps, units, places, values)]
-        self._began = state.iteration
-        self._use(training)
-        self._keep()
+        whole = HeldState(WHOLE, state.iteration, state.steps, units, places, values)
+        self._training = training
+        self.kept.begin(comm, trainer_of(training), state.iteration, [whole])
+        self.kept.keep(training.iterations)
         repeated = max(0, before - state.iteration)
         seconds = time.monotonic() - started_s
         self.changes.append(
             GroupChange(state.iteration, comm.world_size, comm.newcomers, repeated, seconds, source, why)
         )
 
-    def _use(self, training: Trainer | Training) -> None:
-        self._let_go()
-        self._training = training
-        self._follow()
-
     def _close(self) -> None:
         if self._training is not None:
             # Its communicators may be over, and their transport closed.
             with suppress(TransportError):
                 self._training.close()
+
+
+def trainer_of(training: Trainer | Training) -> Trainer | None:
+    """The Trainer that runs now; None on a rank that is out."""
+    return training if isinstance(training, Trainer) else training.trainer
 
 
 def gather_held(comm: Communicator, held: Sequence[HeldState]) -> tuple[TrainingState | None, int]:

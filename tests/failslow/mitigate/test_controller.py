@@ -193,7 +193,7 @@ def test_a_rank_that_reports_nothing_is_not_blamed_nor_are_others():
 
 def test_without_any_report_of_a_rank_nothing_is_known_and_nothing_done():
     controller = Job([(40, 80, "rank 3", 2.0)], silent=(0, 2, 4, 6)).run(120)
-    assert controller.forecaster is None and controller.decisions == []
+    assert controller.health.forecaster is None and controller.decisions == []
 
 
 def test_who_passes_the_examination_is_left_alone_each_time_for_twice_as_long():
@@ -241,4 +241,4 @@ def test_a_job_that_goes_on_from_another_knows_who_was_slow(last):
     if last:
         assert controller.incidents[0]["named"] == 11 and 70 <= controller.incidents[0]["ended"] < 76
         assert kinds(controller)[0] == "rebalance" and "report" not in kinds(controller)
-        assert controller.usual_s == pytest.approx(job.truth.iteration_s(HOME, Slowness({}, {})), rel=0.05)
+        assert controller.health.usual_s == pytest.approx(job.truth.iteration_s(HOME, Slowness({}, {})), rel=0.05)

@@ -1,6 +1,7 @@
 """The status of training: what a Tracker finds in its times, and what a Controller blamed, did and saved."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from lanterne.failslow.operate.metrics import job_metrics
 class Blaming:
     """As much of a Controller as a status needs."""
 
-    usual_s, saved_s = 0.1, 4.5
+    health, saved_s = SimpleNamespace(usual_s=0.1), 4.5
     decisions = (
         Decision("validate", 42, ("rank 3",), evidence="work takes 2.00 times as long"),
         Decision("mitigate", 44, ("rank 3",), "rebalance", None, 0.2, 0.12, "confirmed"),

@@ -16,7 +16,7 @@ MAX_EPOCHS = 1 << 31
 
 @steers
 @dataclass(frozen=True)
-class ReturnPolicy:
+class TakeOverPolicy:
     """How long a store that has taken over waits."""
 
     # Ranks look every 2 ms, but not while they compute.
@@ -35,7 +35,7 @@ class ReturnPolicy:
     )
 
 
-POLICY = ReturnPolicy()
+POLICY = TakeOverPolicy()
 
 
 class Remembers(Protocol):
