@@ -1,8 +1,8 @@
 """A job's status in a file, written while somebody asks for it: to make it every second is much of what watching costs.
 
-The time of a second file beside it is the question: who reads sets it (`StatusAsker`), who writes sets it back to 0 once
-the status is there, and writes it every second from then on, for ASKED_S after the latest question. While nobody asks,
-the status's own time tells that the job lives.
+The time of a second file beside it is the question: who reads sets it (`StatusAsker`), who writes sets it back to 0
+once the status is there, and writes it every second from then on, for ASKED_S after the latest question. While nobody
+asks, the status's own time tells that the job lives.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StatusAsker:
         self._asked_s: dict[Path, float] = {}
 
     def ask(self, paths: Iterable[Path]) -> None:
-        """Have the statuses in `paths`, all there are, written; wait for those that are not written every second yet."""
+        """Have the statuses in `paths`, all there are, written; wait for those that are not written each second yet."""
         began_s, known = time.monotonic(), self._asked_s
         questions = [_question_of(path) for path in paths]
         self._asked_s = dict.fromkeys(questions, began_s)

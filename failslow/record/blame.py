@@ -13,17 +13,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.failslow.record.lateness import MAX_LATE, Matched
 
 # Iterations that are kept, and those before a slow spell that tell what is usual.
 KEPT, USUAL = 1024, 64
-# Calls of the iteration that has not ended that are kept.
-MAX_EARLY = 4096
+# Calls of the iteration that has not ended that are kept, and times that calls were told of before rows are made.
+MAX_EARLY, MAX_SUMS = 4096, 64
 # Slow spells whose causes are kept.
 MAX_SPELLS = 512
 # A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
@@ -68,23 +70,75 @@ class IterationArrivals:
     calls: int = 0
 
 
+class ArrivalSums(NamedTuple):
+    """What calls say of iterations from number `begin` on.
+
+    Attributes: `calls`, `transfer_s`: of each of them; `place`, `rank`, `late_s`: of ranks that were late in one of
+    them, the `place`-th.
+    """
+
+    begin: int
+    calls: NDArray[Any]
+    transfer_s: NDArray[Any]
+    place: NDArray[Any]
+    rank: NDArray[Any]
+    late_s: NDArray[Any]
+
+
 class LateArrivals:
-    """The latest iterations, and what was seen of their calls; calls may be told of after their iteration."""
+    """The latest iterations, and what was seen of their calls; calls may be told of after their iteration.
+
+    Nothing is made of each iteration before `rows` are asked for: of a healthy job mostly nobody does.
+    """
 
     def __init__(self) -> None:
-        self.rows: deque[IterationArrivals] = deque(maxlen=KEPT)
+        self._rows: deque[IterationArrivals] = deque(maxlen=KEPT)
+        # When the latest ended; how many have, by which they are numbered, and of how many there are rows; the last index.
         self._ends: deque[float] = deque(maxlen=KEPT)
+        self._ended = self._made = self._index = 0
+        self._sums: deque[ArrivalSums] = deque()
         self._early: Matched | None = None
 
     def clear(self) -> None:
         """Iterations begin elsewhere from now on."""
-        self.rows.clear()
+        self._rows.clear()
         self._ends.clear()
+        self._sums.clear()
+        self._ended = self._made = 0
 
     def end(self, index: int, end_s: float) -> None:
-        """Iteration `index` has ended."""
-        self.rows.append(IterationArrivals(index, end_s))
+        """Iteration `index` has ended, the next after the last."""
         self._ends.append(end_s)
+        self._index = index
+        self._ended += 1
+
+    @property
+    def rows(self) -> Sequence[IterationArrivals]:
+        """The latest iterations."""
+        self._tell_rows()
+        return self._rows
+
+    def _tell_rows(self) -> None:
+        rows, ended = self._rows, self._ended
+        for number in range(max(self._made, ended - len(self._ends)), ended):
+            rows.append(IterationArrivals(self._index + 1 + number - ended, self._ends[number - ended]))
+        self._made = ended
+        while self._sums:
+            self._add(self._sums.popleft(), ended - len(rows))
+
+    def _add(self, sums: ArrivalSums, first: int) -> None:
+        """Tell the rows, whose first is number `first`."""
+        rows, shift = self._rows, sums.begin - first
+        calls, transfer_s = sums.calls.tolist(), sums.transfer_s.tolist()
+        for at in np.flatnonzero(sums.calls).tolist():
+            if at + shift >= 0:
+                row = rows[at + shift]
+                row.calls += calls[at]
+                row.transfer_s += transfer_s[at]
+        for at, rank, late_s in zip(sums.place.tolist(), sums.rank.tolist(), sums.late_s.tolist(), strict=True):
+            if at + shift >= 0:
+                known = rows[at + shift].late_s
+                known[rank] = known.get(rank, 0.0) + late_s
 
     def add(self, found: Iterable[Matched] = ()) -> None:
         """Take calls that all ranks came to."""
@@ -92,38 +146,39 @@ class LateArrivals:
         if not parts:
             return
         start_s, transfer_s, late_at_s, late_rank, late_s = map(np.concatenate, zip(*parts, strict=True))
-        first = bisect_left(self._ends, start_s.min())
+        # The first iteration that is kept may have begun before.
+        first = max(bisect_left(self._ends, start_s.min()), 1)
+        before_s = self._ends[first - 1] if len(self._ends) >= first else -inf
         ends_s = np.array([*islice(self._ends, first, None)])
+        count = len(ends_s)
         at, late_at = ends_s.searchsorted(start_s), ends_s.searchsorted(late_at_s)
-        transfers_s = np.bincount(at, transfer_s).tolist()
-        counts = np.bincount(at, minlength=len(ends_s) + 1).tolist()
         self._early = None
-        if counts[-1]:
-            early, late_early = at == len(ends_s), late_at == len(ends_s)
+        if (at == count).any():
+            early, late_early = at == count, late_at == count
             calls = (column[early][-MAX_EARLY:] for column in (start_s, transfer_s))
             lates = (column[late_early][-MAX_LATE * MAX_EARLY :] for column in (late_at_s, late_rank, late_s))
             self._early = Matched(*calls, *lates)
-        # The first iteration that is kept may have begun before.
-        rows = [None if first + at == 0 else self.rows[first + at] for at in range(len(ends_s))]
-        for row, count, took_s in zip(rows, counts, transfers_s, strict=False):
-            if row is not None and count:
-                row.calls += count
-                row.transfer_s += took_s
-        ranks = int(late_rank.max(initial=0)) + 1
-        codes = late_at * ranks + late_rank
-        sums_s = np.bincount(codes, late_s)
-        for code in np.flatnonzero(np.bincount(codes)[: len(ends_s) * ranks]).tolist():
-            place, rank = divmod(code, ranks)
-            row = rows[place]
-            if row is not None:
-                row.late_s[rank] = row.late_s.get(rank, 0.0) + float(sums_s[code])
+        if count:
+            inside, late_inside = (at < count) & (start_s > before_s), (late_at < count) & (late_at_s > before_s)
+            at, ranks = at[inside], int(late_rank.max(initial=0)) + 1
+            codes = late_at[late_inside] * ranks + late_rank[late_inside]
+            late = np.flatnonzero(np.bincount(codes))
+            numbers, times_s = np.bincount(at, minlength=count), np.bincount(at, transfer_s[inside], count)
+            sums_s = np.bincount(codes, late_s[late_inside])[late]
+            self._sums.append(ArrivalSums(self._ended - count, numbers, times_s, late // ranks, late % ranks, sums_s))
+        oldest = self._ended - len(self._ends)
+        while self._sums and self._sums[0].begin + len(self._sums[0].calls) <= oldest:
+            self._sums.popleft()
+        if len(self._sums) > MAX_SUMS:
+            self._tell_rows()
 
     def between(self, first: int, end: int | None) -> list[IterationArrivals]:
         """Iterations [first, end) of those that are kept and had most of their calls in the sample."""
         if self._early is not None:
             self.add()
-        least = WHOLE * median([row.calls for row in islice(reversed(self.rows), USUAL) if row.calls] or [0])
-        chosen = (row for row in self.rows if row.index >= first and (end is None or row.index < end))
+        rows = self.rows
+        least = WHOLE * median([row.calls for row in islice(reversed(rows), USUAL) if row.calls] or [0])
+        chosen = (row for row in rows if row.index >= first and (end is None or row.index < end))
         return [row for row in chosen if row.calls and row.calls >= least]
 
 

@@ -203,11 +203,8 @@ class RingReader:
     def take_records(self) -> bytes:
         """As `take`, the calls as RECORDs; `name` tells their names."""
         found = self._take_open() if self.open else []
-        begin = 0
-        # Again after each end of the ring, and after having been overtaken.
-        while begin != self._next:
-            begin = self._next
-            self._take_on(found)
+        while self._take_on(found):
+            pass
         return b"".join(found)
 
     def _take_open(self) -> list[bytes]:
@@ -225,8 +222,9 @@ class RingReader:
                 del self.open[index]
         return found
 
-    def _take_on(self, found: list[bytes]) -> None:
-        """Append to `found` what there is up to the end of the ring."""
+    def _take_on(self, found: list[bytes]) -> bool:
+        """Append to `found` what there is up to the end of the ring; whether there may be more: from its beginning on,
+        or after having been overtaken."""
         size, due = RECORD.size, self._next
         first = HEADER_NBYTES + (due - 1) % self._capacity * size
         # Most of what a watched job pays for: nothing is done for each call but by what is written in C.
@@ -237,11 +235,13 @@ class RingReader:
                 # It was overwritten while it was copied.
                 ready, records = 0, b""
             self._next = due + ready
-            if ready < len(numbers) and numbers[ready] > due + ready:
+            goes_on = ready == len(numbers)
+            if not goes_on and numbers[ready] > due + ready:
                 # What is overwritten next is half a ring away from where reading goes on.
                 behind = numbers[ready] - self._capacity // 2
                 self.lost += behind - self._next
                 self._next = behind
+                goes_on = True
         begin = ended = 0
         at = records.find(OPEN_END)
         while at >= 0:
@@ -254,6 +254,7 @@ class RingReader:
         found.append(records[begin:])
         ended = ready if found[-1] else ended
         self.latest = max(due + ended - 2 if ended else -1, self.latest)
+        return goes_on
 
     def _call(self, record: bytes) -> RecordedCall:
         _, name, *rest = RECORD.unpack(record)

@@ -272,7 +272,7 @@ class HangFinder:
         self,
         now_s: float,
         opened: Mapping[int, Mapping[int, RecordedCall]],
-        iteration_s: float,
+        usual_s: Callable[[], float],
         world_size: int | None,
         latest: Mapping[int, int] | None = None,
     ) -> list[Hang]:
@@ -281,7 +281,7 @@ class HangFinder:
         Args:
             now_s: of the reader's clock.
             opened: of every rank whose log is known, the calls that have not ended, by index.
-            iteration_s: what one usually takes, 0 where that is not known.
+            usual_s: tells what an iteration takes as a rule, 0 where that is not known; called where somebody waits.
             world_size: ranks of the job, None where that is not known.
             latest: of every rank, the index of the latest call that has ended; None: by when calls began, which of
                 those that a device times is not when they were made.
@@ -294,8 +294,10 @@ class HangFinder:
         if known or any(self._seen.queued.values()):
             self._settle()
         blocked = self._blocked(opened, latest)
-        status_s = max(self.thresholds.status_s, STATUS_ITERATIONS * iteration_s)
         longest = max((one.age_s for one in blocked.values()), default=0.0)
+        status_s = self.thresholds.status_s
+        if longest >= status_s:
+            status_s = max(status_s, STATUS_ITERATIONS * usual_s())
         if longest < status_s:
             return self.told.take(None)
         begun = {rank: self._seen.begun(rank, calls) for rank, calls in opened.items()}

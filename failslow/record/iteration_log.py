@@ -113,7 +113,7 @@ class IterationLog:
         settle: tells it of all calls up to now.
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
-    `total_s`, of all; `recent`, [index, seconds] of those that a status shows; `late`: who came last in them.
+    `total_s`, of all; `late`: who came last in them.
     """
 
     def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
@@ -123,11 +123,9 @@ class IterationLog:
         self._matcher = matcher
         self._settle = settle
         self._spells = Spells(self.iterations, self.late, matcher, 0)
-        # Iterations whose calls are not known yet; of the latest of them index, event, its words.
+        # Iterations whose calls are not known yet; of those of which there may be something to say index, event, words.
         self._unjudged = 0
         self._iterated: list[tuple[int, LevelEvent | None, str]] = []
-        # Of the latest iterations [index, seconds].
-        self.recent: deque[list[float]] = deque(maxlen=RECENT)
         self._found: list[Notice] = []
         self._tracker = Tracker()
         self._first_row = 0
@@ -153,6 +151,10 @@ class IterationLog:
     def lasting(self) -> Incident | None:
         """The incident that lasts."""
         return self._tracker.incidents[-1] if self._tracker.slow else None
+
+    def recent(self) -> list[tuple[int, float]]:
+        """The latest (index, seconds) that a status shows."""
+        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), RECENT)][::-1]
 
     def events(self) -> list[dict[str, Any]]:
         """The detector's, counted in iterations of the job."""
@@ -192,14 +194,15 @@ class IterationLog:
         """An iteration has ended."""
         index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
         self.iterations.append((index, end_s, time_s))
-        self.recent.append([index, time_s])
         self.total_s += time_s
         self.late.end(index, end_s)
+        self._unjudged += 1
         event = self._tracker.update(time_s)
-        if event is None or (event.confirmed_at is None and event.kind != "onset"):
-            self._iterated.append((index, None, ""))
-        else:
+        if event is not None and (event.confirmed_at is not None or event.kind == "onset"):
             self._iterated.append((index, event, self._words(event)))
+        elif self._iterated or self._spells.lasting is not None:
+            # While it is slow the cause may change.
+            self._iterated.append((index, None, ""))
 
     def judge(self, world_size: int | None) -> None:
         """See what there is to say of the iterations since the last time, all calls up to now being known."""
@@ -214,12 +217,9 @@ class IterationLog:
 
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
-        self._unjudged += len(self._iterated)
         # Of most iterations nothing is to be said, whoever came late in them.
-        says = self._spells.lasting is not None or any(event is not None for _, event, _ in self._iterated)
-        if says or self._unjudged >= MAX_UNJUDGED:
+        if self._iterated or self._spells.lasting is not None or self._unjudged >= MAX_UNJUDGED:
             self.judge(world_size)
-        self._iterated.clear()
         self._unlisted += self._tracker.forget(KEPT_EVENTS)
         found, self._found = self._found, []
         return found
@@ -244,7 +244,6 @@ class IterationLog:
         self._tracker = Tracker()
         self._first_row = calls // marker.spacing
         self.iterations.clear()
-        self.recent.clear()
         self.late.clear()
         self._spells = Spells(self.iterations, self.late, self._matcher, self._first_row)
 

@@ -194,9 +194,12 @@ class JobLog:
             if reader.lost or reader.faults:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
-        latest = [time_s for _, _, time_s in islice(reversed(self.iterations), USUAL)]
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(time.monotonic(), opened, median(latest or [0.0]), self.world_size, ended)
+        return self._finder.look(time.monotonic(), opened, self._usual_s, self.world_size, ended)
+
+    def _usual_s(self) -> float:
+        """What an iteration takes as a rule."""
+        return median([time_s for _, _, time_s in islice(reversed(self.iterations), USUAL)] or [0.0])
 
     def _find_logs(self) -> None:
         for path in sorted({*self.folder.glob("rank-*.calls")} - self._seen):
@@ -267,7 +270,7 @@ class JobLog:
                 "usual_s": self._iterations.usual_s,
                 "ratio": 1.0 if lasting is None else lasting.ratio,
                 "slow": lasting is not None,
-                "recent": list(self._iterations.recent),
+                "recent": [[*one] for one in self._iterations.recent()],
             },
             "late": _late_now(self._readers, self._matcher, self._iterations.late),
             "thresholds": self.thresholds.to_json(),

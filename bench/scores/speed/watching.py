@@ -6,9 +6,9 @@
 rebalance   the exact distribution over 512 and 4,096 groups (bars 0.3 and 1 ms; optimal: no move of one share helps)
 period      iteration times from a call log: right from 4 iterations (bar 0.1 %), with 1 % foreign calls; cost of a call
 recorded    one call through the recorder, against the bare call
-watch       a loop on several ranks, blocks with and without `lanterne.watch` in turn, its page and metrics served: the
-            median of the ratios of their times, and the core time of recorder and reader over the loop's time (bar
-            0.5 %, of both)
+watch       a loop on several ranks, blocks with and without `lanterne.watch` in turn, its page and metrics served, for
+            which nobody asks: the median of the ratios of their times, and the core time of recorder and reader over
+            the loop's time (bar 0.5 %, of both)
 """
 
 import argparse

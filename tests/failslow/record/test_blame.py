@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from lanterne.failslow.record.blame import LATEST, Blame, IterationArrivals, LateArrivals, attribute
+from lanterne.failslow.record.blame import KEPT, LATEST, Blame, IterationArrivals, LateArrivals, attribute
 from lanterne.failslow.record.lateness import Matched
 
 
@@ -98,6 +98,27 @@ def test_calls_may_be_told_of_before_and_after_their_iteration_ends():
     first, second = arrivals.between(0, None)
     assert first.late_s == {1: pytest.approx(0.3)} and first.calls == 2
     assert second.late_s == {2: pytest.approx(0.3)}
+
+
+def test_rows_are_the_same_whenever_they_are_asked_for():
+    rng, asked, unasked = random.Random(0), LateArrivals(), LateArrivals()
+    for arrivals in (asked, unasked):
+        arrivals.end(5, 5.0)
+        arrivals.add([matched((4.5, 1e-3, {1: 9.0}))])
+        arrivals.clear()
+    end = 100
+    for begin in range(100, 100 + KEPT + 200, 40):
+        calls = [(begin - 20 + 60 * rng.random(), 1e-3, {rng.randrange(4): rng.random()}) for _ in range(90)]
+        for i in range(begin, begin + 40):
+            end = i + 1
+            asked.end(i, float(end))
+            unasked.end(i, float(end))
+        asked.add([matched(*calls)])
+        unasked.add([matched(*calls)])
+        assert asked.rows[-1].index == end - 1
+    assert unasked.rows == asked.rows
+    assert [row.index for row in unasked.rows] == [*range(end - KEPT, end)]
+    assert sum(row.calls for row in unasked.rows) > KEPT and any(len(row.late_s) > 1 for row in unasked.rows)
 
 
 def follow(blame, onset, last, end):

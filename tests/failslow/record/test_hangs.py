@@ -53,7 +53,7 @@ class Job:
     def run(self, seconds):
         for _ in range(int(seconds / STEP_S)):
             self.now_s += STEP_S
-            self.told += self.finder.look(self.now_s, self.opened, 0.1, self.world_size)
+            self.told += self.finder.look(self.now_s, self.opened, lambda: 0.1, self.world_size)
 
     def iterate(self, count):
         for _ in range(count):
