@@ -12,7 +12,7 @@ MODULES = (
     *("collectives.auto.pacing", "collectives.auto.trials", "collectives.late.calls"),
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
     *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "pauses", "rank_group")),
-    *(f"transport.nccl.{name}" for name in ("channel", "watchdog", "watched_communicator")),
+    *(f"transport.nccl.{name}" for name in ("channel", "over_nccl", "watchdog", "watched_communicator")),
     *(f"transport.board.{name}" for name in ("late_policy", "sequencer")),
     *(f"transport.rails.{name}" for name in ("delegate_handle", "delegate_process", "rail", "rail_return", "spare")),
     *(f"transport.store.{name}" for name in ("board_handler", "client", "heirs", "process", "server")),

@@ -16,6 +16,7 @@ from lanterne.collectives.copied import CopiedRequest, copy_back
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
 from lanterne.collectives.execute.background import Engine
+from lanterne.collectives.execute.communicator_base import POLICY as CALLS
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
@@ -42,8 +43,6 @@ DEFAULTS = CallOptions()
 # Of groups that only their members make: from the last one down, while `split` takes the first that is free. The last
 # of all belongs to the transports.
 LAST_GROUP_ID, GROUP_IDS = (1 << COMMUNICATOR_BITS) - 2, 1 << (COMMUNICATOR_BITS - 1)
-# So often, while a rank waits for the first of a group, it looks whether that has died.
-DEATHS_S = 0.2
 # Numbers of groups where there is no store.
 _lone = itertools.count()
 
@@ -425,7 +424,7 @@ class CommunicatorCore(CommunicatorBase):
         until_s = self.machine.now_s() + limit_s
         while True:
             try:
-                return store.get(key, max(0.0, min(DEATHS_S, until_s - self.machine.now_s())))
+                return store.get(key, max(0.0, min(CALLS.deaths_s, until_s - self.machine.now_s())))
             except TransportTimeout:
                 first = self.ranks[rank]
                 self.transport.check_peers((first,))

@@ -17,7 +17,9 @@ from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
+from lanterne.transport.store.succession import LEAST_ELECTORS
 from lanterne.transport.store.terms import ANY, Terms, unpack
+from lanterne.transport.timeouts import LONGEST_S
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
@@ -26,13 +28,8 @@ if TYPE_CHECKING:
 
 # Those that must not go on in a forked child.
 _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
-FOREVER_S = 1e6
 # As transport/store/membership/meetings.py has it.
 BEGIN = "lanterne/begin"
-# Fewer hosts decide nothing, as transport/store/heirs.py has it.
-LEAST = 3
-# So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
-ANSWERS = 16
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -103,6 +100,13 @@ class GroupPolicy:
         "chosen: a few times what seven stores take",
         half="a busy one is given up while it takes over",
         double="one that dies meanwhile costs 2 s more",
+    )
+    # So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
+    max_answers: int = value(
+        16,
+        "chosen: meetings between two losses of a store",
+        half="after many deaths and a lost store ranks may meet in vain",
+        double="more is told to a store that takes over",
     )
 
 
@@ -219,11 +223,11 @@ class Group:
         own = f"{host}:{port}" if self.rank == 0 else own
         names = [name.decode() for name in self.exchange("lanterne/heirs", own.encode(), limit_s)]
         found = electors_of(names, self.hosts)[: POLICY.electors]
-        if len(found) < LEAST:
+        if len(found) < LEAST_ELECTORS:
             count = len(found)
             raise InputError(
-                f"LANTERNE_WITNESS: got hosts, and {count} of them, expected {LEAST} or more: of two, neither knows "
-                "whether the other is dead or cut off; let a third machine be the witness (lanterne witness)"
+                f"LANTERNE_WITNESS: got hosts, and {count} of them, expected {LEAST_ELECTORS} or more: of two, neither "
+                "knows whether the other is dead or cut off; let a third machine be the witness (lanterne witness)"
             )
         if self.rank == 0:
             fields: list[int | bytes] = []
@@ -267,7 +271,7 @@ class Group:
             finally:
                 self._check_alive()
         self._answers[key] = answer
-        if len(self._answers) > ANSWERS:
+        if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)
         return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
 
@@ -462,7 +466,7 @@ class Group:
 
     close = leave
 
-    def end_together(self, willing: bool, limit_s: float = FOREVER_S) -> bool:
+    def end_together(self, willing: bool, limit_s: float = LONGEST_S) -> bool:
         """Whether every rank is `willing` to end in order. MPI_Finalize would wait for ever for one that is not.
 
         For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died,

@@ -54,6 +54,13 @@ class FailurePolicy:
         half="the cause is more often unknown",
         double="failures come a second later",
     )
+    # So often, while a rank waits for the first of a group, it looks whether that has died.
+    deaths_s: float = value(
+        0.2,
+        "notices of deaths take some 0.3 s",
+        half="twice the requests to the store",
+        double="such a death is told 0.2 s later",
+    )
 
 
 POLICY = FailurePolicy()

@@ -25,8 +25,6 @@ from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPPED = "its launcher asked for it"
-# How often one that waits for another store looks whether it is to end.
-LOOK_S = 0.5
 # The store's counter of guards that have started.
 STARTED_KEY = "lanterne/guards"
 # "1": the launcher starts another store where one has died.
@@ -68,6 +66,13 @@ class GuardPolicy:
         "a Python start on a busy machine",
         half="jobs end on very busy machines",
         double="ranks whose launcher hangs end later",
+    )
+    # How often one that waits for another store looks whether it is to end.
+    look_s: float = value(
+        0.5,
+        "chosen",
+        half="twice the looks while there is no store",
+        double="guards without a store end 0.5 s later",
     )
 
 
@@ -230,7 +235,7 @@ class Guard:
             if not lost.returns or self._why == STOPPED or THIS_MACHINE.now_s() > until_s:
                 raise error
             with suppress(TransportTimeout):
-                self._client = lost.again(LOOK_S)
+                self._client = lost.again(POLICY.look_s)
         self._client.notices.extend(lost.notices)
         lost.close()
         self._poll.register(self._client, select.POLLIN)

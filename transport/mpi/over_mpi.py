@@ -24,8 +24,9 @@ from lanterne.transport.base import (
 )
 from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.rank_group import FOREVER_S, Group
+from lanterne.transport.rank_group import Group
 from lanterne.transport.steering import steers, value
+from lanterne.transport.timeouts import LONGEST_S
 from lanterne.transport.waiting import never, wait
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ class MpiPolicy:
         "notices of deaths take some 0.3 s",
         half="the cause of an MPI error is more often unknown",
         double="such errors are raised a second later",
+    )
+    # How long a process waits at its end for the others once one of them did not come in time.
+    patience_s: float = value(
+        2.0,
+        "chosen",
+        half="ranks on busy machines are aborted that were about to end",
+        double="jobs that hang at their end do so for 2 s more",
     )
 
 
@@ -91,9 +99,8 @@ def load_mpi() -> ModuleType:
 
 _loaded: ModuleType | None = None
 _failed = False
-# How long this process waits at its end for the others, and for how long once one of them did not come in time.
-_patience_s: float = FOREVER_S
-PATIENCE_S = 2.0
+# How long this process waits at its end for the others.
+_patience_s: float = LONGEST_S
 
 
 def skip_finalize() -> None:
@@ -224,7 +231,7 @@ class MpiTransport(Transport):
 
     def end_soon(self) -> None:
         global _patience_s
-        _patience_s = PATIENCE_S
+        _patience_s = POLICY.patience_s
 
     def adopt(self, requests: object) -> None:
         """Keep the memory of MPI requests, or of lists of them, that nobody holds any more."""

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +34,7 @@ from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
+from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
@@ -48,12 +49,33 @@ SLOT_NBYTES = 512
 # Whether ranks may share GPUs, NCCL version, tag of the channel that this rank could shrink (0: none), length of the
 # device's identity, of the unique id, of an error's text; then these.
 _SEAT = struct.Struct("<?iQHHH")
-# Why there was no meeting, and of which rank; then text. For how long the others listen for that.
+# Why there was no meeting, and of which rank; then text.
 _ABSENCE = struct.Struct("<Bi")
 _DIED, _ABSENT = 1, 2
-TOLD_S = 2.0
-# How long survivors try to shrink what they have: they know of each other, so it takes what a start-up takes.
-SHRINK_S = 5.0
+
+
+@steers
+@dataclass(frozen=True)
+class NcclPolicy:
+    """How long ranks wait for each other around NCCL's start-up."""
+
+    # How long those listen for the reason that there is no meeting, who would else wait for their time to be over.
+    told_s: float = value(
+        2.0,
+        "chosen: the first rank tells one after the other",
+        half="ranks of large groups blame the first, not the one that is absent",
+        double="starts that fail take 2 s more",
+    )
+    # How long survivors try to shrink what they have; then they begin anew.
+    shrink_s: float = value(
+        5.0,
+        "they know of each other: it takes what a start-up takes",
+        half="slow starts are begun anew in vain",
+        double="going on takes 5 s longer where NCCL cannot shrink",
+    )
+
+
+POLICY = NcclPolicy()
 
 
 class NcclTransport(Transport):
@@ -134,7 +156,7 @@ class NcclTransport(Transport):
         starts = [partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me, self.timeout_s)]
         if parent is not None and {found.parent for found in seats} == {parent.tag}:
             # NCCL makes it of what it has; where that fails, as any other.
-            starts.insert(0, partial(parent.shrink, ranks, min(SHRINK_S, self.timeout_s)))
+            starts.insert(0, partial(parent.shrink, ranks, min(POLICY.shrink_s, self.timeout_s)))
         communicator, failed = self._started(starts[0], ranks, me, tag)
         if failed is not None and len(starts) > 1:
             communicator, failed = self._started(starts[1], ranks, me, tag)
@@ -249,7 +271,7 @@ def meet(
         transport.post(tuple(whole)).wait(timeout_s)
     else:
         transport.post((Send(region, me * SLOT_NBYTES, SLOT_NBYTES, ranks[0], tag),)).wait(timeout_s)
-        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + TOLD_S)
+        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + POLICY.told_s)
         told = table[n].tobytes()
         kind, rank = _ABSENCE.unpack_from(told)
         text = told[_ABSENCE.size :].rstrip(b"\0").decode(errors="replace")
@@ -272,7 +294,7 @@ def _tell_absence(
     row[: len(told)] = np.frombuffer(told, np.uint8)
     for message in messages:
         with suppress(TransportError):
-            transport.post((message,)).wait(TOLD_S / len(messages))
+            transport.post((message,)).wait(POLICY.told_s / len(messages))
 
 
 class _Seat(NamedTuple):

@@ -29,9 +29,6 @@ HEADER = struct.Struct("<qqqqq")
 # DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: index
 # and life of a rail that the sender gave up. PING, PONG, BYE: nothing.
 DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
-# After so many timeouts in a row after which the same bytes were sent again, some 0.6 s, or longer where round trips are,
-# nothing of the other end's kernel comes through.
-MUTE_TIMEOUTS = 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
@@ -63,6 +60,14 @@ class RailPolicy:
         "chosen",
         half="twice the tries in a flood",
         double="a rail is made 50 ms later after a flood",
+    )
+    # After so many timeouts in a row after which the same bytes were sent again, nothing of the other end's kernel
+    # comes through.
+    mute_timeouts: int = value(
+        2,
+        "some 0.6 s, or longer where round trips are",
+        half="one burst of lost packets ends a rail",
+        double="mute rails are left after some 3 s",
     )
 
 
@@ -269,7 +274,7 @@ class Rail:
     @property
     def is_mute(self) -> bool:
         """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
-        return tcp_info(self.sock).resent >= MUTE_TIMEOUTS
+        return tcp_info(self.sock).resent >= POLICY.mute_timeouts
 
     @property
     def is_silent(self) -> bool:

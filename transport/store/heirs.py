@@ -16,11 +16,18 @@ from lanterne.errors import TransportError
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.fellows import FellowStores
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
-from lanterne.transport.store.succession import NO_TERM, Decision, Elector, Log, Term, electorates, is_backed, succeed
+from lanterne.transport.store.succession import (
+    LEAST_ELECTORS,
+    NO_TERM,
+    Decision,
+    Elector,
+    Log,
+    Term,
+    electorates,
+    is_backed,
+    succeed,
+)
 from lanterne.transport.wire import Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
-
-# Fewer decide nothing: with two, neither knows whether the other is dead or cut off.
-LEAST = 3
 
 
 @steers
@@ -106,7 +113,7 @@ class Heirs:
         if connection.rank is None or connection.epoch is None or not self.leads:
             raise Refusal("got electors from a client that is no member")
         names = [name.decode(errors="replace") for name in fields[::2]]
-        if len(names) >= LEAST and len(fields) == 2 * len(names):
+        if len(names) >= LEAST_ELECTORS and len(fields) == 2 * len(names):
             self._name = self._name or names[0]
             self._term = (0, self._name) if self._term == NO_TERM else self._term
             for name in names:
@@ -124,7 +131,7 @@ class Heirs:
         (electors,) = electorates(self._own.log, self._own.known)
         left = tuple(name for name in electors if name == self._name or name in self._fellows)
         if len(left) < len(electors):
-            left = left if len(left) >= LEAST else (self._name,)
+            left = left if len(left) >= LEAST_ELECTORS else (self._name,)
             fields = [field for name, ranks in self._ranks_of() if name in left for field in (name.encode(), ranks)]
             self._decide(Decision(pack_frame(Kind.ELECTORS, self._epoch, fields), left))
 

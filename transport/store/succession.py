@@ -16,6 +16,8 @@ from typing import TypeAlias
 # How many stores have tried to lead before, and the name of the one that does: no two have the same.
 Term: TypeAlias = tuple[int, str]
 NO_TERM: Term = (-1, "")
+# Fewer decide nothing: of two, neither knows whether the other is dead or cut off.
+LEAST_ELECTORS = 3
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_calls_of_all_kinds():
 @pytest.mark.parametrize("refuses", [False, True])
 def test_survivors_shrink_the_communicator_that_they_have(monkeypatch, refuses):
     """Where NCCL refuses that on one rank, all make one as ever."""
-    monkeypatch.setattr(over, "SHRINK_S", 0.3)
+    monkeypatch.setattr(over, "POLICY", replace(over.POLICY, shrink_s=0.3))
     job = Job(3)
     core = job.libraries[0].core
 
