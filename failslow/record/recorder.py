@@ -337,8 +337,8 @@ def timed(
             rank, name, ranks, communicator, nbytes = describe(args, kwargs)
             channel = recorder.channel(rank, name, ranks, communicator)
             index = channel.begin(nbytes, now())
-            if on_device is not None:
-                mark = mark_of(on_device(args, kwargs))
+            if on_device is not None and (queued := on_device(args, kwargs)) is not None:
+                mark = mark_of(queued)
         except Exception:
             recorder.fault()
             channel, index = IGNORE, 0
