@@ -124,7 +124,7 @@ class Advanced(Protocol):
     def describe(self) -> str: ...
 
 
-class Told(Protocol):
+class WatchedRequest(Protocol):
     """A request whose user wants to be told of its end."""
 
     def _tell(self) -> None: ...
@@ -252,7 +252,7 @@ class Engine:
 
     def __init__(self, transport: Transport) -> None:
         self.busy: dict[Advanced, None] = {}
-        self.over: deque[Told] = deque()
+        self.over: deque[WatchedRequest] = deque()
         self._members: weakref.WeakSet[Advanced] = weakref.WeakSet()
         self._transport = transport
         # A thing for each thread that waits: a list, since threads change it without a lock.

@@ -30,7 +30,7 @@ Status: TypeAlias = Mapping[str, Any]
 log: logging.Logger = logging.getLogger(__name__)
 
 
-class Turns:
+class Pace:
     """When something is to be done again: after `period_s`, or SELDOM times the core time that it took."""
 
     def __init__(self, period_s: float = STATUS_S) -> None:
@@ -81,7 +81,7 @@ class Publisher:
         self._status: Status | None = None
         # What makes the next one, and when; the lock is held while it does.
         self._make: Callable[[], Status] | None = None
-        self._turns = Turns(STATUS_S / 2)
+        self._turns = Pace(STATUS_S / 2)
         self._lock = threading.Lock()
         self._file = None if file is None else StatusFile(file)
         self._url = None if otlp is None else receiver_url(otlp)

@@ -20,7 +20,7 @@ import numpy as np
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.operate.history import open_history, told_patterns
-from lanterne.failslow.operate.publisher import Publisher, Turns, receiver_url
+from lanterne.failslow.operate.publisher import Pace, Publisher, receiver_url
 from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
@@ -326,7 +326,7 @@ class Reader:
         self._on_notice = on_notice
         self._on_hang = on_hang
         self._on_end, self._on_second = on_end, on_second
-        self._turns = Turns()
+        self._turns = Pace()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
         self.used_s: float = 0.0

@@ -30,7 +30,7 @@ class _Flow:
         self.receives: deque[Done] = deque()
 
 
-class Flows:
+class DelegateFlows:
     """Messages that delegates carry, from when they are handed over until the delegate's note that they are done.
 
     Args:

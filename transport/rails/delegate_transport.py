@@ -19,7 +19,7 @@ from typing import Any
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
-from lanterne.transport.rails.delegate_flows import Flows
+from lanterne.transport.rails.delegate_flows import DelegateFlows
 from lanterne.transport.rails.delegate_handle import POLICY as HANDLES
 from lanterne.transport.rails.delegate_handle import Handle, StartDelegate, start_process
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
@@ -115,7 +115,7 @@ class Delegates:
         self._closed = False
         self.addresses: list[str | None] = []
         self._handles: list[Handle] = []
-        self._flows = Flows(on_sent, machine)
+        self._flows = DelegateFlows(on_sent, machine)
         self.senders: dict[int, Callable[[int, int, int], object]] = {}
         try:
             self._start(exchange, queues, tuple(rails), token)

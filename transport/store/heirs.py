@@ -19,7 +19,7 @@ from lanterne.transport.store.handler import Answer, Connection, Refusal, Servic
 from lanterne.transport.store.succession import (
     LEAST_ELECTORS,
     NO_TERM,
-    Decision,
+    Decided,
     Elector,
     Log,
     Term,
@@ -106,7 +106,7 @@ class Heirs:
         log = self._own.log
         if not log or any(each.what == what for each in log):
             return not self.is_lost
-        return self._decide(Decision(what))
+        return self._decide(Decided(what))
 
     def _elect(self, connection: Connection, _request_id: int, *fields: bytes) -> Answer:
         """ELECTORS: names and ranks of the stores that are to decide, this one first."""
@@ -121,7 +121,7 @@ class Heirs:
                 with suppress(TransportError):
                     if name != self._name:
                         self._fellows.connect(name, POLICY.begins_s)
-            self._decide(Decision(pack_frame(Kind.ELECTORS, connection.epoch.number, fields), tuple(names)))
+            self._decide(Decided(pack_frame(Kind.ELECTORS, connection.epoch.number, fields), tuple(names)))
         return ()
 
     def drop_the_lost(self) -> None:
@@ -133,9 +133,9 @@ class Heirs:
         if len(left) < len(electors):
             left = left if len(left) >= LEAST_ELECTORS else (self._name,)
             fields = [field for name, ranks in self._ranks_of() if name in left for field in (name.encode(), ranks)]
-            self._decide(Decision(pack_frame(Kind.ELECTORS, self._epoch, fields), left))
+            self._decide(Decided(pack_frame(Kind.ELECTORS, self._epoch, fields), left))
 
-    def _decide(self, decision: Decision) -> bool:
+    def _decide(self, decision: Decided) -> bool:
         if not self.is_lost and not self._have_written((*self._own.log, decision), self._own.known):
             self.is_lost = True
             asked = electorates((*self._own.log, decision), self._own.known)[-1]
@@ -274,7 +274,7 @@ def _log(fields: Sequence[bytes]) -> Log:
     if len(fields) % 2:
         raise Refusal(f"got {len(fields)} fields, expected two for each decision")
     pairs = zip(fields[::2], fields[1::2], strict=True)
-    return tuple(Decision(what, tuple(filter(None, names.decode().split("\n")))) for what, names in pairs)
+    return tuple(Decided(what, tuple(filter(None, names.decode().split("\n")))) for what, names in pairs)
 
 
 def _pack(elector: Elector) -> list[int | bytes]:

@@ -21,14 +21,14 @@ LEAST_ELECTORS = 3
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decided:
     """`what` was decided, and `electors`, who decide what comes after it; none: the same as before."""
 
     what: bytes
     electors: tuple[str, ...] = ()
 
 
-Log: TypeAlias = tuple[Decision, ...]
+Log: TypeAlias = tuple[Decided, ...]
 
 
 @dataclass(frozen=True)

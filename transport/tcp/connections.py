@@ -19,14 +19,14 @@ from lanterne.transport.wire import configure
 NONCE_NBYTES = 32
 
 
-class Connection(NamedTuple):
-    """One between two ranks; no seals: nothing is digested, or it is encrypted."""
+class PeerSocket(NamedTuple):
+    """One end of a connection between two ranks; no seals: nothing is digested, or it is encrypted."""
 
     sock: socket.socket | TlsSocket
     seals: Seals | None
 
 
-class Agreement(NamedTuple):
+class Protection(NamedTuple):
     """What ranks of several hosts do about who else is on the path: neither, `sealed` or `encrypted`.
 
     Attributes: `fast`, whether all have the library that digests records; `nonces`, of all ranks; `secret`, the job's.
@@ -48,7 +48,7 @@ class Agreement(NamedTuple):
         return Seal(self.secret_of(source, target, index), fast=self.fast)
 
 
-def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], Connection]:
+def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSocket]:
     """The connections to all others, by rank and index. All ranks make them together.
 
     Args:
@@ -69,7 +69,7 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], Connecti
         repeated=True,
         seals=False,
     )
-    made: dict[tuple[int, int], Connection] = {}
+    made: dict[tuple[int, int], PeerSocket] = {}
     # In the order of the pairs, so that two ranks that wait for each other are at the same one.
     for (peer, index), proven in sorted(found.items()):
         configure(proven.sock, may_stand=True)
@@ -84,7 +84,7 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], Connecti
     return made
 
 
-def _agree(group: Group, *, sealed: bool) -> Agreement:
+def _agree(group: Group, *, sealed: bool) -> Protection:
     nonce = os.urandom(NONCE_NBYTES)
     mine = bytes((not sealed or is_trusted(), find_openssl() is not None, is_encrypted()))
     told = group.exchange("lanterne/tcp-seals", nonce + mine)
@@ -95,16 +95,16 @@ def _agree(group: Group, *, sealed: bool) -> Agreement:
     nonces = [each[:NONCE_NBYTES] for each in told]
     nonces[group.rank] = nonce  # whatever came back
     is_sealed = not all(trusts) and not all(encrypts)
-    return Agreement(is_sealed, all(encrypts), all(fast), nonces, group.secret(b"lanterne/tcp-seals"))
+    return Protection(is_sealed, all(encrypts), all(fast), nonces, group.secret(b"lanterne/tcp-seals"))
 
 
 def _close_to_others(
-    sock: socket.socket, agreement: Agreement | None, here: int, peer: int, index: int
-) -> Connection:
-    """The Connection that is made of `sock`."""
+    sock: socket.socket, agreement: Protection | None, here: int, peer: int, index: int
+) -> PeerSocket:
+    """The PeerSocket that is made of `sock`."""
     if agreement is not None and agreement.encrypted:
         secret = agreement.secret_of(min(here, peer), max(here, peer), index)
-        return Connection(encrypt(sock, secret, is_client=here < peer, limit_s=SETUP_S), None)
+        return PeerSocket(encrypt(sock, secret, is_client=here < peer, limit_s=SETUP_S), None)
     if agreement is None or not agreement.sealed:
-        return Connection(sock, None)
-    return Connection(sock, Seals(agreement.seal(here, peer, index), agreement.seal(peer, here, index)))
+        return PeerSocket(sock, None)
+    return PeerSocket(sock, Seals(agreement.seal(here, peer, index), agreement.seal(peer, here, index)))

@@ -95,7 +95,7 @@ NOTICE = re.compile(r"lanterne watch: .*?iteration (?P<index>\d+): (?!perhaps)(?
 NAMED = re.compile(r"rank (\d+) by [0-9.e+-]+ ms")
 
 
-class Change(NamedTuple):
+class LiveChange(NamedTuple):
     """From iteration `at` on, `ranks` are to be named, and nobody else."""
 
     at: int
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     return score_jobs("operators.live_score", __doc__, kinds, score, columns, _row, "watched jobs", arguments)
 
 
-def make_job(kind: str, seed: int) -> tuple[dict[str, Any], int, list[Change]]:
+def make_job(kind: str, seed: int) -> tuple[dict[str, Any], int, list[LiveChange]]:
     """(what PROGRAM is told, its ranks, what is to be named), a pure function of both."""
     draw = random.Random(f"{kind} {seed}")
     backend, pattern = kind.split("-")
@@ -124,17 +124,17 @@ def make_job(kind: str, seed: int) -> tuple[dict[str, Any], int, list[Change]]:
         return {"rank": rank, "first": begin, "last": end, **about}
 
     if pattern == "one":
-        slowed, changes = [slow(first, at, ITERATIONS)], [Change(at, frozenset({first}))]
+        slowed, changes = [slow(first, at, ITERATIONS)], [LiveChange(at, frozenset({first}))]
     elif pattern == "two":
         slowed = [slow(first, at, ITERATIONS)]
         # Two are to be named where each is late by a fair part of what the other is.
         slowed.append({**slowed[0], "rank": second, "phase": draw.choice(PHASES)})
-        changes = [Change(at, frozenset({first, second}))]
+        changes = [LiveChange(at, frozenset({first, second}))]
     elif pattern == "moving":
         slowed = [slow(first, at, moved), slow(second, moved, ITERATIONS)]
-        changes = [Change(at, frozenset({first})), Change(moved, frozenset({second}))]
+        changes = [LiveChange(at, frozenset({first})), LiveChange(moved, frozenset({second}))]
     elif pattern == "start":
-        slowed, changes = [slow(first, 0, at)], [Change(at, frozenset({first}))]
+        slowed, changes = [slow(first, 0, at)], [LiveChange(at, frozenset({first}))]
     else:
         slowed, changes = [], []
     job = {"backend": backend, "iterations": ITERATIONS, "step_s": STEP_S, "slow": slowed}

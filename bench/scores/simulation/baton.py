@@ -78,7 +78,7 @@ class Actor:
 _Entry: TypeAlias = tuple[float, float, int, "Callable[[], object] | None", "Actor | None", int]
 
 
-class Agenda:
+class EventAgenda:
     """The clock, and what is to happen when: at one instant in an order that is drawn.
 
     Attributes: `now_s`, simulated seconds since the world began; `random`, of `seed`, what all is drawn from.
@@ -100,7 +100,7 @@ class Agenda:
         heappush(self._heap, (at_s, self.random.random(), self._count, None, actor, actor.wakes))
 
 
-class Baton(Agenda):
+class Baton(EventAgenda):
     """The order of all that happens: who of the threads runs.
 
     Args:

@@ -7,10 +7,10 @@ import pytest
 
 from lanterne.transport.rank_group import electors_of
 from lanterne.transport.store import succession
-from lanterne.transport.store.succession import Decision, Elector, electorates, is_backed, succeed
+from lanterne.transport.store.succession import Decided, Elector, electorates, is_backed, succeed
 
 AGENTS = "a", "b", "c"
-FIRST = Decision(b"first", AGENTS)
+FIRST = Decided(b"first", AGENTS)
 
 
 class Leader(NamedTuple):
@@ -105,7 +105,7 @@ def job(*wants, names=AGENTS):
 
 
 def decisions(*names):
-    return tuple(Decision(name.encode()) for name in names)
+    return tuple(Decided(name.encode()) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def decisions(*names):
     [
         ((decisions("of 0"), decisions("of 1")), 3),
         # Whom nobody follows any more may not lead: it alone decides from then on.
-        (((Decision(b"alone", ("a",)), *decisions("of 0")), decisions("of 1")), 4),
+        (((Decided(b"alone", ("a",)), *decisions("of 0")), decisions("of 1")), 4),
     ],
     ids=["two lead", "one leads alone"],
 )
@@ -155,7 +155,7 @@ def test_the_search_finds_what_is_wrong(monkeypatch, place, name, broken):
 
 
 def test_electors_that_are_not_known_to_be_replaced_are_asked_too():
-    log = (FIRST, Decision(b"others", ("a", "d", "e")), Decision(b"more"))
+    log = (FIRST, Decided(b"others", ("a", "d", "e")), Decided(b"more"))
     assert electorates(log, 1) == [AGENTS, ("a", "d", "e")]
     assert electorates(log, 2) == [("a", "d", "e")]
     assert is_backed(log, 1, {"a", "b", "d"})
