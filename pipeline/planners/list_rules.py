@@ -31,6 +31,8 @@ class Rule(NamedTuple):
         most_waiting: with so many W waiting, a W comes first.
         stage: of a rank's stages for which an action of a kind has come, the one that is DEEP, farthest on the way of
             the microbatch, SHALLOW, or of the OLDEST microbatch.
+        group: so many microbatches go together: of those that have come the oldest group's, and no F of a group before
+            the rank has begun all F of the one before, on each of its stages; 0: each goes by itself.
     """
 
     leads: Ints
@@ -41,21 +43,30 @@ class Rule(NamedTuple):
     patience: float
     most_waiting: int
     stage: int
+    group: int = 0
 
 
-def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,)) -> list[Rule]:
-    """All combinations, the most promising first, at most `most` of them.
+def rules(
+    leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), groups: Sequence[int] = ()
+) -> list[Rule]:
+    """All combinations, the most promising first, at most `most` of them, and some for each of `groups`.
 
     Args:
         leads: lead vectors to try.
         stages: what to try for `stage`: one where ranks hold one stage each.
+        groups: what to try for `group`.
     """
     shapes = [
         *product((True,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
         *product((False,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
         *product((True,), (ALTERNATE, BY_LEAD), (True,), (0.0, 1.0), (0.0,), (2, 4)),
     ]
-    return [Rule(lead, *shape, stage=stage) for shape in shapes for lead in leads for stage in stages][:most]
+    apart = [Rule(lead, *shape, stage=stage) for shape in shapes for lead in leads for stage in stages][:most]
+    together = product(groups, (ALTERNATE, B_FIRST), (0.0, 1.0))
+    return [
+        *(Rule(leads[0], False, prefer, True, gap, 0.0, 10**9, SHALLOW, size) for size, prefer, gap in together),
+        *apart,
+    ]
 
 
 class RankStages(NamedTuple):
@@ -227,6 +238,8 @@ def _first(
         k = count[letter]
         if (kind == 1 and k >= count[stage]) or (full and ranks.enters[stage]):
             continue
+        if kind == 0 and rule.group > 0 and _is_early(ranks, rank, stage, count, k - k % rule.group):
+            continue
         need = letters.alloc[letter]
         if kind == 0:
             need += ranks.reserve[stage]
@@ -246,6 +259,17 @@ def _first(
         place = stage % ranks.length
         deep = place if kind == 0 else -place
         key = deep if rule.stage == 0 else -deep if rule.stage == 1 else -k * 2 * num_stages + deep
+        if rule.group > 0:
+            key -= k // rule.group * 2 * num_stages
         if found < 0 or key > best:
             found, best = letter, key
     return found, (now if found >= 0 else soonest), kept_out > 0
+
+
+@njit(cache=True)
+def _is_early(ranks: RankStages, rank: int, stage: int, count: Ints, before: int) -> bool:
+    """Whether a stage of the rank on the route of `stage` has begun fewer F than `before`."""
+    for other in ranks.own[rank]:
+        if other >= 0 and other // ranks.length == stage // ranks.length and count[other] < before:
+            return True
+    return False

@@ -191,7 +191,8 @@ class _WordSearch:
         if placement.num_stages == placement.num_ranks:
             tried = rules(_leads(problem), most)
         else:
-            tried = rules(_leads_of_many(problem, placement), most // 2, (DEEP, OLDEST, SHALLOW))
+            leads = _leads_of_many(problem, placement)
+            tried = rules(leads, most // 2, (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
         ranks = rank_stages(placement, self.given)
         for rule in tried:
             if self.makespan <= self.target or self._is_late():
@@ -281,3 +282,9 @@ def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
     even += [math.ceil(share * placement.num_stages) for share in (0.5, 1.5, 2)]
     found = [tuple(most), *(tuple(min(count, limit) for limit in most) for count in even)]
     return [np.array(leads, np.int64) for leads in dict.fromkeys(found)]
+
+
+def _groups(problem: Problem, placement: Placement) -> list[int]:
+    """How many microbatches may go together: as many as memory holds whole, half of them, or as there are ranks."""
+    held = min(max_inflight(problem, rank) for rank in range(problem.stages)) // placement.num_routes
+    return sorted({size for size in (held, held // 2, placement.num_ranks) if 1 < size <= held}, reverse=True)

@@ -313,6 +313,27 @@ def test_near_the_solver_on_other_placements(placement, known):
     assert makespan(check(made, problem).plan, problem) <= 1.02 * known
 
 
+def test_a_loop_with_little_memory_is_planned_in_groups():
+    """One by one, and by annealing from there, microbatches take 10 % longer."""
+    problem = Problem(4, 8, 100, 110, 80, [0, 0, 200], max_inflight_activations=2)
+    made = best(problem, placement="loop")
+    assert makespan(made, problem) <= 6665 * 1.005
+
+
+@pytest.mark.parametrize("group", [2, 3])
+def test_no_group_begins_before_the_one_before_it_has_on_all_stages(group):
+    problem = Problem(4, 7, 100, 110, 80, [0, 0, 200], max_inflight_activations=3)
+    table = costs(problem, make_placement("loop", problem.stages))
+    letters = letters_of(table)
+    words = np.full((problem.stages, word_length(letters)), NONE, np.int64)
+    rule = rules([np.full(problem.stages, 3)], 1, groups=(group,))[0]
+    assert readable_loops().list_words(letters, rank_stages(table.placement, letters), rule, words)
+    plan = plan_of(words, table, "words")
+    begun = [[action.microbatch // group for action in rank if action.kind == "F"] for rank in plan.ranks]
+    assert begun == [sorted(groups) for groups in begun]
+    check(plan, problem)
+
+
 def test_any_placement_is_at_least_as_good_as_each():
     problem = Problem(4, 8, 100, 110, 80, 5, max_inflight_activations=5)
     spans = {name: makespan(best(problem, placement=name), problem) for name in ("unidirectional", "wave", "loop")}
@@ -320,7 +341,8 @@ def test_any_placement_is_at_least_as_good_as_each():
     assert makespan(made, problem) <= min(spans.values()) * 1.01 < spans["unidirectional"]
 
 
-def test_the_readable_loops_do_what_the_compiled_ones_do():
+@pytest.mark.parametrize("groups", [(), (2,)], ids=["each by itself", "groups"])
+def test_the_readable_loops_do_what_the_compiled_ones_do(groups):
     compiled, readable = compiled_loops(), readable_loops()
     assert hasattr(compiled.anneal, "py_func") and not hasattr(readable.anneal, "py_func")
     table = costs(HARD, make_placement("wave", HARD.stages))
@@ -328,7 +350,7 @@ def test_the_readable_loops_do_what_the_compiled_ones_do():
     found = []
     for loops in (compiled, readable):
         words = np.full((HARD.stages, word_length(letters)), NONE, np.int64)
-        rule = rules([np.full(HARD.stages, 6)], 1)[0]
+        rule = rules([np.full(HARD.stages, 6)], 1, groups=groups)[0]
         assert loops.list_words(letters, rank_stages(table.placement, letters), rule, words), loops
         with warnings.catch_warnings():
             warnings.simplefilter("error")
