@@ -7,6 +7,7 @@ when it began, then a line for each step: when it was done, and of how many rank
 processes of a host share.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -71,8 +72,9 @@ def over_lanterne(folder: str, victim: int, last: int) -> None:
     import numpy as np
 
     import lanterne
-    import lanterne.torch
 
+    # Like a user's program: no other part of lanterne needs its backend.
+    options = importlib.import_module("lanterne.torch").Options
     comm = lanterne.init(timeout_s=TIMEOUT_S)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, optimizer = fresh()
@@ -88,10 +90,13 @@ def over_lanterne(folder: str, victim: int, last: int) -> None:
                     comm.broadcast(weights.detach().numpy(), root=int(steps.argmax()))
                 if dist.is_initialized():
                     dist.destroy_process_group()
-                options, store = lanterne.torch.Options(communicator=comm), dist.FileStore(f"{folder}/{step}-{ranks}")
-                prefix = dist.PrefixStore(f"{comm.epoch}-{comm.communicator_id}-{comm.world_size}", store)
+                met = f"{folder}/store-{comm.epoch}-{comm.communicator_id}-{comm.world_size}-{step}"
                 dist.init_process_group(
-                    "lanterne", store=prefix, rank=comm.rank, world_size=comm.world_size, pg_options=options
+                    "lanterne",
+                    store=dist.FileStore(met),
+                    rank=comm.rank,
+                    world_size=comm.world_size,
+                    pg_options=options(communicator=comm),
                 )
                 loss = losses(DistributedDataParallel(model))
             tells.begin(step, comm.world_size)
