@@ -238,7 +238,7 @@ def _first(
         k = count[letter]
         if (kind == 1 and k >= count[stage]) or (full and ranks.enters[stage]):
             continue
-        if kind == 0 and rule.group > 0 and _is_early(ranks, rank, stage, count, k - k % rule.group):
+        if kind == 0 and rule.group > 0 and _is_early(ranks, rank, stage, count, int(k - k % rule.group)):
             continue
         need = letters.alloc[letter]
         if kind == 0:

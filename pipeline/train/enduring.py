@@ -66,6 +66,7 @@ class Training(Protocol):
     @property
     def iterations(self) -> int:
         """How many are done, on a rank that is out too."""
+        ...
 
     def iteration(self) -> Iteration | None:
         """Train on the next batch; None on a rank that is out."""
