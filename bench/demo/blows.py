@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_time
 from lanterne.bench.train.job import add_model_arguments, make_setup
-from lanterne.bench.train.mitigate import Mitigated, told
+from lanterne.bench.train.mitigate import Mitigated
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.model.text import read_text
@@ -104,9 +104,9 @@ class _Job:
         done = self.mitigated.iteration()
         took_s, loss = time.monotonic() - began_s, None if done is None else done.loss
         self.results.append({"iteration": len(self.results), "time_s": took_s, "loss": loss})
-        lines = [*map(told, self.mitigated.news())]
-        self.lines += lines
-        return lines
+        told = self.mitigated.news()
+        self.lines += told
+        return told
 
     def found(self) -> dict[str, Any]:
         """On rank 0."""

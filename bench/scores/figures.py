@@ -414,13 +414,13 @@ FIGURES: list[Row] = [
     Row("topology", "8 hosts, one NIC at a quarter: another late / its own / nobody", "4.5 / 4.5 / 5.0", SLOW_NIC),
     Row("topology", "auto over the best by name on 200 random topologies", "1.05", "./run study --random 200 --seed 1"),
     Row("going on", "killed in 200 jobs: next call right / rejoined", "1 s / 5 s", "./run bench rejoins --seeds 200"),
+    Row("going on", "the same in 20 jobs on 8 hosts", "3 s / 5 s", "./run bench rejoins --seeds 20 --hosts 8"),
     Row(
         "going on",
         "next step of DDP after a kill, beside torchft's",
         "-",
         "python -m lanterne.bench.scores.peers.going_on",
     ),
-    Row("going on", "the same in 20 jobs on 8 hosts", "3 s / 5 s", "./run bench rejoins --seeds 20 --hosts 8"),
     Row("going on", "partitions in the lab", "5 s", "./run test -m slow tests/bench/lab/test_partitions.py"),
     Row("going on", "300 seeds that lose a minority of hosts", "0 violations", "lanterne simulate --part --jobs 2"),
     Row(

@@ -78,10 +78,10 @@ class Mitigated:
         """See ClosedLoop.restore."""
         self.loop.restore(state)
 
-    def news(self) -> list[dict[str, Any]]:
-        """What was done since the last call, as ClosedLoop.acted has it."""
+    def news(self) -> list[str]:
+        """Lines about what was done since the last call."""
         acted, self._told = self.loop.acted[self._told :], len(self.loop.acted)
-        return acted
+        return [told(act) for act in acted]
 
     def summary(self) -> dict[str, Any]:
         """On rank 0, for JSON: incidents, decisions, what they took."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.errors import InputError
 from lanterne.failslow.mitigate.training_status import TrainingStatus
 from lanterne.failslow.operate.publisher import STATUS_S, Publisher, receiver_url
 from lanterne.failslow.operate.status_server import parse_address
@@ -15,6 +17,9 @@ from lanterne.failslow.operate.status_server import parse_address
 if TYPE_CHECKING:
     from lanterne.failslow.mitigate.controller import Controller
     from lanterne.pipeline.train.trainer import Iteration
+
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,3 +66,43 @@ class TrainingPublisher:
         if self._publisher is not None:
             self._publisher.publish(self._status.document(ended=True))
             self._publisher.close()
+
+
+class RelayedPublisher:
+    """A TrainingPublisher of whoever is rank 0 by then, where ranks come and go."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._comm: Communicator | None = None
+        self._publisher: TrainingPublisher | None = None
+        self._is_told = False
+
+    def follow(self, comm: Communicator, controller: Controller | None, *, must: bool = False) -> None:
+        """Publish from now on for `comm`, if it is another; unless it `must` be now, a taken port is tried again later.
+
+        Who was rank 0 before may hold it still, until its iteration has ended too.
+        """
+        if comm is self._comm:
+            return
+        self.close()
+        try:
+            self._publisher = TrainingPublisher(self._args, comm, controller)
+        except InputError as error:
+            if must:
+                raise
+            if not self._is_told:
+                log.warning("%s: tried again after each iteration", error)
+            self._is_told = True
+            return
+        self._comm, self._is_told = comm, False
+
+    def ended(self, done: Iteration) -> None:
+        """See TrainingPublisher.ended."""
+        if self._publisher is not None:
+            self._publisher.ended(done)
+
+    def close(self) -> None:
+        """See TrainingPublisher.close."""
+        if self._publisher is not None:
+            self._publisher.close()
+        self._comm = self._publisher = None

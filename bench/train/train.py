@@ -41,7 +41,7 @@ from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_hel
 from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
 from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
-from lanterne.bench.train.publish import TrainingPublisher, add_publish_arguments, check_publish
+from lanterne.bench.train.publish import RelayedPublisher, TrainingPublisher, add_publish_arguments, check_publish
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lanterne.bench.train.job import Setup, TrainSettings
+    from lanterne.bench.train.mitigate import Mitigated
     from lanterne.collectives.communicator import Communicator
-    from lanterne.failslow.mitigate.controller import Controller
     from lanterne.pipeline.adapt.injection import InjectedEvent
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
-    from lanterne.pipeline.train.enduring import Enduring, Training
+    from lanterne.pipeline.train.enduring import Training
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 ROWS = 10
@@ -316,9 +316,6 @@ def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> S
 
 def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
     """As `train`, with whoever lives."""
-    from lanterne.bench.train.mitigate import Mitigated
-    from lanterne.bench.train.mitigate import told as told_act
-    from lanterne.pipeline.adapt.injection import renumbered
     from lanterne.pipeline.train.checkpoint import TrainingState, load, save
     from lanterne.pipeline.train.enduring import Enduring
     from lanterne.pipeline.train.rank_layout import fit_layout
@@ -327,7 +324,9 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     path = args.checkpoint or args.resume
     events = events_from(args, args.ranks or comm.world_size)
     setups: dict[int, tuple[Setup, tuple[CheckedPlan, ...], tuple[int, ...]]] = {}
-    loops: list[Mitigated] = []  # the one before
+    # The one that runs now, if any; what those before it have done.
+    loops: list[Mitigated] = []
+    acted: list[Record] = []
     one = _fitted(args, 1, 1, 1)
     about, layers = asdict(one.settings), len(one.model().layers)
 
@@ -338,14 +337,17 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         setups[comm.world_size] = setup, plans, starts
         options: dict[str, Any] = {"starts": starts, "sharded": args.zero1, **_memory(args)}
         prepare = partial(endure.kill_in, comm=comm, args=args)
-        if args.mitigate:
-            here = renumbered(events, endure.numbers_of_places(comm))
-            before = endure.slow_before(comm, loops[-1].loop.factor if loops else 1.0)
-            loops[:] = [
-                Mitigated(comm, setup, plans, options, here, _pace_s(args), args.state, before=before, prepare=prepare)
-            ]
-            return loops[0]
-        return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
+        if not args.mitigate:
+            return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
+        from lanterne.bench.train.mitigate import Mitigated
+        from lanterne.pipeline.adapt.injection import renumbered
+
+        here = renumbered(events, endure.numbers_of_places(comm))
+        before = endure.slow_before(comm, loops[0].loop.factor if loops else 1.0)
+        made = Mitigated(comm, setup, plans, options, here, _pace_s(args), args.state, before=before, prepare=prepare)
+        acted.extend(act for old in loops for act in old.loop.acted)
+        loops[:] = [made]
+        return made
 
     def checkpoint() -> TrainingState | None:
         return load(path, about) if path and os.path.isfile(path) else None
@@ -355,27 +357,22 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     if not comm.newcomers and args.resume:
         training.training.restore(load(args.resume, about))
     results: dict[int, Record] = {}
-    acted: list[Record] = []
     told_changes = endure.tell(training, args, 0)
-    publisher, published = TrainingPublisher(args, training.comm, _controller(training)), training.training
+    publisher = RelayedPublisher(args)
+    publisher.follow(training.comm, loops[0].loop.controller if loops else None, must=not comm.newcomers)
     while training.iterations < args.iterations:
         done = training.iteration()
         told_changes = endure.tell(training, args, told_changes)
         is_first = training.comm.rank == 0
-        if training.training is not published:
-            publisher.close()
-            publisher, published = TrainingPublisher(args, training.comm, _controller(training)), training.training
+        publisher.follow(training.comm, loops[0].loop.controller if loops else None)
         if done is not None:
             publisher.ended(done)
             check_finite(done, tells=is_first)
             results[done.number] = _record(done, setups[training.comm.world_size][0].settings)
             if is_first:
                 _show(list(results.values()), args)
-        if isinstance(training.training, Mitigated):
-            news = training.training.news()
-            acted += news
-            for act in news if is_first else ():
-                print(told_act(act), file=file, flush=True)
+        for line in loops[0].news() if loops and is_first else ():
+            print(line, file=file, flush=True)
         last = training.iterations == args.iterations
         if path and (last or (args.checkpoint_every and training.iterations % args.checkpoint_every == 0)):
             state = training.state()
@@ -388,17 +385,11 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         return None
     document = _described(*setups[training.comm.world_size], args, events)
     document |= {**endure.summary(training), "results": found}
-    if isinstance(training.training, Mitigated):
+    if loops:
         # Of what was blamed, that since the ranks changed last.
-        document["mitigation"] = training.training.summary() | {"acted": acted}
+        found_by = loops[0].summary()
+        document["mitigation"] = found_by | {"acted": [*acted, *found_by["acted"]]}
     return document
-
-
-def _controller(training: Enduring) -> Controller | None:
-    """That of the ClosedLoop that runs, on its rank 0."""
-    from lanterne.bench.train.mitigate import Mitigated
-
-    return training.training.loop.controller if isinstance(training.training, Mitigated) else None
 
 
 def _train_mitigated(
@@ -411,7 +402,6 @@ def _train_mitigated(
 ) -> Record | None:
     """As `train`, watched and mitigated by a ClosedLoop."""
     from lanterne.bench.train.mitigate import Mitigated
-    from lanterne.bench.train.mitigate import told as told_act
 
     mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args), args.state)
     results: list[Record] = []
@@ -426,8 +416,8 @@ def _train_mitigated(
             if done is not None:
                 results.append(_record(done, setup.settings))
                 _show(results, args)
-            for act in mitigated.news():
-                print(told_act(act), file=file, flush=True)
+            for line in mitigated.news():
+                print(line, file=file, flush=True)
     publisher.close()
     summary = mitigated.summary() if comm.rank == 0 else None
     mitigated.close()

@@ -81,7 +81,7 @@ class Publisher:
         self._status: Status | None = None
         # What makes the next one, and when; the lock is held while it does.
         self._make: Callable[[], Status] | None = None
-        self._turns = Pace(STATUS_S / 2)
+        self._pace = Pace(STATUS_S / 2)
         self._lock = threading.Lock()
         self._file = None if file is None else StatusFile(file)
         self._url = None if otlp is None else receiver_url(otlp)
@@ -120,9 +120,9 @@ class Publisher:
     def status(self) -> Status | None:
         """How the job is now, or was half a second ago; None where nobody has told."""
         with self._lock:
-            if self._make is not None and self._turns.is_due:
+            if self._make is not None and self._pace.is_due:
                 try:
-                    with self._turns.take():
+                    with self._pace.take():
                         self._status = self._make()
                 except Exception:
                     # Such as a log that another program has cut short: what is known up to here stays.

@@ -93,7 +93,7 @@ class LateArrivals:
 
     def __init__(self) -> None:
         self._rows: deque[IterationArrivals] = deque(maxlen=KEPT)
-        # When the latest ended; how many have, by which they are numbered, and of how many there are rows; the last index.
+        # When the latest ended; how many have, by which they are numbered, of how many there are rows; the last index.
         self._ends: deque[float] = deque(maxlen=KEPT)
         self._ended = self._made = self._index = 0
         self._sums: deque[ArrivalSums] = deque()

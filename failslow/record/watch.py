@@ -326,7 +326,7 @@ class Reader:
         self._on_notice = on_notice
         self._on_hang = on_hang
         self._on_end, self._on_second = on_end, on_second
-        self._turns = Pace()
+        self._pace = Pace()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
         self.used_s: float = 0.0
@@ -361,7 +361,7 @@ class Reader:
             self.used_s = time.thread_time()
 
     def _look(self) -> None:
-        with self._turns.take():
+        with self._pace.take():
             self._on_second()
 
     def _poll(self) -> None:
@@ -377,7 +377,7 @@ class Reader:
             return
         told: list[tuple[Callable[[], object], str]] = [(partial(self._on_notice, one), "on_notice") for one in notices]
         told += [(partial(self._on_hang, one), "on_hang") for one in hangs]
-        if self._turns.is_due:
+        if self._pace.is_due:
             told.append((self._look, "on_second"))
         for tell, name in told:
             try:

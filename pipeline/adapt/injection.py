@@ -119,7 +119,7 @@ def ends(link: EventLink) -> Pair:
 
 
 def renumbered(events: Iterable[InjectedEvent], numbers: Mapping[int, int]) -> tuple[InjectedEvent, ...]:
-    """`events` about ranks that have other `numbers` now, by old number; what is about none that is there is left out."""
+    """`events` about ranks that have other `numbers` now, by old number, without those about none that is there."""
     made = []
     for event in events:
         pairs = [(numbers[a], numbers[b]) for a, b in map(ends, event.links) if {a, b} <= numbers.keys()]

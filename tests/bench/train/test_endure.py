@@ -63,7 +63,7 @@ def test_results_that_different_ranks_heard_of_are_merged():
         ["--stages", "2", "--copies", "1", "--zero1"],
         ["--stages", "1"],
         ["--stages", "2", "--copies", "1", "--mitigate", "--slow-rank", "2=3x@40:80"],
-        ["--stages", "2", "--copies", "1", "--cap", "256KiB"],
+        ["--stages", "2", "--copies", "1", "--cap", "256KiB", "--listen", "0"],
     ],
     ids=["2x2", "2x2 ZeRO-1", "4 copies", "mitigated", "capped"],
 )

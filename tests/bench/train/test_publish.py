@@ -1,8 +1,14 @@
 """Training tells its page and metrics how it goes."""
 
+import argparse
+import socket
+
 import pytest
 
+import lanterne
 from lanterne.bench import cli
+from lanterne.bench.train.publish import RelayedPublisher
+from lanterne.errors import InputError
 from lanterne.failslow.operate.metrics import job_metrics
 from lanterne.failslow.operate.publisher import Publisher
 
@@ -26,3 +32,20 @@ def test_training_is_published(tmp_path, monkeypatch, capsys, words):
 def test_bad_input(tmp_path, capsys, words):
     assert cli.main(["pipeline", "train", "-n", "2", "--data", "none", *words.split()]) == 2
     assert words.split()[0] in capsys.readouterr().err
+
+
+def test_a_port_that_the_rank_before_holds_is_taken_once_that_lets_go(caplog):
+    def run(comm):
+        with socket.create_server(("127.0.0.1", 0)) as before:
+            listen = f"127.0.0.1:{before.getsockname()[1]}"
+            publisher = RelayedPublisher(argparse.Namespace(listen=listen, otlp=None))
+            with pytest.raises(InputError, match=f"--listen: got {listen}"):
+                publisher.follow(comm, None, must=True)
+            for _ in range(2):
+                publisher.follow(comm, None)
+        publisher.follow(comm, None)
+        with socket.create_connection(("127.0.0.1", int(listen.rpartition(":")[2]))):
+            publisher.close()
+        return len([record for record in caplog.records if "tried again" in record.getMessage()])
+
+    assert lanterne.spawn(1, run) == [1]

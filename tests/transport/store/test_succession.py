@@ -1,4 +1,4 @@
-"""Decisions of a majority: all interleavings of three agents, of which two want to lead, with messages lost and late."""
+"""Decisions of a majority: all interleavings of three agents, of which two want to lead, messages lost and late."""
 
 from itertools import combinations
 from typing import NamedTuple
