@@ -133,7 +133,7 @@ def test_a_status_is_made_when_somebody_asks(tmp_path, caplog):
         with urllib.request.urlopen(f"{publisher.server.url}status.json", timeout=20) as answer:
             return json.loads(answer.read())["jobs"][0]
 
-    publisher._turns = Pace(3600.0)
+    publisher._pace = Pace(3600.0)
     publisher.offer(make)
     publisher.look()
     assert not asked
@@ -142,7 +142,7 @@ def test_a_status_is_made_when_somebody_asks(tmp_path, caplog):
     assert first["iterations"]["slow"] and first == shown()
     assert len(asked) == 1 and asked[0] is not threading.current_thread()
     # What cannot be made any more is not asked for again, and the last word stays.
-    publisher._turns = Pace(0.0)
+    publisher._pace = Pace(0.0)
     assert shown() == shown() == first and len(asked) == 2
     assert caplog.text.count("it could not be made") == 1
     publisher.publish(ledger.status(ended=True))
