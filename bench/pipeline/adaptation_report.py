@@ -84,8 +84,8 @@ def _median(values_s: Sequence[float], disturbed: Sequence[bool], which: bool) -
     return statistics.median(chosen) if chosen else None
 
 
-def print_document(document: Document, file: TextIO | None = None) -> None:
-    """The tables of what `run_with_events` gave."""
+def print_document(document: Document, file: TextIO | None = None, *, with_bars: bool = False) -> None:
+    """The tables of what `run_with_events` gave, and `with_bars` what it has to reach."""
     file = file or sys.stdout
     count = document["iterations"]
     rows = [
@@ -108,7 +108,7 @@ def print_document(document: Document, file: TextIO | None = None) -> None:
     if rows:
         print(file=file)
         report.print_table(EVENT_COLUMNS, rows, left=(0, 1), file=file)
-    for bar in bars(document["results"]):
+    for bar in bars(document["results"]) if with_bars else ():
         print(f"# bar {bar}", file=file)
 
 

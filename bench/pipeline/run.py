@@ -42,6 +42,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -111,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="exit 1 if measured is off predicted by over 2 %% (inline: 5 %%); with --adapt, if a new plan runs after "
+        help="print the bars; exit 1 if measured is off predicted by over 2 %% (inline: 5 %%); with --adapt, if a new plan runs after "
         "over 5 iterations, or below 90 %% of the throughput with full knowledge",
     )
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     predicted = [predicted_of(case, args.iterations) for case in cases]
     records = [record(*each) for each in zip(cases, predicted, outcomes, strict=True)]
     document = report.envelope(**records[0], results=records, problem=described(cases[0].problem, unit))
-    report.tell(args.json, document, print_records)
+    report.tell(args.json, document, partial(print_records, with_bars=args.check))
     for each in zip(cases, predicted, outcomes, strict=True):
         write_pictures(args, *each, several=len(cases) > 1)
     return int(args.check and not all(bar.is_met for bar in bars(records)))
@@ -291,7 +292,7 @@ def run_events(args: argparse.Namespace, cases: Sequence[PipelineCase], timeout_
     document = run_with_events(modes, events, iterations_of(events, args.iterations), args.transport, timeout_s)
     if document is None:
         return 0
-    report.tell(args.json, report.envelope(**document), print_document)
+    report.tell(args.json, report.envelope(**document), partial(print_document, with_bars=args.check))
     if args.plot:
         plot(args.plot, document)
     return int(args.check and not all(bar.is_met for bar in bars(document["results"])))
@@ -345,8 +346,8 @@ COLUMNS = [
 ]
 
 
-def print_records(document: dict[str, Any], file: TextIO) -> None:
-    """The table of a document of `run`."""
+def print_records(document: dict[str, Any], file: TextIO, *, with_bars: bool = False) -> None:
+    """The table of a document of `run`, and `with_bars` what it has to reach."""
     results, problem = document["results"], document["problem"]
     iterations = format_count(len(results[0]["measured_makespan_s"]), "iteration")
     notes = [
@@ -354,7 +355,7 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
         f"{document['environment']['cpus']} cores"
     ]
     report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
-    for bar in bars(results):
+    for bar in bars(results) if with_bars else ():
         print(f"# bar {bar}", file=file)
 
 

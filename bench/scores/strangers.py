@@ -12,6 +12,9 @@ that send well-formed messages, with tags of their own, to the ports of the rank
   lanterne bench strangers                               1,000 connections
   lanterne bench strangers --transport ucx               1,000 messages
   lanterne bench strangers --connections 5000 --json strangers.json
+
+Exit code 1 if an element was wrong or the job ended; with --check if calls became slower or memory grew beyond the
+bars, too.
 """
 
 import argparse
@@ -30,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, TextIO
@@ -56,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", default="tcp", choices=("tcp", "ucx"), help="of the ranks (default tcp)")
     parser.add_argument("--connections", type=whole(1), default=1000, metavar="N", help="forged (default 1000)")
     parser.add_argument("--bursts", type=whole(1), default=10, metavar="K", help="with quiet between (default 10)")
+    parser.add_argument("--check", action="store_true", help="print the bars; exit code 1 if one is missed, too")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
@@ -73,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
         exit_code = launch(command, RANKS, launcher="direct", timeout_s=600)
         attacker.join(10)
         results = [verdict(Path(folder), attack, exit_code)]
-    report.tell(args.json, report.envelope(results=results), print_records)
-    return int(results[0]["missed"])
+    report.tell(args.json, report.envelope(results=results), partial(print_records, with_bars=args.check))
+    return int(results[0]["failed"] or (args.check and results[0]["missed"]))
 
 
 # -- the job
@@ -321,7 +326,7 @@ def verdict(folder: Path, attack: Attack, exit_code: int) -> dict[str, Any]:
     crashed = exit_code != 0 or len(files) < RANKS
     ratio = statistics.median(during) / statistics.median(calm) if during and calm else None
     wrong = sum(int(file["wrong"]) for file in files)
-    failed = crashed or wrong or ratio is None
+    failed = bool(crashed or wrong or ratio is None)
     return {
         "what": attack.what,
         "connections": attack.made,
@@ -334,28 +339,29 @@ def verdict(folder: Path, attack: Attack, exit_code: int) -> dict[str, Any]:
         "over_quiet": ratio,
         "grown_nbytes": attack.grown_nbytes,
         "bars": [bar if bar < inf else None for bar in attack.bars],
-        "missed": bool(failed or (ratio or 0) > attack.bars[0] or attack.grown_nbytes > attack.bars[1]),
+        "failed": failed,
+        "missed": failed or (ratio or 0) > attack.bars[0] or attack.grown_nbytes > attack.bars[1],
     }
 
 
-def print_records(document: dict[str, Any], out: TextIO = sys.stdout) -> None:
-    """One line for each way to connect, and what the job made of them."""
+def print_records(document: dict[str, Any], file: TextIO, *, with_bars: bool = False) -> None:
+    """One line for each way to connect, and what the job made of them; `with_bars`: beside its bars."""
     for record in document["results"]:
         for kind, count in record["connections"].items():
-            print(f"{count:6d}  {kind}", file=out)
-        slower, growth_nbytes = record["bars"]
-        print(f"{sum(record['connections'].values()):6d}  {record['what']} to {record['ports']} ports", file=out)
+            print(f"{count:6d}  {kind}", file=file)
+        slower, growth_nbytes = record["bars"] if with_bars else (None, None)
+        print(f"{sum(record['connections'].values()):6d}  {record['what']} to {record['ports']} ports", file=file)
         if record["over_quiet"] is not None:
             quiet, during = (format_time(statistics.median(record[key])) for key in ("quiet_call_s", "call_s"))
             print(
                 f"median call {during}, quiet {quiet}: {record['over_quiet']:.2f} of it{_bar(slower)}; "
                 f"{record['calls']} calls",
-                file=out,
+                file=file,
             )
         print(
             f"{record['wrong']} wrong elements; {'the job ended' if record['crashed'] else 'no crash'}; memory "
             f"{record['grown_nbytes'] / 2**20:+.1f} MiB{_bar(growth_nbytes and growth_nbytes >> 20)}",
-            file=out,
+            file=file,
         )
 
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collective", default="all_reduce", metavar="NAME,...", help="default all_reduce; or all")
     parser.add_argument("--algorithm", default="all", metavar="NAME,...", help="default all")
     parser.add_argument("--repeat", type=whole(1), default=3, metavar="K", help="repetitions of each (default 3)")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
+    parser.add_argument("--check", action="store_true", help="print the bars; exit 1 if one is missed")
     parser.add_argument("--json", metavar="FILE", help="write the samples as JSON ('-' for standard output)")
 
 
@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
         report.write_json(args.json, report.envelope(results=results))
     if args.json != "-":
         columns = [("collective", ""), ("algorithm", ""), ("ranks", ""), ("rounds", ""), ("transfers", "")]
-        columns += [("generated", "ms"), ("checked", "ms"), ("bar", "")]
-        report.print_table(columns, [_row(result) for result in results], left=(0, 1, 7))
+        columns += [("generated", "ms"), ("checked", "ms")] + [("bar", "")] * args.check
+        rows = [_row(result)[: len(columns)] for result in results]
+        report.print_table(columns, rows, left=(0, 1, 7)[: 2 + args.check])
     return int(args.check and any(result["missed"] for result in results))
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", type=whole(1), default=7, metavar="K", help="timed, of each (default 7)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add_model_arguments(parser, "16")
-    parser.add_argument("--check", action="store_true", help="exit 1 below the bar")
+    parser.add_argument("--check", action="store_true", help="print the bar; exit 1 below it")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
@@ -164,8 +164,9 @@ def _report(
     ]
     report.print_table(columns, rows, notes=[words], file=file)
     verdict = "the same" if same else "NOT THE SAME"
+    bar = f" (bar {BAR:g})" if args.check else ""
     print(
-        f"# {speedup:.3f} times one process: {speedup / most:.2f} of p m / (m + p - 1) = {most:.3f} (bar {BAR:g}); "
+        f"# {speedup:.3f} times one process: {speedup / most:.2f} of p m / (m + p - 1) = {most:.3f}{bar}; "
         f"losses {verdict}, within {difference:.2g}",
         file=file,
     )

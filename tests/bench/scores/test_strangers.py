@@ -86,5 +86,13 @@ def test_the_verdict(tmp_path, options, missed):
     assert record_of(tmp_path, **options)["missed"] == missed
 
 
+def test_bars_are_shown_where_they_are_asked_for(tmp_path, capsys):
+    document = {"results": [record_of(tmp_path, slower=1.2)]}
+    strangers.print_records(document, sys.stdout)
+    assert "1.20 of it" in (shown := capsys.readouterr().out) and "bar" not in shown
+    strangers.print_records(document, sys.stdout, with_bars=True)
+    assert "1.20 of it (bar 1.1)" in capsys.readouterr().out
+
+
 def test_a_rank_that_ended_is_missed(tmp_path):
     assert record_of(tmp_path, ranks=1)["crashed"]
