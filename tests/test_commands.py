@@ -49,7 +49,12 @@ SLOW = re.compile(
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 # What only a shell can run.
 SHELL = re.compile(r"[|<>&;*?$`~]|^(?!lanterne |\./run )")
-EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}
+EXIT_CODES = {
+    r"validate .*--slow-rank": (1,),
+    "--fail-on incident": (1,),
+    # Bars of times, for a quiet machine: 1 if one is missed.
+    r"bench (delegate|schedules) .*--check": (0, 1),
+}
 
 
 def commands_of_page(text):
@@ -154,8 +159,8 @@ def run_all(commands, run):
     wrong = []
     for command in commands:
         code, said = run(command)
-        expected = next((code for found, code in EXIT_CODES.items() if re.search(found, command)), 0)
-        if code != expected or "Traceback" in said:
+        expected = next((codes for found, codes in EXIT_CODES.items() if re.search(found, command)), (0,))
+        if code not in expected or "Traceback" in said:
             wrong.append((command, code, said[-300:]))
     return wrong
 
