@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable
 from lanterne.failslow.locate.trace import Trace, filled
+from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,18 +25,61 @@ if TYPE_CHECKING:
 
     from lanterne.failslow.locate.replay import Array, Operation, StageLink
 
-# A label marks steps where so many of the ranks have it, so often.
-MARKED_RANKS, MARKED_STEPS = 0.8, 4
-# A rank's step that seems to take so many times its usual is one of whose calls rows are missing.
-BROKEN = 4.0
-# Calls that begin within it are posted together; of so many sends others begin before they end: they do not block.
-TOGETHER_S, STARTED_SHARE = 2e-5, 0.05
+
+@steers
+@dataclass(frozen=True)
+class ActivityPolicy:
+    """What calls tell of compute, and what not."""
+
+    # A label marks steps where so many of the ranks have it, so often.
+    marked_ranks: float = value(
+        0.8,
+        "chosen",
+        half="labels of a few ranks mark steps",
+        double="it is above 1: no label marks steps",
+    )
+    marked_steps: int = value(
+        4,
+        "chosen",
+        half="labels of a warm-up mark steps",
+        double="short records have no steps",
+    )
+    broken: float = value(
+        4.0,
+        "chosen: times its usual that a rank's step with missing rows seems to take",
+        half="ranks of half their speed are taken for missing rows",
+        double="steps with missing rows look slow",
+    )
+    together_s: float = value(
+        2e-5,
+        "chosen: calls that begin within it are posted together",
+        half="calls of slow machines count as one after the other",
+        double="calls one after the other count as posted together",
+    )
+    started_share: float = value(
+        0.05,
+        "chosen: share of sends that others begin before they end, if they do not block",
+        half="clocks that are off make sends not block",
+        double="few overlapping sends are taken for blocking ones",
+    )
+    max_steps: int = value(
+        512,
+        "chosen: of more steps several are one, by their medians, as what is slow for long shows there too",
+        half="short spells vanish from long records",
+        double="replays take twice as long",
+    )
+    least_told: float = value(
+        0.25,
+        "chosen: share of the operations of a rank, and of a step, that must be told; the rest is filled in",
+        half="ranks are judged by what was filled in",
+        double="ranks of broken records are not judged",
+    )
+
+
+POLICY = ActivityPolicy()
+
 # Of a forward and a backward with no message between them: a backward takes twice a forward.
 SHARES = {"F": 1 / 3, "B": 2 / 3}
-# Of more steps several are one, by their medians: what is slow for long shows there too.
-MAX_STEPS = 512
-# Share of the operations of a rank, and of a step, that must be told; the rest is filled in.
-LEAST_TOLD = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +122,19 @@ def _activity(
     """The Activity of (S, D, operations) seconds of each stage, NaN where not known, which is filled in."""
     import numpy as np
 
-    if (block := -(-len(ids) // MAX_STEPS)) > 1:
+    if (block := -(-len(ids) // POLICY.max_steps)) > 1:
         ids, compute_s = ids[::block], [_thinned(durations, block) for durations in compute_s]
         links = {link: _thinned(alone, block) for link, alone in links.items()}
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         for durations in compute_s:
-            durations[durations > BROKEN * np.nanmedian(durations, axis=0)] = np.nan
+            durations[durations > POLICY.broken * np.nanmedian(durations, axis=0)] = np.nan
     told = np.stack([np.isfinite(durations).mean(axis=2) for durations in compute_s], axis=2)
     # A step that most ranks lack, as the first or the last, is none.
-    whole = np.median(told, axis=(1, 2)) >= LEAST_TOLD
-    replicas = (told[whole].mean(axis=0) >= LEAST_TOLD).all(axis=1) if whole.any() else np.zeros(len(layout), bool)
+    whole = np.median(told, axis=(1, 2)) >= POLICY.least_told
+    replicas = (
+        (told[whole].mean(axis=0) >= POLICY.least_told).all(axis=1) if whole.any() else np.zeros(len(layout), bool)
+    )
     if not replicas.any():
         return Activity(None, "no step is told by most ranks with the calls around it", ())
     compute_s = filled([durations[whole][:, replicas] for durations in compute_s], order)
@@ -165,7 +211,7 @@ def _marker(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.bool_] | N
     for one in np.unique(label[collective]).tolist():
         rows = collective & (label == one)
         counts = np.unique(table.rank[rows], return_counts=True)[1]
-        if len(counts) >= MARKED_RANKS * ranks and np.median(counts) >= MARKED_STEPS:
+        if len(counts) >= POLICY.marked_ranks * ranks and np.median(counts) >= POLICY.marked_steps:
             size = int(sizes[table.group[np.argmax(rows)]])
             found.append((float(np.median(counts)), -size, one))
     if not found:
@@ -222,14 +268,14 @@ def _started_sends(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.boo
     rows = rows[np.lexsort((table.start_s[rows], table.rank[rows]))]
     start_s, rank = table.start_s[rows], table.rank[rows]
     # The next call that does not begin with it: those that are posted together do.
-    later = np.append(start_s[1:] - start_s[:-1] > TOGETHER_S, True)
+    later = np.append(start_s[1:] - start_s[:-1] > POLICY.together_s, True)
     following = np.minimum.accumulate(np.where(later, np.arange(len(rows)), len(rows))[::-1])[::-1] + 1
     following = np.minimum(following, len(rows) - 1)
-    inside = (rank[following] == rank) & (start_s[following] > start_s + TOGETHER_S)
-    inside &= start_s[following] < start_s + table.took_s[rows] - TOGETHER_S
+    inside = (rank[following] == rank) & (start_s[following] > start_s + POLICY.together_s)
+    inside &= start_s[following] < start_s + table.took_s[rows] - POLICY.together_s
     overlapped = np.zeros(len(known), bool)
     overlapped[rows] = inside
-    goes_on = sends.any() and (overlapped & sends).sum() > STARTED_SHARE * sends.sum()
+    goes_on = sends.any() and (overlapped & sends).sum() > POLICY.started_share * sends.sum()
     return sends if goes_on else np.zeros(len(known), bool)
 
 
@@ -245,7 +291,7 @@ def _calls_of(
     rows = np.flatnonzero(known & (table.rank == rank))
     rows = rows[np.argsort(table.start_s[rows], kind="stable")]
     start_s, before_s = table.start_s[rows], np.maximum.accumulate(free_s[rows])
-    first = np.append(True, np.diff(start_s) > TOGETHER_S)
+    first = np.append(True, np.diff(start_s) > POLICY.together_s)
     at = np.flatnonzero(first)
     return rows, np.cumsum(first) - 1, np.append(np.nan, np.maximum(0.0, start_s[at][1:] - before_s[at[1:] - 1]))
 

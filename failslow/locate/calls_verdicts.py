@@ -8,21 +8,52 @@ shortest, on whatever clock. A rank that wrote nothing is a suspect. Where nothi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
 from lanterne.failslow.locate.locate import Verdict, locate
+from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# A rank that comes last to so many of the calls, and makes the others wait for such a share of them.
-LAST_SHARE, WAIT_SHARE = 0.8, 0.1
-LEAST_CALLS = 5
-# More silent ranks than this share of the job were not recorded rather than lost.
-SILENT_SHARE = 0.25
+
+@steers
+@dataclass(frozen=True)
+class CallsPolicy:
+    """From where on calls blame a rank."""
+
+    last_share: float = value(
+        0.8,
+        "chosen: share of the calls that a blamed rank comes last to",
+        half="ranks that are last by chance in small groups are blamed",
+        double="it is above 1: nobody is blamed",
+    )
+    wait_share: float = value(
+        0.1,
+        "chosen: share of their time that the others wait for it",
+        half="noise is blamed",
+        double="what costs less than a fifth is not told",
+    )
+    least_calls: int = value(
+        5,
+        "chosen",
+        half="two calls may be noise",
+        double="short records blame nobody",
+    )
+    silent_share: float = value(
+        0.25,
+        "chosen: of more the records were not made, rather than the ranks lost",
+        half="of a lost host with a quarter of the ranks nothing is told",
+        double="ranks whose records were not collected are called lost",
+    )
+
+
+POLICY = CallsPolicy()
+
 NEEDS = (
     "beginnings and durations of calls tell who computes slowly: NCCL_INSPECTOR_DUMP_VERBOSE=1, "
     "TORCH_NCCL_ENABLE_TIMING=1, or a torch.profiler trace of some steps on every rank"
@@ -98,7 +129,7 @@ def _silent(table: CallTable, named: set[int]) -> list[Verdict]:
     """The ranks that the job has and that wrote nothing at all, where they are few and not `named` already."""
     told = set(table.rank.tolist()) | set(table.processes) | named
     silent = tuple(rank for rank in table.expected if rank not in told)
-    if not silent or len(silent) > SILENT_SHARE * len(table.expected):
+    if not silent or len(silent) > POLICY.silent_share * len(table.expected):
         return []
     because = "it wrote nothing: lost, or the one that all wait for; its host's own records would tell"
     return [Verdict("worker", silent, None, 0.0, {"state": "silent", "because": because})]
@@ -133,7 +164,7 @@ def _latest(
 ) -> Verdict | None:  # fmt: skip
     import numpy as np
 
-    clear = whole & (wait_s > WAIT_SHARE * usual_s)
+    clear = whole & (wait_s > POLICY.wait_share * usual_s)
     ranks = np.unique(last[clear])
     shares = {rank: float(wait_s[clear & (last == rank)].sum() / wait_s[whole].sum()) for rank in ranks.tolist()}
     if not shares:
@@ -142,7 +173,7 @@ def _latest(
     own = clear & (last == rank)
     groups = np.unique(table.group[table.rank == rank])
     cost = float(wait_s[own].sum() / max(usual_s[whole].sum(), 1e-30))
-    if own.sum() < LEAST_CALLS or shares[rank] < LAST_SHARE or cost < WAIT_SHARE:
+    if own.sum() < POLICY.least_calls or shares[rank] < POLICY.last_share or cost < POLICY.wait_share:
         return None
     evidence: dict[str, Any] = {
         "state": "late",

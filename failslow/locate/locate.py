@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.locate.replay import Operation, step_s
 from lanterne.failslow.locate.trace import Trace
+from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,23 +26,94 @@ if TYPE_CHECKING:
 
     from lanterne.failslow.locate.replay import Array
 
-SLOW_WORKER = 1.05
-SLOW_LINK = 1.5
-SLOW_STAGE = 1.05
-PERSISTENT = 0.8
-MIN_STEPS = 5
-# Share of slow steps that any worker may have, and how many such spans may be expected among all workers by chance.
-RARELY_SLOW = 0.02
-BY_CHANCE = 0.01
-# Standard errors by which a worker must differ from its peers.
-CLEAR = 6.0
-# Shares of the step that a cause must cost: incidents and structure.
-MIN_SAVING = 0.01
-MIN_STRUCTURAL_SAVING = 0.03
-# The second structural cause is named where it costs at least this share of the first.
-ALSO = 0.6
-SAME_DATA = 0.9
-SHARED_DATA = 0.5
+
+@steers
+@dataclass(frozen=True)
+class LocatePolicy:
+    """From where on a difference is blamed; of ratios above 1, half and double are of what is above 1."""
+
+    slow_worker: float = value(
+        1.05,
+        "chosen: times the peers' computing",
+        half="workers 3 % slow are blamed where noise allows",
+        double="workers up to 10 % slow are not blamed",
+    )
+    slow_link: float = value(
+        1.5,
+        "chosen: times the peers' messages",
+        half="messages 25 % slow are blamed, as other traffic makes them",
+        double="links at 60 % of their rate are not blamed",
+    )
+    slow_stage: float = value(
+        1.05,
+        "chosen: times the other stages' computing",
+        half="partitions that are 3 % uneven are told",
+        double="partitions that are 10 % uneven are not",
+    )
+    persistent: float = value(
+        0.8,
+        "chosen: share of the steps of a span that are slow",
+        half="what is slow in two steps of five is blamed",
+        double="nothing is ever blamed: it is above 1",
+    )
+    min_steps: int = value(
+        5,
+        "chosen: the least span; a quarter of the trace where that is more",
+        half="two steps may be noise",
+        double="short traces blame nobody",
+    )
+    rarely_slow: float = value(
+        0.02,
+        "chosen: share of slow steps that any worker may have",
+        half="spans are less often put down to chance",
+        double="short spans of noisy jobs are put down to chance",
+    )
+    by_chance: float = value(
+        0.01,
+        "chosen: such spans expected among all workers by chance",
+        half="spans must be a step longer",
+        double="spans may be a step shorter: more wrong blame",
+    )
+    clear_errors: float = value(
+        6.0,
+        "chosen: standard errors by which a worker must differ",
+        half="noise of many workers is blamed",
+        double="small slowdowns need four times the steps",
+    )
+    min_saving: float = value(
+        0.01,
+        "chosen: share of the step that an incident must cost",
+        half="what costs nearly nothing is told",
+        double="what costs 1 to 2 % is not told",
+    )
+    min_structural_saving: float = value(
+        0.03,
+        "chosen: share of the step that stages or data must cost",
+        half="ordinary unevenness is told",
+        double="what costs 3 to 6 % is not told",
+    )
+    also: float = value(
+        0.6,
+        "chosen: share of the first structural cause's cost from which the second is told too",
+        half="lesser causes are told beside the first",
+        double="it is above 1: no structure is told",
+    )
+    same_data: float = value(
+        0.9,
+        "chosen: correlation of forwards and backwards that are long together",
+        half="what merely correlates is put down to data",
+        double="it is above 1: data is never blamed",
+    )
+    shared_data: float = value(
+        0.5,
+        "half of what microbatches differ by",
+        half="what a quarter explains is taken for data",
+        double="it is 1: nothing is taken for data",
+    )
+
+
+POLICY = LocatePolicy()
+
 
 # Of steps, by their place in a Trace: (first, stop).
 Span: TypeAlias = tuple[int, int]
@@ -131,21 +203,21 @@ def _stages_vary_together(trace: Trace) -> bool:
     if min(x.std() for x in logs) == 0.0:
         return False
     pairs = [np.corrcoef(logs[stage], logs[stage + 1])[0, 1] for stage in range(trace.stages - 1)]
-    return float(np.median(pairs)) >= SHARED_DATA
+    return float(np.median(pairs)) >= POLICY.shared_data
 
 
 def _worst_span(slow: NDArray[np.bool_]) -> Span | None:
-    """The longest Span of steps of which PERSISTENT are slow; None where it is too short.
+    """The longest Span of steps of which POLICY.persistent are slow; None where it is too short.
 
     It begins and ends with a slow one.
     """
     import numpy as np
 
     count = np.concatenate(([0], np.cumsum(slow)))
-    least = max(MIN_STEPS, len(slow) // 4)
+    least = max(POLICY.min_steps, len(slow) // 4)
     for length in range(len(slow), least - 1, -1):
         share = (count[length:] - count[:-length]) / length
-        if share.max() >= PERSISTENT:
+        if share.max() >= POLICY.persistent:
             first = int(np.argmax(share))
             own = first + np.flatnonzero(slow[first : first + length])
             return int(own[0]), int(own[-1]) + 1
@@ -162,19 +234,21 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
         return [], compute_s
     slowness = _slowness(trace)
     # A step counts as slow from half the effect: noise takes some of the others' away.
-    slow = slowness >= np.log(SLOW_WORKER) / 2
+    slow = slowness >= np.log(POLICY.slow_worker) / 2
     # The lower median: of two workers the share of the one that is not slow.
-    usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), RARELY_SLOW)
+    usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), POLICY.rarely_slow)
     for stage, ratios in enumerate(slowness):
         # From step to step, for a worker may be slow in half of them.
         noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
         for replica in range(trace.replicas):
             span = _worst_span(slow[stage, :, replica])
-            if span is None or slow.size * usual ** slow[stage, slice(*span), replica].sum() > BY_CHANCE:
+            if span is None or slow.size * usual ** slow[stage, slice(*span), replica].sum() > POLICY.by_chance:
                 continue
             steps = slice(*span)
             effect = float(np.median(ratios[steps, replica]))
-            if effect < max(np.log(SLOW_WORKER), CLEAR * 1.25 * noise / (span[1] - span[0]) ** 0.5):
+            if effect < max(
+                np.log(POLICY.slow_worker), POLICY.clear_errors * 1.25 * noise / (span[1] - span[0]) ** 0.5
+            ):
                 continue
             compute_s[stage][steps, replica] /= np.exp(effect)
             found.append((stage, replica, span, effect))
@@ -186,7 +260,7 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
         _saving(step_s(trace.order, trace.compute_s, links), step_s(trace.order, compute_s, links))
         for links in (trace.links, even)
     )
-    if saving < MIN_SAVING:
+    if saving < POLICY.min_saving:
         return [], [durations.copy() for durations in trace.compute_s]
     evidence = [_worker_evidence(trace, base_s, slowness, *suspect) for suspect in found]
     evidence.sort(key=lambda record: -record["saving_alone"])
@@ -213,7 +287,7 @@ def _worker_evidence(
         "stage": stage,
         "replica": replica,
         "slowdown": float(np.exp(effect)),
-        "slow_step_share": float((ratios >= np.log(SLOW_WORKER) / 2).mean()),
+        "slow_step_share": float((ratios >= np.log(POLICY.slow_worker) / 2).mean()),
         "first_step": int(trace.steps[span[0]]),
         "last_step": int(trace.steps[span[1] - 1]),
         "idle_share": float(idle[replica]),
@@ -251,7 +325,7 @@ def _links(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
             continue
         ratios = _against_peers(alone)
         for replica in range(trace.replicas):
-            span = _worst_span(ratios[:, replica] >= np.log(SLOW_LINK))
+            span = _worst_span(ratios[:, replica] >= np.log(POLICY.slow_link))
             if span is None:
                 continue
             steps = slice(*span)
@@ -259,7 +333,7 @@ def _links(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
             fixed = {**trace.links, (boundary, direction): alone.copy()}
             fixed[boundary, direction][steps, replica] /= effect
             saving = _saving(base_s, step_s(trace.order, compute_s, fixed))
-            if saving < MIN_SAVING:
+            if saving < POLICY.min_saving:
                 continue
             ends = tuple(int(rank) for rank in trace.ranks[replica, boundary : boundary + 2])
             verdicts.append(Verdict("link", ends, boundary, saving, {
@@ -298,13 +372,13 @@ def _groups(trace: Trace, base_s: Array) -> list[Verdict]:
             continue
         ratios = _against_peers(alone)
         for stage in range(trace.stages):
-            span = _worst_span(ratios[:, stage] >= np.log(SLOW_LINK))
+            span = _worst_span(ratios[:, stage] >= np.log(POLICY.slow_link))
             if span is None:
                 continue
             steps = slice(*span)
             effect = float(np.exp(np.median(ratios[steps, stage])))
             saving = float((alone[steps, stage] * (1 - 1 / effect)).sum() / base_s.sum())
-            if saving >= MIN_SAVING:
+            if saving >= POLICY.min_saving:
                 ranks = tuple(map(int, trace.ranks[:, stage]))
                 evidence = {
                     "collective": kind,
@@ -320,7 +394,7 @@ def _structure(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
     base_s = step_s(trace.order, compute_s, trace.links)
     found = [v for v in (_stage(trace, compute_s, base_s), _data(trace, compute_s, base_s)) if v is not None]
     found.sort(key=lambda verdict: -verdict.saving)
-    return [v for v in found if v.saving >= ALSO * found[0].saving]
+    return [v for v in found if v.saving >= POLICY.also * found[0].saving]
 
 
 def _by_kind(order: Sequence[Operation]) -> dict[str, list[int]]:
@@ -336,12 +410,12 @@ def _stage(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict |
     usual = np.stack([np.median(durations.sum(axis=2), axis=1) for durations in compute_s], axis=1)
     heaviest = int(np.argmax(np.median(usual, axis=0)))
     ratios = usual[:, heaviest] / np.median(np.delete(usual, heaviest, axis=1), axis=1)
-    if (ratios >= SLOW_STAGE).mean() < PERSISTENT:
+    if (ratios >= POLICY.slow_stage).mean() < POLICY.persistent:
         return None
     even = usual.mean(axis=1) / usual.T
     fixed = [durations * even[stage][:, None, None] for stage, durations in enumerate(compute_s)]
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
-    if saving < MIN_STRUCTURAL_SAVING:
+    if saving < POLICY.min_structural_saving:
         return None
     evidence = {
         "stage_ranks": [int(rank) for rank in trace.ranks[:, heaviest] if rank >= 0],
@@ -388,9 +462,9 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
     if trace.coarse and not _replicas_vary_together(compute_s):
         return None
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
-    if within and np.median(within) < SHARED_DATA:
+    if within and np.median(within) < POLICY.shared_data:
         return None
-    if not correlations or np.median(correlations) < SAME_DATA or saving < MIN_STRUCTURAL_SAVING:
+    if not correlations or np.median(correlations) < POLICY.same_data or saving < POLICY.min_structural_saving:
         return None
     evidence = {"forward_backward_correlation": float(np.median(correlations)), **variance_shares(compute_s)}
     return Verdict("data", (), None, saving, evidence)
@@ -408,7 +482,7 @@ def _replicas_vary_together(compute_s: Sequence[Array]) -> bool:
     if min(x.std() for x in logs) == 0.0:
         return False
     pairs = [float(np.corrcoef(one, other)[0, 1]) for one, other in pairwise(logs)]
-    return float(np.median(pairs)) >= SHARED_DATA
+    return float(np.median(pairs)) >= POLICY.shared_data
 
 
 def variance_shares(compute_s: Sequence[Array]) -> dict[str, dict[str, float]]:

@@ -19,7 +19,7 @@ from lanterne.failslow.detect.events import Incident
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
-from lanterne.failslow.record.iteration_log import LATEST_TIMES, RECENT
+from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
 from lanterne.failslow.record.job_ledger import about_run, utc
 from lanterne.pipeline.adapt.suspect import Suspect
 
@@ -48,7 +48,7 @@ class TrainingStatus:
         self._begun_early = begun_early
         self._about = about_run(program)
         self._tracker = Tracker()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=ITERATIONS.recent)
         self._first = self._count = 0
         self._total_s = 0.0
         # id -> when it was first told of.
@@ -69,7 +69,7 @@ class TrainingStatus:
         controller = self._controller
         found = list(self._found() if controller is None else self._blamed(controller))[-MAX_INCIDENTS:]
         lasting = [one for one in found if one["lasts"]]
-        latest = [time_s for _, time_s in list(self._recent)[-LATEST_TIMES:]]
+        latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times :]]
         usual_s = self._tracker.level_s if controller is None else controller.health.usual_s
         known: dict[str, float] = {} if controller is None else {"saved_s": controller.saved_s}
         if self._begun_early is not None:

@@ -20,24 +20,94 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.failslow.record.lateness import MAX_LATE, Matched
+from lanterne.failslow.record.lateness import POLICY as LATENESS
+from lanterne.failslow.record.lateness import Matched
+from lanterne.transport.steering import steers, value
 
-# Iterations that are kept, and those before a slow spell that tell what is usual.
-KEPT, USUAL = 1024, 64
-# Calls of the iteration that has not ended that are kept, and times that calls were told of before rows are made.
-MAX_EARLY, MAX_SUMS = 4096, 64
-# Slow spells whose causes are kept.
-MAX_SPELLS = 512
-# A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
-FAIR_SHARE, MAIN_SHARE = 0.3, 0.5
-# The share of iterations in which it must be.
-MOST = 0.6
-# Standard errors that a rank's lateness must have grown by.
-CLEAR_ERRORS = 3.0
-# The share of the usual calls of an iteration that one of which all are known has at least.
-WHOLE = 0.5
-# Iterations that tell who is slow now, and how many times in a row they must say so before it has changed.
-LATEST, IN_A_ROW = 6, 3
+
+@steers
+@dataclass(frozen=True)
+class BlamePolicy:
+    """Whom slow iterations are put down to, and of how many that is known."""
+
+    # Iterations that are kept, and those before a slow spell that tell what is usual.
+    kept: int = value(
+        1024,
+        "chosen: memory",
+        half="long spells are judged by their last 512 iterations",
+        double="twice the memory",
+    )
+    usual: int = value(
+        64,
+        "chosen",
+        half="what is usual is less well known",
+        double="older iterations, of another time of the job, count",
+    )
+    # Calls of the iteration that has not ended that are kept, and times that calls were told of before rows are made.
+    max_early: int = value(
+        4096,
+        "chosen: memory",
+        half="iterations of over 2,048 calls are not whole",
+        double="twice the memory",
+    )
+    max_sums: int = value(
+        64,
+        "chosen: memory; making rows costs more than keeping sums",
+        half="rows are made twice as often",
+        double="twice the memory",
+    )
+    max_spells: int = value(
+        512,
+        "chosen: memory",
+        half="causes of the last 256 spells are told",
+        double="twice the memory",
+    )
+    # A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
+    fair_share: float = value(
+        0.3,
+        "chosen: share of what the latest rank is late by",
+        half="ranks that come late because others do are named",
+        double="of two slow ranks one is named",
+    )
+    main_share: float = value(
+        0.5,
+        "half of what iterations take longer",
+        half="a rank that explains a quarter is named",
+        double="it is 1: hardly anything is named",
+    )
+    most: float = value(
+        0.6,
+        "chosen: share of iterations in which it must be",
+        half="a few large waits blame a rank",
+        double="it is above 1: nobody is blamed",
+    )
+    clear_errors: float = value(
+        3.0,
+        "chosen: standard errors that a rank's lateness must have grown by",
+        half="noise names ranks",
+        double="small slowdowns need four times the iterations",
+    )
+    whole: float = value(
+        0.5,
+        "chosen: share of the usual calls that an iteration has of which all are known",
+        half="parts of iterations count",
+        double="it is 1: iterations of fewer calls than usual do not count",
+    )
+    latest: int = value(
+        6,
+        "chosen: iterations that tell who is slow now",
+        half="single iterations blame another",
+        double="another cause is told six iterations later",
+    )
+    in_a_row: int = value(
+        3,
+        "chosen: times that another cause must be seen in a row before it is told",
+        half="chance changes who is blamed",
+        double="another cause is told three iterations later",
+    )
+
+
+POLICY = BlamePolicy()
 
 
 class Cause(NamedTuple):
@@ -92,9 +162,9 @@ class LateArrivals:
     """
 
     def __init__(self) -> None:
-        self._rows: deque[IterationArrivals] = deque(maxlen=KEPT)
+        self._rows: deque[IterationArrivals] = deque(maxlen=POLICY.kept)
         # When the latest ended; how many have, by which they are numbered, of how many there are rows; the last index.
-        self._ends: deque[float] = deque(maxlen=KEPT)
+        self._ends: deque[float] = deque(maxlen=POLICY.kept)
         self._ended = self._made = self._index = 0
         self._sums: deque[ArrivalSums] = deque()
         self._early: Matched | None = None
@@ -155,8 +225,10 @@ class LateArrivals:
         self._early = None
         if (at == count).any():
             early, late_early = at == count, late_at == count
-            calls = (column[early][-MAX_EARLY:] for column in (start_s, transfer_s))
-            lates = (column[late_early][-MAX_LATE * MAX_EARLY :] for column in (late_at_s, late_rank, late_s))
+            calls = (column[early][-POLICY.max_early :] for column in (start_s, transfer_s))
+            lates = (
+                column[late_early][-LATENESS.max_late * POLICY.max_early :] for column in (late_at_s, late_rank, late_s)
+            )
             self._early = Matched(*calls, *lates)
         if count:
             inside, late_inside = (at < count) & (start_s > before_s), (late_at < count) & (late_at_s > before_s)
@@ -169,7 +241,7 @@ class LateArrivals:
         oldest = self._ended - len(self._ends)
         while self._sums and self._sums[0].begin + len(self._sums[0].calls) <= oldest:
             self._sums.popleft()
-        if len(self._sums) > MAX_SUMS:
+        if len(self._sums) > POLICY.max_sums:
             self._tell_rows()
 
     def between(self, first: int, end: int | None) -> list[IterationArrivals]:
@@ -177,7 +249,7 @@ class LateArrivals:
         if self._early is not None:
             self.add()
         rows = self.rows
-        least = WHOLE * median([row.calls for row in islice(reversed(rows), USUAL) if row.calls] or [0])
+        least = POLICY.whole * median([row.calls for row in islice(reversed(rows), POLICY.usual) if row.calls] or [0])
         chosen = (row for row in rows if row.index >= first and (end is None or row.index < end))
         return [row for row in chosen if row.calls and row.calls >= least]
 
@@ -206,15 +278,15 @@ def attribute(
     }
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
     calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
-    if top >= max(MAIN_SHARE * extra_s, calls_s):
-        ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= FAIR_SHARE * top]
+    if top >= max(POLICY.main_share * extra_s, calls_s):
+        ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= POLICY.fair_share * top]
         ranks.sort(key=lambda rank: -grown[rank][0])
         told = ", ".join(f"rank {rank} by {min(grown[rank][0], extra_s) * 1e3:.3g} ms" for rank in ranks)
         who = "comes" if len(ranks) == 1 else "come"
         text = f"{told} an iteration more than before {who} later than the others, in most of {len(during)} iterations"
         text = f"{text}: slow computing, or waiting for what only they need"
         return Cause("rank", ranks[0], text, tuple(ranks), since)
-    if slower and calls_s >= MAIN_SHARE * extra_s:
+    if slower and calls_s >= POLICY.main_share * extra_s:
         more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
         if silent:
             names = ", ".join(str(rank) for rank in silent)
@@ -229,8 +301,8 @@ def _grown_s(was: Sequence[float], now: Sequence[float]) -> tuple[float, bool]:
     usual_s, late_s = median(was), median(now)
     grown_s = late_s - usual_s
     error_s = sum(_spread(values) ** 2 / len(values) for values in (was, now)) ** 0.5
-    most = sum(value > usual_s + grown_s / 2 for value in now) >= MOST * len(now)
-    return grown_s, grown_s > CLEAR_ERRORS * error_s and most
+    most = sum(value > usual_s + grown_s / 2 for value in now) >= POLICY.most * len(now)
+    return grown_s, grown_s > POLICY.clear_errors * error_s and most
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -267,13 +339,13 @@ class Blame:
     ) -> Cause | None:
         """One more slow iteration, `last`; the latest take `latest_s`: the Cause if it is another by now, else None."""
         told = self.causes.get(onset)
-        during = self._arrivals.between(max(onset, last + 1 - LATEST), last + 1)
-        if told is None or len(during) < LATEST - 2:
+        during = self._arrivals.between(max(onset, last + 1 - POLICY.latest), last + 1)
+        if told is None or len(during) < POLICY.latest - 2:
             return None
         now = attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent)
         same = now.kind == told[-1].kind and set(now.ranks) == set(told[-1].ranks)
         self._differs = 0 if same or now.kind == "unknown" else self._differs + 1
-        if self._differs < IN_A_ROW:
+        if self._differs < POLICY.in_a_row:
             return None
         self._differs = 0
         told.append(now)
@@ -283,14 +355,14 @@ class Blame:
         self, first: int, relief: int, last: int, usual_s: float, slow_s: float, silent: Sequence[int] = ()
     ) -> Cause:
         """The job was slow from its start until `relief`: the Cause, from iterations since `first` and up to `last`."""
-        slow = self._arrivals.between(max(first, relief - USUAL), relief)
+        slow = self._arrivals.between(max(first, relief - POLICY.usual), relief)
         cause = attribute(self._arrivals.between(relief, last + 1), slow, slow_s - usual_s, silent)
         self._keep(first, cause)
         return cause
 
     def _keep(self, onset: int, cause: Cause) -> None:
         self.causes[onset] = [cause]
-        if len(self.causes) > MAX_SPELLS:
+        if len(self.causes) > POLICY.max_spells:
             del self.causes[next(iter(self.causes))]
 
     def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:

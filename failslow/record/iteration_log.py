@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -10,20 +10,54 @@ from typing import Any, NamedTuple
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
-from lanterne.failslow.record.blame import KEPT, UNKNOWN, USUAL, Blame, Cause, LateArrivals
+from lanterne.failslow.record.blame import POLICY as BLAME
+from lanterne.failslow.record.blame import UNKNOWN, Blame, Cause, LateArrivals
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
 from lanterne.failslow.record.period import PeriodTracker
+from lanterne.transport.steering import steers, value
 
-MAX_ITERATIONS = 1 << 16
-# Those that a status shows.
-RECENT = 256
-# Those that calls may be told of after, of those that are kept for it.
-MAX_UNJUDGED = KEPT // 4
-# Of confirmed events, twice as many at most.
-KEPT_EVENTS = 256
-# The latest iterations that tell how long they take now.
-LATEST_TIMES = 6
+
+@steers
+@dataclass(frozen=True)
+class LogPolicy:
+    """How many iterations and events are kept."""
+
+    max_iterations: int = value(
+        1 << 16,
+        "chosen: memory",
+        half="the report's times are of the last 32,768",
+        double="twice the memory",
+    )
+    recent: int = value(
+        256,
+        "chosen: what a page of a status shows",
+        half="a status shows half as many",
+        double="statuses are twice as long",
+    )
+    # Iterations that calls may be told of after, of those that are kept for it (blame).
+    max_unjudged: int = value(
+        256,
+        "a quarter of the iterations that are kept for it",
+        half="judging twice as often costs more",
+        double="calls of half the kept iterations may be told of late",
+    )
+    # Of confirmed events, twice as many at most.
+    kept_events: int = value(
+        256,
+        "chosen: memory",
+        half="older incidents are only counted",
+        double="twice the memory",
+    )
+    latest_times: int = value(
+        6,
+        "chosen: the latest iterations tell how long they take now",
+        half="a single iteration moves it",
+        double="a change shows three iterations later",
+    )
+
+
+POLICY = LogPolicy()
 
 
 class Notice(NamedTuple):
@@ -85,7 +119,7 @@ class Spells:
         if self.lasting is None:
             return None
         onset, event, usual_s = self.lasting
-        latest_s = self._time_s(index - LATEST_TIMES + 1, index)
+        latest_s = self._time_s(index - POLICY.latest_times + 1, index)
         cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent())
         return None if cause is None else Notice(event, f"iteration {index}: slow for another reason now", cause)
 
@@ -95,7 +129,7 @@ class Spells:
 
     def _usual(self, onset: int) -> tuple[int, float] | None:
         """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
-        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
+        first = max(onset - BLAME.usual, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
         return (first, self._time_s(first, onset - 1)) if first < onset else None
 
     def _time_s(self, first: int, last: int) -> float:
@@ -117,7 +151,7 @@ class IterationLog:
     """
 
     def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
-        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
+        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=POLICY.max_iterations)
         self.total_s: float = 0.0
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
@@ -154,7 +188,7 @@ class IterationLog:
 
     def recent(self) -> list[tuple[int, float]]:
         """The latest (index, seconds) that a status shows."""
-        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), RECENT)][::-1]
+        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), POLICY.recent)][::-1]
 
     def events(self) -> list[dict[str, Any]]:
         """The detector's, counted in iterations of the job."""
@@ -218,9 +252,9 @@ class IterationLog:
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
         # Of most iterations nothing is to be said, whoever came late in them.
-        if self._iterated or self._spells.lasting is not None or self._unjudged >= MAX_UNJUDGED:
+        if self._iterated or self._spells.lasting is not None or self._unjudged >= POLICY.max_unjudged:
             self.judge(world_size)
-        self._unlisted += self._tracker.forget(KEPT_EVENTS)
+        self._unlisted += self._tracker.forget(POLICY.kept_events)
         found, self._found = self._found, []
         return found
 
@@ -230,7 +264,7 @@ class IterationLog:
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
         self.judge(world_size)
-        self._unlisted += self._tracker.forget(KEPT_EVENTS)
+        self._unlisted += self._tracker.forget(POLICY.kept_events)
         for incident in self._tracker.incidents:
             record = self._incident(incident)
             end = self._first_row + self._tracker.row

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -17,29 +18,71 @@ import numpy as np
 
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.blame import USUAL, LateArrivals
+from lanterne.failslow.record.blame import POLICY as BLAME
+from lanterne.failslow.record.blame import LateArrivals
 from lanterne.failslow.record.call_ring import RECORD, RingReader
 from lanterne.failslow.record.hangs import Hang, HangFinder, join_ranks
-from lanterne.failslow.record.iteration_log import LATEST_TIMES, IterationLog, Notice
+from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
+from lanterne.failslow.record.iteration_log import IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import NewCalls, symbols_of
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
+from lanterne.transport.steering import steers, value
 
-MAX_SYMBOLS = 256
+
+@steers
+@dataclass(frozen=True)
+class JobLogPolicy:
+    """How often logs are looked at and judged, and how much of them is kept."""
+
+    max_symbols: int = value(
+        256,
+        "chosen: memory, and lines of a report",
+        half="programs of many sizes are half counted",
+        double="twice the memory",
+    )
+    # Calls are judged when that tells something, or so many have come, or a status is made so long after the last
+    # time.
+    max_unsettled_nbytes: int = value(
+        1 << 20,
+        "chosen: memory; fewer calls at once cost more each",
+        half="judging twice as often costs more",
+        double="twice the memory",
+    )
+    settle_s: float = value(
+        5.0,
+        "chosen: a status a second need not cost that",
+        half="statuses cost twice as much",
+        double="who comes late now is up to 10 s old in a status",
+    )
+    kept_notices: int = value(
+        256,
+        "chosen: memory",
+        half="older notices go",
+        double="twice the memory",
+    )
+    look_every: int = value(
+        32,
+        "chosen: polls, once every rank reports, until further logs are looked for",
+        half="twice the looks at the folder",
+        double="a rank that came back is read 32 polls later",
+    )
+    late_rows: int = value(
+        16,
+        "chosen: iterations of which a status says who comes late",
+        half="single iterations show",
+        double="a change shows eight iterations later",
+    )
+
+
+POLICY = JobLogPolicy()
+
 # Bits of a name's number.
 NAME_BITS = 16
-# Calls are judged when that tells something, or so many have come, or a status is made so long after the last time.
-MAX_UNSETTLED_NBYTES, SETTLE_S = 1 << 20, 5.0
-# Of notices.
-KEPT_NOTICES = 256
-# Once every rank reports, look for further logs only so often.
-LOOK_EVERY = 32
-# Iterations of which a status says who comes late.
-LATE_ROWS = 16
 
 
 class CallTotals:
-    """How often calls were made, and how long they took, by name and size; of MAX_SYMBOLS at most."""
+    """How often calls were made, and how long they took, by name and size; of POLICY.max_symbols at most."""
 
     def __init__(self) -> None:
         # (name, bytes) -> [calls, seconds].
@@ -54,7 +97,7 @@ class CallTotals:
         took_s = np.bincount(which, rows["end_s"] - rows["start_s"])
         for code, count, total_s in zip(codes.tolist(), counts.tolist(), took_s.tolist(), strict=True):
             symbol = new.name(rank, code & (1 << NAME_BITS) - 1), code >> NAME_BITS
-            if symbol in self._calls or len(self._calls) < MAX_SYMBOLS:
+            if symbol in self._calls or len(self._calls) < POLICY.max_symbols:
                 known = self._calls.setdefault(symbol, [0, 0.0])
                 known[0] += count
                 known[1] += total_s
@@ -151,7 +194,7 @@ class JobLog:
     def poll(self) -> list[Notice]:
         """Read what is new; return the Notices of it."""
         self._polls += 1
-        if len(self._readers) != self.world_size or self._polls % LOOK_EVERY == 0:
+        if len(self._readers) != self.world_size or self._polls % POLICY.look_every == 0:
             self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
@@ -171,11 +214,11 @@ class JobLog:
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
         if self.lead is not None and (read := records[self.lead]):
             self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
-        if self._unsettled.nbytes >= MAX_UNSETTLED_NBYTES:
+        if self._unsettled.nbytes >= POLICY.max_unsettled_nbytes:
             self._iterations.judge(self.world_size)
         self.hangs = self._find_hangs()
         found = self._iterations.take(self.world_size)
-        self.notices = (self.notices + found)[-KEPT_NOTICES:]
+        self.notices = (self.notices + found)[-POLICY.kept_notices :]
         return found
 
     def _settle(self) -> None:
@@ -199,7 +242,7 @@ class JobLog:
 
     def _usual_s(self) -> float:
         """What an iteration takes as a rule."""
-        return median([time_s for _, _, time_s in islice(reversed(self.iterations), USUAL)] or [0.0])
+        return median([time_s for _, _, time_s in islice(reversed(self.iterations), BLAME.usual)] or [0.0])
 
     def _find_logs(self) -> None:
         for path in sorted({*self.folder.glob("rank-*.calls")} - self._seen):
@@ -255,9 +298,9 @@ class JobLog:
 
     def status(self) -> dict[str, Any]:
         """How the job is now: the parts of a status document (job_ledger.py) that call logs tell. Cost: some 0.3 ms."""
-        if time.monotonic() - self._settled_s >= SETTLE_S:
+        if time.monotonic() - self._settled_s >= POLICY.settle_s:
             self._iterations.judge(self.world_size)
-        times_s = [time_s for *_, time_s in islice(reversed(self.iterations), LATEST_TIMES)]
+        times_s = [time_s for *_, time_s in islice(reversed(self.iterations), ITERATIONS.latest_times)]
         lasting = self._iterations.lasting
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
@@ -336,7 +379,7 @@ def _log_notes(
 
 def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArrivals) -> list[dict[str, Any]]:
     """Of each rank, how late it comes now."""
-    rows = [row for row in islice(reversed(late.rows), LATE_ROWS) if row.calls]
+    rows = [row for row in islice(reversed(late.rows), POLICY.late_rows) if row.calls]
     return [
         {
             "rank": rank,

@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+from dataclasses import replace
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import pytest
@@ -14,7 +15,7 @@ from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.call_ring import RingWriter
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
-from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
+from lanterne.failslow.record.lateness import POLICY, Matcher
 from lanterne.failslow.record.watch import FILLED, LONGEST_POLL_S, SHORTEST_POLL_S, Reader, next_wait_s
 
 USUAL_S = CALLS * (OWN_S + TRANSFER_S)
@@ -200,17 +201,20 @@ def test_it_reads_while_the_job_runs(tmp_path):
 
 def test_memory_does_not_grow_with_the_job(tmp_path, monkeypatch):
     """Every store is made small, and filled twice over, before it is measured."""
-    for module, names in (
-        (job_log, {"KEPT_NOTICES": 8}),
-        (iteration_log, {"MAX_ITERATIONS": 256, "KEPT_EVENTS": 8}),
-        (blame, {"KEPT": 128, "MAX_SPELLS": 4}),
-        (lateness, {"MAX_MATCHED": 64, "MAX_COMMUNICATORS": 16}),
-        (hangs, {"MAX_COMMUNICATORS": 16}),
-        (incidents, {"MAX_DOCUMENTS": 4, "MAX_IDS": 24}),
-        (period, {"SETTLED_S": 1.0}),
+    for module, values in (
+        (job_log, {"kept_notices": 8}),
+        (iteration_log, {"max_iterations": 256, "kept_events": 8}),
+        (blame, {"kept": 128, "max_spells": 4}),
+        (lateness, {"max_matched": 64, "max_communicators": 16}),
+        (period, {"settled_s": 1.0}),
     ):
-        for name, value in names.items():
-            monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(module, "POLICY", replace(module.POLICY, **values))
+    for module, name, value in (
+        (hangs, "MAX_COMMUNICATORS", 16),
+        (incidents, "MAX_DOCUMENTS", 4),
+        (incidents, "MAX_IDS", 24),
+    ):
+        monkeypatch.setattr(module, name, value)
     writers = write_logs(tmp_path, {0: [], 1: []}, ended=False, capacity=512)
     usual = [(writer.channel("all_reduce", 2, 0), writer.channel("barrier", 2, 0)) for writer in writers]
     job, now_s, counts = JobLog(tmp_path, 2), 0.0, []
@@ -249,8 +253,8 @@ def test_what_waits_for_a_silent_rank_is_bounded():
     for rank in range(2):
         matcher.add_rank(rank, "b")
     for i in range(300):
-        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (MAX_OPEN // 100)}))
-    assert sum(len(calls.weights) for calls in matcher._open.values()) <= MAX_OPEN
+        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (POLICY.max_open // 100)}))
+    assert sum(len(calls.weights) for calls in matcher._open.values()) <= POLICY.max_open
     assert matcher.calls == 0
 
 
