@@ -9,11 +9,14 @@ from lanterne.transport.steering import Steered, steered
 
 # Those that have such values.
 MODULES = (
-    *("collectives.auto.pacing", "collectives.auto.trials", "collectives.late.calls"),
+    *("bench.lab.network", "collectives.late.calls"),
+    *(f"collectives.auto.{name}" for name in ("learn", "pacing", "trials")),
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
     *(f"failslow.locate.{name}" for name in ("activity", "calls_verdicts", "locate")),
-    *(f"failslow.record.{name}" for name in ("blame", "iteration_log", "job_log", "lateness", "period", "trap")),
+    *(f"failslow.record.{name}" for name in ("blame", "iteration_log", "job_ledger", "job_log", "lateness", "period")),
+    *("failslow.record.stream_times", "failslow.record.trap"),
     *("failslow.mitigate.suspicion", "failslow.validate.judge", "failslow.validate.validate"),
+    *("pipeline.adapt.link_delay", "pipeline.planners.search"),
     *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "pauses", "rank_group")),
     *(f"transport.nccl.{name}" for name in ("channel", "over_nccl", "watchdog", "watched_communicator")),
     *(f"transport.board.{name}" for name in ("late_policy", "sequencer")),

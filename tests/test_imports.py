@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
@@ -30,11 +31,16 @@ def find_modules(package):
     return modules
 
 
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def imports_of(path, package, modules):
     """The modules that the file at `path` below `package` imports, at any depth of its code."""
     base = ["lanterne", *path.with_suffix("").parts][: None if path.name == "__init__.py" else -1]
     base = base[:-1] if path.name == "__init__.py" else base
-    for node in ast.walk(ast.parse((package / path).read_text())):
+    for node in ast.walk(tree_of(package / path)):
         if isinstance(node, ast.ImportFrom):
             inside = base[: len(base) - node.level + 1] if node.level else []
             module = ".".join([*inside, *([node.module] if node.module else [])])
@@ -108,6 +114,35 @@ def test_a_folder_can_be_looked_through(folder):
     files = [path for path in (PACKAGE / folder).glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= 17
     assert ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text()))
+
+
+def test_few_numbers_have_only_a_name():
+    """What decides at run time is a field of a POLICY, which says where it comes from and what half and double do."""
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    product = [path for path in FILES if not str(path).startswith(YARDSTICKS)]
+    found = {path: figures.numeric_constants(tree_of(PACKAGE / path)) for path in product}
+    count, lines = sum(map(len, found.values())), sum(len((PACKAGE / path).read_text().splitlines()) for path in product)
+    most = sorted(product, key=lambda path: -len(found[path]))[:10]
+    told = "; ".join(f"{path}: {', '.join(found[path])}" for path in most)
+    assert count * figures.LINES_PER_CONSTANT <= lines, f"one in {lines // count} lines; most are in {told}"
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("A = 3", ["A"]),
+        ("A: float = -0.5", ["A"]),
+        ("A = 4 << B", ["A"]),
+        ("A = True", []),
+        ("A = 'x' + B", []),
+        ("A, B = 3, 4", []),
+        ("A = value(3)", []),
+        ("def f():\n    a = 3", []),
+    ],
+)
+def test_numbers_that_only_have_a_name_are_seen(line, names):
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    assert figures.numeric_constants(ast.parse(line)) == names
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 @steers
 @dataclass(frozen=True)
 class JudgePolicy:
-    """From where on a rank or a link is slow, in multiples of its peers' time; half and double are of what is above 1."""
+    """From where on a rank or a link is slow, in multiples of its peers' time.
+
+    Half and double are of what is above 1.
+    """
 
     slow_compute: float = value(
         1.2,

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,16 +28,67 @@ from lanterne.pipeline.planners.words import (
     words_with_messages,
 )
 from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.transport.steering import steers, value
 
-# Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
-RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
-# With fewer moves than this, or than this share of the actions, the search is left out: it would change nothing.
-FEWEST_MOVES, FEWEST_SHARE = 500, 0.1
-FEWEST_RULES = 24
-# What is tried to learn how fast the search is, where its time is limited.
-PACING_MOVES = 20
-# The best words that searches begin from.
-KEPT = 8
+
+@steers
+@dataclass(frozen=True)
+class SearchPolicy:
+    """How much is tried."""
+
+    # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
+    rule_actions: float = value(
+        3e7,
+        "chosen",
+        half="half the rules are tried",
+        double="planning takes longer",
+    )
+    search_actions: float = value(
+        7e7,
+        "chosen",
+        half="half the moves are tried",
+        double="planning takes longer",
+    )
+    # With fewer moves than this, or than this share of the actions, the search is left out.
+    fewest_moves: int = value(
+        500,
+        "chosen: fewer change nothing",
+        half="time is spent on searches that change nothing",
+        double="large plans are searched less",
+    )
+    fewest_share: float = value(
+        0.1,
+        "chosen: fewer change nothing",
+        half="time is spent on searches that change nothing",
+        double="large plans are searched less",
+    )
+    fewest_rules: int = value(
+        24,
+        "chosen: whatever the effort",
+        half="large plans begin from worse words",
+        double="large plans take longer at little effort",
+    )
+    pacing_moves: int = value(
+        20,
+        "chosen: they tell how fast the search is, where its time is limited",
+        half="limits are kept less exactly",
+        double="they take longer than short limits",
+    )
+    kept: int = value(
+        8,
+        "chosen: the best words that searches begin from",
+        half="searches begin from fewer places",
+        double="each search is half as long",
+    )
+    samples: int = value(
+        32,
+        "chosen: sampled latencies of every link in a robust plan",
+        half="a robust plan is good for the samples only",
+        double="robust plans are searched half as far",
+    )
+
+
+POLICY = SearchPolicy()
 
 
 class Heats(NamedTuple):
@@ -55,8 +107,6 @@ class Heats(NamedTuple):
 ONE_STAGE = Heats(1 / 16, (0.2,), ((1 / 4, 0.2), (1 / 4, 0.05)))
 # Where ranks hold several stages good words lie far apart.
 MANY_STAGES = Heats(1 / 40, (0.2, 1.0), ((0.6, 1.0), (0.2, 0.2)))
-# Sampled latencies of every link in a robust plan.
-SAMPLES = 32
 
 
 def improve(
@@ -108,7 +158,7 @@ def improve(
 
 
 def sampled(
-    letters: Letters, jitter: float, duration_jitter: float, seed: int, samples: int = SAMPLES
+    letters: Letters, jitter: float, duration_jitter: float, seed: int, samples: int = POLICY.samples
 ) -> Letters:
     """`letters` with `samples` rows of latencies and durations, each gamma distributed around its own.
 
@@ -183,11 +233,11 @@ class _WordSearch:
             return
         if span < self.makespan:
             self.tell(span)
-        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:KEPT]
+        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[: POLICY.kept]
 
     def add_rules(self, placement: Placement, problem: Problem, effort: float) -> None:
         """The words of as many list rules as the effort allows."""
-        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
+        most = max(int(effort * POLICY.rule_actions / (self.actions * (8 + self.ranks))), POLICY.fewest_rules)
         if placement.num_stages == placement.num_ranks:
             tried = rules(_leads(problem), most)
         else:
@@ -207,14 +257,14 @@ class _WordSearch:
             self._anneal_until()
             return
         samples = max(len(self.letters.latency), len(self.letters.took))
-        moves = int(effort * SEARCH_ACTIONS / self.actions / samples)
-        if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
+        moves = int(effort * POLICY.search_actions / self.actions / samples)
+        if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
             return
         unit = float(self.letters.duration[self.letters.duration > 0].mean())
         heats = MANY_STAGES if len(self.given.capacity) * 3 < len(self.given.rank) else ONE_STAGE
         for i, (_, words) in enumerate(self.found):
             self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * unit, i)
-        for salt, (share, hot) in enumerate(heats.long, KEPT):
+        for salt, (share, hot) in enumerate(heats.long, POLICY.kept):
             self._anneal(self.found[0][1], int(moves * share), hot * unit, salt)
 
     def _is_late(self) -> bool:
@@ -224,7 +274,7 @@ class _WordSearch:
         """Few moves at a time, from the best words, until it is late."""
         unit, salt = float(self.letters.duration[self.letters.duration > 0].mean()), 0
         while self.found and self.makespan > self.target and not self._is_late():
-            self._anneal(self.found[salt % len(self.found)][1], FEWEST_MOVES // 10, 0.1 * unit, salt)
+            self._anneal(self.found[salt % len(self.found)][1], POLICY.fewest_moves // 10, 0.1 * unit, salt)
             salt += 1
 
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> None:
@@ -244,9 +294,9 @@ class _WordSearch:
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
-            self.loops.anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed)
+            self.loops.anneal(words, self.letters, self.quantile, POLICY.pacing_moves, unit, unit, -1.0, self.seed)
             took_s = time.monotonic() - began_s
-        return PACING_MOVES / max(took_s, 1e-6)
+        return POLICY.pacing_moves / max(took_s, 1e-6)
 
 
 def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats, Floats]:

@@ -106,7 +106,8 @@ def test_of_many_calls_a_sample_stands_for_all(pieces):
     """Whole blocks of them, whichever rank is read first, and however often."""
     matcher, count = matcher_of(2), 20_000
     matcher.set_spacing(10)
-    calls = [("a", 2, 0, 8, i / (10 * POLICY.max_rate_per_s), (i + 0.5) / (10 * POLICY.max_rate_per_s)) for i in range(count)]
+    rate_per_s = 10 * POLICY.max_rate_per_s
+    calls = [("a", 2, 0, 8, i / rate_per_s, (i + 0.5) / rate_per_s) for i in range(count)]
     weight = matched = 0.0
     for at in range(0, count, count // pieces):
         part = calls[at : at + count // pieces]
