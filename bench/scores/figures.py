@@ -327,7 +327,7 @@ FIGURES: list[Row] = [
     Row("one way", "methods patched from outside", "0", patches),
     Row("one way", "restatements of what F, B and W need, untested", "0", restatements),
     Row("one way", "seeds of simulated ranks in 10 minutes", "10,000", "lanterne simulate --seeds 10000 --jobs 2"),
-    Row("one way", "mutations found within 1,000 seeds", "90 %", "python tests/bench/mutants.py --seeds 1000"),
+    Row("one way", "mutations found within 1,000 seeds", "90 %", "python tests/bench/mutants.py --seeds 1000 --jobs 2"),
     Row("operators", "detector on 5,000 fresh jobs, below the oracle", "2 points", WORLD_JOBS),
     Row("operators", "missing rank of a hang named in 50 programs", "50", f"{OPERATORS}.hang_score --jobs 10"),
     Row(

@@ -1,6 +1,6 @@
 """Code with one condition turned around, or with a fault that it once had: what the simulation has to find.
 
-  python tests/bench/mutants.py --seeds 1000 [--like NAME] [--reverted]
+  python tests/bench/mutants.py --seeds 1000 [--like NAME] [--reverted] [--jobs 2]
 
 tries each in a process of its own, and prints after how many seeds it was found; "slow" if so many seeds take too long,
 of which nothing is known then: give those fewer seeds (--like, --seeds).
@@ -19,9 +19,10 @@ import sys
 import tempfile
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lanterne.bench.scores.simulation import growing
+from lanterne.bench.scores.simulation import growing, parting
 from lanterne.bench.scores.simulation.baton import Escaped
 from lanterne.bench.scores.simulation.scenario import draw
 from lanterne.bench.scores.simulation.world import run
@@ -29,16 +30,16 @@ from lanterne.bench.scores.simulation.world import run
 # Whose conditions are turned around, one by one.
 MODULES = (
     *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "connection", "server", "values")),
-    *(f"lanterne.transport.store.membership.{name}" for name in ("epoch", "guards", "meetings", "members")),
-    *(f"lanterne.transport.store.membership.{name}" for name in ("returns", "together")),
+    *(f"lanterne.transport.store.membership.{name}" for name in ("admissions", "epoch", "guards", "meetings")),
+    *(f"lanterne.transport.store.membership.{name}" for name in ("members", "returns", "together")),
     *(f"lanterne.transport.board.{name}" for name in ("seat", "sequencer")),
     "lanterne.transport.rank_group",
 )
 # Faults that were there, and were mended: each as a patch that brings it back, and a seed that finds it.
 REVERTED = Path(__file__).parent / "reverted"
 ROOT = Path(__file__).parents[2]
-# One seed in so many also stands for a job that grows.
-GROWING = 5
+# One seed in so many also stands for a job that grows, and for one that loses hosts.
+GROWING, PARTING = 5, 10
 # How long a mutant may take. One that is at the same seed for so long runs without end, and so is found, too.
 LIMIT_S, STUCK_S = 240, 60
 NOT, SLOW = "not", "slow"
@@ -135,6 +136,8 @@ def seeds_until_found(mutant, seeds):
             problems = run(draw(seed)).problems
             if not problems and seed % GROWING == 0:
                 problems = growing.run(seed).problems
+            if not problems and seed % PARTING == 0:
+                problems = parting.run(seed).problems
         except Escaped as error:
             problems = [f"escaped: {error}"]
         if problems:
@@ -174,6 +177,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=1000, help="of each mutant, at most (default 1000)")
     parser.add_argument("--like", default="", help="only those with this in their name")
     parser.add_argument("--reverted", action="store_true", help="the faults of before, not turned conditions")
+    parser.add_argument("--jobs", type=int, default=1, help="as many at once, one a core (default 1)")
     parser.add_argument("--only", help="this one, in this process")
     parser.add_argument("--as-it-is", action="store_true", help="nothing turned, in this process")
     args = parser.parse_args()
@@ -187,13 +191,17 @@ def main():
         names = [patch.stem for patch in sorted(REVERTED.glob("*.patch")) if args.like in patch.stem]
     else:
         names = [name for name in all_mutants() if args.like in name]
-    counts = []
-    for name in names:
+
+    def outcome(name):
         with tempfile.TemporaryDirectory() as folder:
             path = patched(REVERTED / f"{name}.patch", Path(folder)) if args.reverted else None
-            count, what = hunt(None if args.reverted else name, seeds, path)
-        counts.append(count)
-        print(f"{count:>5}  {name}  {what[:90]}", flush=True)
+            return hunt(None if args.reverted else name, seeds, path)
+
+    counts = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for name, (count, what) in zip(names, pool.map(outcome, names), strict=True):
+            counts.append(count)
+            print(f"{count:>5}  {name}  {what[:90]}", flush=True)
     slow, found = counts.count(SLOW), sum(count not in (NOT, SLOW) for count in counts)
     share = f"{100 * found / max(1, len(names)):.0f} %"
     print(f"{found} of {len(names)} found within {args.seeds} seeds, {share}; {slow} too slow to say")

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import mutants
 import pytest
@@ -22,6 +23,7 @@ from lanterne.bench.scores.simulation.scenario import Event, Scenario, draw
 from lanterne.bench.scores.simulation.shrink import shrink
 from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine, guard
 from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.store import membership
 
 PORTIONS = [range(first, first + simulate.PORTION) for first in range(0, 300, simulate.PORTION)]
 # Turned conditions that are tried one by one.
@@ -274,6 +276,14 @@ def test_a_fault_that_was_is_found(patch, tmp_path):
     seed = int(re.search(r"^Seed: (\d+)$", patch.read_text(), re.MULTILINE)[1])
     assert mutants.hunt(None, range(seed, seed + 1), mutants.patched(patch, tmp_path))[0] == 1
     assert not world.run(draw(seed)).problems
+
+
+def test_all_files_of_membership_are_turned():
+    folder = Path(membership.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert {f"{membership.__name__}.{name}" for name in files} <= set(mutants.MODULES)
+    turned = {name.split()[0] for name in mutants.all_mutants()}
+    assert turned == set(mutants.MODULES), "each has conditions"
 
 
 @pytest.mark.slow
