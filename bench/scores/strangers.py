@@ -340,7 +340,7 @@ def verdict(folder: Path, attack: Attack, exit_code: int) -> dict[str, Any]:
         "grown_nbytes": attack.grown_nbytes,
         "bars": [bar if bar < inf else None for bar in attack.bars],
         "failed": failed,
-        "missed": failed or (ratio or 0) > attack.bars[0] or attack.grown_nbytes > attack.bars[1],
+        "missed": bool(failed or (ratio or 0) > attack.bars[0] or attack.grown_nbytes > attack.bars[1]),
     }
 
 
