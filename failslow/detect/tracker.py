@@ -84,6 +84,11 @@ class Tracker:
         return self._job.slow
 
     @property
+    def doubtful(self) -> bool:
+        """The last rows may be of another level: what is provisional is neither certain nor taken back."""
+        return self._job.held.strongest >= PROVISIONAL
+
+    @property
     def incidents(self) -> list[Incident]:
         """The incidents so far, the last one open where its `relief` is None; its `ratio` follows the level."""
         return self._confirmed.incidents

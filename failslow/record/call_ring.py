@@ -36,6 +36,8 @@ FAULTS = struct.Struct("=Q")
 FAULTS_OFFSET = ENDED_OFFSET - FAULTS.size
 BEAT_OFFSET = FAULTS_OFFSET - END.size
 TIMED_OFFSET = BEAT_OFFSET - FAULTS.size
+# How many calls have begun; a number of 8 bytes that is set, not packed: at a multiple of 8.
+BEGUN_OFFSET = (TIMED_OFFSET - NUMBER.size) // NUMBER.size * NUMBER.size
 CAPACITY = 16_384
 
 # Writes the beginning of a call, (nbytes, start_s), and returns its index in the log; its end: (index, end_s), or when
@@ -79,15 +81,13 @@ class RingWriter:
         header: a dict of JSON values for the reader, at most 4 kB.
         capacity: records that the ring holds.
 
-    Attributes: `begun`, the index of the latest call, -1 before the first.
-
     Cost: 0.9 us a call; memory and file: 40 bytes a record.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], capacity: int = CAPACITY) -> None:
         text = json.dumps({**header, "capacity": capacity}).encode()
-        if len(text) >= TIMED_OFFSET:
-            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {TIMED_OFFSET}")
+        if len(text) >= BEGUN_OFFSET:
+            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {BEGUN_OFFSET}")
         size = HEADER_NBYTES + capacity * RECORD.size
         # The reader finds the file complete, or not at all.
         partial = f"{path}.new"
@@ -101,19 +101,23 @@ class RingWriter:
         self._capacity = capacity
         self._numbers = count()
         self._names: dict[str, int] = {}
-        self.begun: int = -1
+
+    @property
+    def begun(self) -> int:
+        """How many calls have begun."""
+        return self._longs[BEGUN_OFFSET // NUMBER.size]
 
     def channel(self, name: str, ranks: int, communicator: int) -> Channel:
         """The Channel of calls of these."""
         number, numbers, capacity, memory = self._name_number(name), self._numbers, self._capacity, self._map
         longs, doubles, pack_body = self._longs, self._doubles, BODY.pack_into
-        first, size, width = HEADER_NBYTES, RECORD.size, END.size
+        first, size, width, begun_at = HEADER_NBYTES, RECORD.size, END.size, BEGUN_OFFSET // NUMBER.size
 
         def begin(nbytes: int, start_s: float) -> int:
-            self.begun = index = next(numbers)
+            index = next(numbers)
             offset = first + index % capacity * size
             pack_body(memory, offset + BODY_OFFSET, number, ranks, communicator, nbytes, start_s, OPEN_S)
-            longs[offset // width] = index + 1
+            longs[offset // width] = longs[begun_at] = index + 1
             return index
 
         def end(index: int, end_s: float) -> None:
@@ -167,7 +171,7 @@ class RingReader:
     def __init__(self, path: str | Path) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.header: dict[str, Any] = json.loads(self._map[:TIMED_OFFSET].rstrip(b"\0"))
+        self.header: dict[str, Any] = json.loads(self._map[:BEGUN_OFFSET].rstrip(b"\0"))
         self._capacity: int = self.header["capacity"]
         self._next = 1
         self._names: dict[int, str] = {}
@@ -179,6 +183,30 @@ class RingReader:
     def beat_s(self) -> float:
         """When the program last said that its Python runs, of its time.monotonic(); 0 where it has not."""
         return float(END.unpack_from(self._map, BEAT_OFFSET)[0])
+
+    @property
+    def begun(self) -> int:
+        """How many calls the program has begun: all that a look costs where nothing is new."""
+        (begun,) = NUMBER.unpack_from(self._map, BEGUN_OFFSET)
+        return int(begun)
+
+    @property
+    def unread(self) -> float:
+        """The share of the ring that has been written since the last take."""
+        return (self.begun + 1 - self._next) / self._capacity
+
+    def spacing_s(self, calls: int) -> float:
+        """What so many calls take, the mean since the last take; 0 where fewer have begun since."""
+        begun = self.begun
+        times = (begun + 1 - self._next) // max(calls, 1)
+        if times < 1:
+            return 0.0
+        return (self._start_s(begun) - self._start_s(begun - times * calls)) / times
+
+    def _start_s(self, number: int) -> float:
+        """When call `number`, from 1 on, began."""
+        at = HEADER_NBYTES + (number - 1) % self._capacity * RECORD.size + START_OFFSET
+        return float(END.unpack_from(self._map, at)[0])
 
     @property
     def ended(self) -> bool:

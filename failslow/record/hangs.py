@@ -179,6 +179,45 @@ class SeenCalls:
             return None
 
 
+class Standstill:
+    """Since when ranks have begun no call, as far as was looked.
+
+    Attributes: `clock_s`, of a clock that stands still while the reader does.
+    """
+
+    def __init__(self) -> None:
+        self.clock_s: float = 0.0
+        self._looked_s: float | None = None
+        # By rank: how many calls it has begun, and since when, at the latest.
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def tick(self, now_s: float) -> None:
+        """It is `now_s` of the reader's clock."""
+        if self._looked_s is not None:
+            self.clock_s += min(max(now_s - self._looked_s, 0.0), LONGEST_STEP_S)
+        self._looked_s = now_s
+
+    def see(self, now_s: float, begun: Mapping[int, int]) -> float:
+        """Take how many calls each rank has begun by now; for how long one has begun none, the longest."""
+        self.tick(now_s)
+        longest_s = 0.0
+        for rank, count in begun.items():
+            known = self._seen.get(rank)
+            if known is None or known[0] != count:
+                known = self._seen[rank] = count, self.clock_s
+            longest_s = max(self.clock_s - known[1], longest_s)
+        return longest_s
+
+    def age_s(self, rank: int) -> float:
+        """For how long `rank` has begun no call, at least."""
+        return self.clock_s - self._seen.get(rank, (0, self.clock_s))[1]
+
+    def since_s(self, rank: int, index: int) -> float:
+        """Since when the call `index` of `rank` has been its latest, by the clock; now where that is not known."""
+        count, since_s = self._seen.get(rank, (0, self.clock_s))
+        return since_s if count == index + 1 else self.clock_s
+
+
 class ToldHangs:
     """What was told of calls that do not end: what is new of them is told, and incidents are kept."""
 
@@ -187,6 +226,11 @@ class ToldHangs:
         self._incidents: list[Hang] = []  # those that went on, the latest
         self._now: Hang | None = None
         self._told: tuple[str, tuple[int, ...]] | None = None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether one lasts that was told."""
+        return self._now is not None
 
     def take(self, hang: Hang | None) -> list[Hang]:
         """What is to be told, `hang` being what lasts now: that, or also that what was told has gone on."""
@@ -234,7 +278,8 @@ class HangFinder:
             been seen before.
         settle: adds all calls that have ended up to now; called when that matters.
 
-    Attributes: `thresholds`, which may be changed; `told`, the ToldHangs.
+    Attributes: `thresholds`, which may be changed; `told`, the ToldHangs; `still`, the Standstill, which may be looked
+    at between two looks.
 
     Cost: some 2 us a rank and time; memory is bounded.
     """
@@ -251,10 +296,9 @@ class HangFinder:
         self._seen = SeenCalls(folder)
         self.told: ToldHangs = ToldHangs(self._seen)
         self._where = where
-        # (rank, index of its call) -> when it was first seen, of a clock that stands still while the reader does.
+        self.still: Standstill = Standstill()
+        # (rank, index of its call) -> when it was first seen, of the same clock.
         self._since: dict[tuple[int, int], float] = {}
-        self._clock_s = 0.0
-        self._looked_s: float | None = None
 
     def add_rank(self, rank: int, queued: Iterable[str]) -> None:
         """Expect calls of `rank`, of which those named in `queued` return before all have come: it waits later."""
@@ -286,11 +330,10 @@ class HangFinder:
             latest: of every rank, the index of the latest call that has ended; None: by when calls began, which of
                 those that a device times is not when they were made.
         """
-        if self._looked_s is not None:
-            self._clock_s += min(max(now_s - self._looked_s, 0.0), LONGEST_STEP_S)
-        self._looked_s = now_s
+        self.still.tick(now_s)
         # Calls that are new wait for nobody yet, whatever their numbers.
-        known = any((rank, max(calls)) in self._since for rank, calls in opened.items() if calls)
+        latest_open = [(rank, max(calls)) for rank, calls in opened.items() if calls]
+        known = any(call in self._since or self.still.since_s(*call) < self.still.clock_s for call in latest_open)
         if known or any(self._seen.queued.values()):
             self._settle()
         blocked = self._blocked(opened, latest)
@@ -329,8 +372,9 @@ class HangFinder:
             ended = self._seen.ended(rank, call.communicator)
             number = ended + sum(c.communicator == call.communicator and c.ranks > 1 for c in calls.values())
             key = (rank, index if index >= 0 else -1 - ended)
-            seen[key] = self._since.get(key, self._clock_s)
-            found[rank] = Blocked(call, number if call.ranks > 1 else 0, self._clock_s - seen[key])
+            since_s = self.still.since_s(rank, index if index >= 0 or latest is None else latest[rank])
+            seen[key] = self._since.get(key, since_s)
+            found[rank] = Blocked(call, number if call.ranks > 1 else 0, self.still.clock_s - seen[key])
         self._since = seen
         return found
 

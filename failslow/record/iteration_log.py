@@ -68,6 +68,15 @@ class Notice(NamedTuple):
     cause: Cause | None
 
 
+class Iterated(NamedTuple):
+    """Iteration `row` has ended: what the detector said then, in words, and whether iterations are slow since."""
+
+    row: int
+    event: LevelEvent | None = None
+    text: str = ""
+    slow: bool = False
+
+
 class Spells:
     """Whom slow iterations are put down to, while iterations are of one kind.
 
@@ -139,6 +148,58 @@ class Spells:
         return median([time_s for _, _, time_s in rows] or [0.0])
 
 
+class Marks:
+    """Which calls of the lead end iterations: those of a marker that recurs, or DDP_FORWARDs."""
+
+    def __init__(self) -> None:
+        self._period = PeriodTracker()
+        self._generation = self._forwards = 0
+        self._per_forward = 1.0
+
+    @property
+    def spacing(self) -> int | None:
+        """How many calls an iteration has, or DDP_FORWARDs where there are any; None where none recurs evenly."""
+        return None if self._period.marker is None else self._period.marker.spacing
+
+    @property
+    def records(self) -> int:
+        """How many calls of any kind an iteration has, at least 1."""
+        return max(round((self.spacing or 1) * self._per_forward), 1)
+
+    @property
+    def dropped(self) -> int:
+        """How often the clock went backwards."""
+        return self._period.dropped
+
+    def take(
+        self, symbols: Sequence[CallSymbol], times_s: Sequence[float], forwards: Sequence[int], before: int
+    ) -> Iterator[tuple[float, float | None, int | None]]:
+        """Take calls, `before` of which others came; of those that end an iteration when they were made, and its time.
+
+        And, where iterations are marked otherwise from there on, how many marks had come by then.
+        """
+        if not self._forwards:
+            first = forwards[0] if forwards else len(symbols)
+            yield from self._time(symbols[:first], times_s[:first], before)
+        if forwards:
+            if not self._forwards:
+                self._period = PeriodTracker()
+                self._generation = 0
+            # They mark an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
+            marks = [symbols[at][:SIZELESS_NBYTES] for at in forwards]
+            yield from self._time(marks, [times_s[at] for at in forwards], self._forwards)
+            self._forwards += len(forwards)
+            self._per_forward = (before + len(symbols)) / self._forwards
+
+    def _time(
+        self, symbols: Sequence[CallSymbol], times_s: Sequence[float], before: int
+    ) -> Iterator[tuple[float, float | None, int | None]]:
+        for at, time_s in self._period.record_all(symbols, times_s):
+            is_new = self._period.generation != self._generation
+            self._generation = self._period.generation
+            yield times_s[at], time_s, before + at + 1 if is_new else None
+
+
 class IterationLog:
     """The iterations as the calls of one rank, the lead, show them.
 
@@ -157,9 +218,9 @@ class IterationLog:
         self._matcher = matcher
         self._settle = settle
         self._spells = Spells(self.iterations, self.late, matcher, 0)
-        # Iterations whose calls are not known yet; of those of which there may be something to say index, event, words.
+        # Iterations whose calls are not known yet; those of which there may be something to say.
         self._unjudged = 0
-        self._iterated: list[tuple[int, LevelEvent | None, str]] = []
+        self._iterated: list[Iterated] = []
         self._found: list[Notice] = []
         self._tracker = Tracker()
         self._first_row = 0
@@ -167,19 +228,28 @@ class IterationLog:
         self._earlier: deque[dict[str, Any]] = deque(maxlen=256)
         # Incidents that are in neither.
         self._unlisted = 0
-        self._generation = self._forwards = 0
-        self._period = PeriodTracker()
+        self._marks = Marks()
 
     @property
     def calls(self) -> int | None:
         """How many calls an iteration has; None where none recurs evenly."""
-        return None if self._period.marker is None else self._period.marker.spacing
+        return self._marks.spacing
+
+    @property
+    def records(self) -> int:
+        """How many calls of the lead an iteration has, at least 1."""
+        return self._marks.records
 
     @property
     def usual_s(self) -> float | None:
         """What an iteration takes when nothing is slow."""
         lasting = self._spells.lasting
         return self._tracker.level_s if lasting is None else lasting[2]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether iterations are slow, or may be: the next ones tell."""
+        return self._spells.lasting is not None or self._tracker.slow or self._tracker.doubtful
 
     @property
     def lasting(self) -> Incident | None:
@@ -203,26 +273,11 @@ class IterationLog:
         world_size: int | None,
     ) -> None:
         """Time the iterations that end with these calls, as symbols_of has them; `before`: how many came before."""
-        if not self._forwards:
-            first = forwards[0] if forwards else len(symbols)
-            self._time(symbols[:first], times_s[:first], before, world_size)
-        if forwards:
-            if not self._forwards:
-                self._period = PeriodTracker()
-                self._generation = 0
-            # They mark an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
-            marks = [symbols[at][:SIZELESS_NBYTES] for at in forwards]
-            self._time(marks, [times_s[at] for at in forwards], self._forwards, world_size)
-            self._forwards += len(forwards)
-
-    def _time(
-        self, symbols: Sequence[CallSymbol], times_s: Sequence[float], before: int, world_size: int | None
-    ) -> None:
-        for at, time_s in self._period.record_all(symbols, times_s):
-            if self._period.generation != self._generation:
-                self._new_marker(before + at + 1, world_size)
+        for end_s, time_s, begun in self._marks.take(symbols, times_s, forwards, before):
+            if begun is not None:
+                self._new_marker(begun, world_size)
             if time_s is not None and time_s > 0.0:
-                self._end(times_s[at], time_s)
+                self._end(end_s, time_s)
 
     def _end(self, end_s: float, time_s: float) -> None:
         """An iteration has ended."""
@@ -233,10 +288,10 @@ class IterationLog:
         self._unjudged += 1
         event = self._tracker.update(time_s)
         if event is not None and (event.confirmed_at is not None or event.kind == "onset"):
-            self._iterated.append((index, event, self._words(event)))
+            self._iterated.append(Iterated(index, event, self._words(event), self._tracker.slow))
         elif self._iterated or self._spells.lasting is not None:
             # While it is slow the cause may change.
-            self._iterated.append((index, None, ""))
+            self._iterated.append(Iterated(index))
 
     def judge(self, world_size: int | None) -> None:
         """See what there is to say of the iterations since the last time, all calls up to now being known."""
@@ -245,15 +300,15 @@ class IterationLog:
         if world_size and len(self.iterations) > SKIPPED_ROWS:
             self._matcher.find_silent(world_size)
         self.late.add(self._matcher.take())
-        for index, event, text in self._iterated:
-            self._found += self._notices(index, event, text)
-        self._iterated.clear()
+        self._tell()
 
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
-        # Of most iterations nothing is to be said, whoever came late in them.
-        if self._iterated or self._spells.lasting is not None or self._unjudged >= POLICY.max_unjudged:
+        # Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
+        if self._names_causes or self._unjudged >= POLICY.max_unjudged:
             self.judge(world_size)
+        else:
+            self._tell()
         self._unlisted += self._tracker.forget(POLICY.kept_events)
         found, self._found = self._found, []
         return found
@@ -270,13 +325,11 @@ class IterationLog:
             end = self._first_row + self._tracker.row
             self._unlisted += len(self._earlier) == self._earlier.maxlen
             self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
-        marker = self._period.marker
-        assert marker is not None
-        self._generation = self._period.generation
-        self._spacing = marker.spacing
-        self._matcher.set_spacing(marker.spacing)
+        spacing = self._spacing = self._marks.spacing
+        assert spacing is not None
+        self._matcher.set_spacing(spacing)
         self._tracker = Tracker()
-        self._first_row = calls // marker.spacing
+        self._first_row = calls // spacing
         self.iterations.clear()
         self.late.clear()
         self._spells = Spells(self.iterations, self.late, self._matcher, self._first_row)
@@ -305,7 +358,7 @@ class IterationLog:
     @property
     def dropped(self) -> int:
         """How often the lead's clock went backwards."""
-        return self._period.dropped
+        return self._marks.dropped
 
     def _words(self, event: LevelEvent) -> str:
         at = self._first_row + event.index
@@ -317,13 +370,27 @@ class IterationLog:
         sure = "" if event.confirmed_at is not None else "perhaps "
         return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
 
-    def _notices(self, index: int, event: LevelEvent | None, text: str) -> Iterator[Notice]:
-        """What is to be said after iteration `index`: its event, with who is to blame, or that it is another now."""
+    @property
+    def _names_causes(self) -> bool:
+        """Whether somebody is to be named."""
+        events = (iterated.event for iterated in self._iterated)
+        certain = (event is not None and event.confirmed_at is not None for event in events)
+        return self._spells.lasting is not None or any(certain)
+
+    def _tell(self) -> None:
+        """See what there is to say of iterations."""
+        for iterated in self._iterated:
+            self._found += self._notices(iterated)
+        self._iterated.clear()
+
+    def _notices(self, iterated: Iterated) -> Iterator[Notice]:
+        """What is to be said after an iteration: its event, with who is to blame, or that it is another now."""
+        row, event, text, slow = iterated
         if event is not None:
             is_sure = event.confirmed_at is not None
-            cause = self._spells.judge(event, index, slow=self._tracker.slow) if is_sure else None
+            cause = self._spells.judge(event, row, slow=slow) if is_sure else None
             yield Notice(event, text, cause)
-        elif self._spells.lasting is not None and (notice := self._spells.follow(index)) is not None:
+        elif self._spells.lasting is not None and (notice := self._spells.follow(row)) is not None:
             yield notice
 
     def _incident(self, incident: Incident) -> dict[str, Any]:

@@ -6,7 +6,7 @@ One rank, the lead, gives the iterations: synchronous jobs have the same on ever
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -21,7 +21,7 @@ from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.blame import POLICY as BLAME
 from lanterne.failslow.record.blame import LateArrivals
 from lanterne.failslow.record.call_ring import RECORD, RingReader
-from lanterne.failslow.record.hangs import Hang, HangFinder, join_ranks
+from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, join_ranks
 from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
 from lanterne.failslow.record.iteration_log import IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
@@ -61,11 +61,11 @@ class JobLogPolicy:
         half="older notices go",
         double="twice the memory",
     )
-    look_every: int = value(
-        32,
-        "chosen: polls, once every rank reports, until further logs are looked for",
+    look_s: float = value(
+        16.0,
+        "chosen: once every rank reports, until further logs are looked for",
         half="twice the looks at the folder",
-        double="a rank that came back is read 32 polls later",
+        double="a second log of a rank is told of up to 16 s later",
     )
     late_rows: int = value(
         16,
@@ -79,6 +79,64 @@ POLICY = JobLogPolicy()
 
 # Bits of a name's number.
 NAME_BITS = 16
+
+
+@steers
+@dataclass(frozen=True)
+class PollPolicy:
+    """When call logs are read. A thread that wakes up finds its caches cold: few reads cost less, of as many calls."""
+
+    # Between two looks at how many calls there are: as often as logs fill to `filled`, no more often or seldom than
+    # `longest_s`, or `calm_s` while iterations are as usual and nothing is open.
+    shortest_s: float = value(
+        0.05,
+        "chosen",
+        half="logs that fill faster than in a second are kept up with; 40 looks a second",
+        double="calls of logs that fill in less than 2 s are lost",
+    )
+    longest_s: float = value(
+        0.5,
+        "chosen",
+        half="what is slow, or hangs, is told a quarter of a second sooner; twice as many wake-ups",
+        double="it is told up to half a second later",
+    )
+    # The share of a log that is read at once.
+    filled: float = value(
+        1 / 16,
+        "chosen",
+        half="busy jobs are read twice as often",
+        double="a reader that is held up for seven eighths of a log's time loses calls",
+    )
+    calm_s: float = value(
+        1.0,
+        "a look costs some 0.5 ms where Python is slow, most of it for caches that have gone cold",
+        half="what is late is seen half a second sooner; twice as many looks",
+        double="a rank that has not come is told up to a second later",
+    )
+    # How old what was read may be then.
+    read_s: float = value(
+        4.0,
+        "a read costs some 2 ms for cold caches, and some 50 us an iteration",
+        half="watch costs some 0.1 % of a core more",
+        double="slowdowns below `slow_ratio` are told up to 4 s later",
+    )
+    # What is not calm: the lead begins no call for so many times as long as an iteration takes as a rule,
+    late_iterations: float = value(
+        1.25,
+        "one is no delay",
+        half="jobs are read twice an iteration, though nothing is late",
+        double="an iteration that takes 1.5 times as long is seen at the next read",
+    )
+    # or iterations since the last read take so many times as long.
+    slow_ratio: float = value(
+        1.05,
+        "half of what counts as slow",
+        half="below 1: jobs are read at each look",
+        double="what is less than twice as slow is seen at the next read",
+    )
+
+
+POLLS = PollPolicy()
 
 
 class CallTotals:
@@ -132,6 +190,57 @@ class HeldRecords:
         return {rank: b"".join(found) for rank, found in sorted(parts.items())}
 
 
+class CallLogs:
+    """The call logs in `folder`.
+
+    Attributes: `readers`, by rank; `refused`: why other files are not read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.readers: dict[int, RingReader] = {}
+        self.refused: list[str] = []
+        self._folder = folder
+        self._seen: set[Path] = set()
+        self._found_s = -inf  # when logs were looked for
+
+    def find(self, world_size: int | None) -> list[int]:
+        """Look for logs, where not all of so many ranks report, or now and then; the ranks whose logs are new."""
+        now_s = time.monotonic()
+        if len(self.readers) == world_size and now_s < self._found_s + POLICY.look_s:
+            return []
+        self._found_s = now_s
+        found = []
+        for path in sorted({*self._folder.glob("rank-*.calls")} - self._seen):
+            self._seen.add(path)
+            try:
+                reader = RingReader(path)
+                rank = int(reader.header["rank"])
+            except (OSError, ValueError, KeyError) as error:
+                self.refused.append(f"{path.name} cannot be read: {error}")
+                continue
+            if rank in self.readers:
+                counts = self.readers[rank].header["pid"]
+                self.refused.append(f"rank {rank} reported from two processes; that of {counts} counts")
+                continue
+            self.readers[rank] = reader
+            found.append(rank)
+        return found
+
+    @property
+    def filled(self) -> float:
+        """The share of the fullest that is new."""
+        return max((reader.unread for reader in self.readers.values()), default=0.0)
+
+    def begun(self) -> dict[int, int]:
+        """How many calls each rank has begun that has not ended."""
+        return {rank: reader.begun for rank, reader in self.readers.items() if not reader.ended}
+
+    def close(self) -> None:
+        """Unmap them."""
+        for reader in self.readers.values():
+            reader.close()
+
+
 class Beats:
     """When a rank last gave a sign of life, by the reader's clock."""
 
@@ -153,7 +262,7 @@ class Beats:
 
 
 class JobLog:
-    """Reads the call logs in `folder`; call `poll()` every now and then.
+    """Reads the call logs in `folder`; call `poll()` every now and then, less often while it `is_calm`.
 
     Args:
         world_size: ranks that should report; None: as many as their launcher says.
@@ -161,8 +270,7 @@ class JobLog:
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
     `lead`, the rank that gives them; `notices`, the latest; `hangs`, what the last poll found of calls that do not end;
-    `filled`, the share of the fullest log that was new to the last poll; `lock`, to be held by those who use it in
-    several threads.
+    `logs`, the CallLogs; `lock`, to be held by those who use it in several threads.
 
     Memory is bounded: the logs are rings, and so is what is kept of them.
     """
@@ -175,12 +283,13 @@ class JobLog:
         self.world_size = world_size
         self.lead: int | None = None
         self.notices: list[Notice] = []
-        self.filled: float = 0.0
         self.hangs: list[Hang] = []
+        # What was found when somebody asked how the job is, for the next poll.
+        self._untold: tuple[list[Notice], list[Hang]] = [], []
         self._finder = HangFinder(self.folder, self.where, thresholds, self._settle)
         self._beats = Beats()
-        self._readers: dict[int, RingReader] = {}
-        self._seen: set[Path] = set()
+        self.logs: CallLogs = CallLogs(self.folder)
+        self._readers = self.logs.readers
         self._matcher = Matcher()
         self._iterations = IterationLog(self._matcher, self._settle)
         self.iterations: deque[tuple[int, float, float]] = self._iterations.iterations
@@ -188,22 +297,41 @@ class JobLog:
         self._per_rank: dict[int, int] = {}
         self._unsettled = HeldRecords()
         self._settled_s = -inf  # when there were none
-        self._polls = 0
-        self._refused: list[str] = []
+
+    def is_calm(self) -> bool:
+        """Whether a poll would hardly find something to say: calls are made as they are as a rule.
+
+        Cost: some 2 us a rank.
+        """
+        now_s = time.monotonic()
+        if len(self._readers) != self.world_size or self.lead is None or any(self._untold):
+            return False
+        usual_s = self._iterations.usual_s or 0.0
+        still, lead = self._finder.still, self._readers[self.lead]
+        return (
+            still.see(now_s, self.logs.begun()) < max(self.thresholds.status_s, STATUS_ITERATIONS * usual_s)
+            and still.age_s(self.lead) <= POLLS.late_iterations * usual_s
+            and not self._finder.told.lasts
+            and not self._iterations.is_watched
+            and lead.spacing_s(self._iterations.records) <= POLLS.slow_ratio * usual_s
+        )
 
     def poll(self) -> list[Notice]:
         """Read what is new; return the Notices of it."""
-        self._polls += 1
-        if len(self._readers) != self.world_size or self._polls % POLICY.look_every == 0:
-            self._find_logs()
+        self._read()
+        (found, self.hangs), self._untold = self._untold, ([], [])
+        self.notices = (self.notices + found)[-POLICY.kept_notices :]
+        return found
+
+    def _read(self) -> None:
+        """Read what is new; what there is to say of it is `_untold`."""
+        self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
-        self.filled = 0.0
         records: dict[int, bytes] = {}
         for rank, reader in sorted(self._readers.items()):
             lost = reader.lost
             records[rank] = reader.take_records()
-            self.filled = max(self.filled, len(records[rank]) / RECORD.size / reader.header["capacity"])
             if reader.lost > lost:
                 self._settle()
                 self._matcher.lose(rank)
@@ -216,10 +344,8 @@ class JobLog:
             self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
         if self._unsettled.nbytes >= POLICY.max_unsettled_nbytes:
             self._iterations.judge(self.world_size)
-        self.hangs = self._find_hangs()
-        found = self._iterations.take(self.world_size)
-        self.notices = (self.notices + found)[-POLICY.kept_notices :]
-        return found
+        self._untold[1].extend(self._find_hangs())
+        self._untold[0].extend(self._iterations.take(self.world_size))
 
     def _settle(self) -> None:
         """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
@@ -232,53 +358,36 @@ class JobLog:
                 self._calls.add(new, self.lead)
 
     def _find_hangs(self) -> list[Hang]:
+        now_s = time.monotonic()
+        self._finder.still.see(now_s, self.logs.begun())
         self._beats.look(self._readers)
         for rank, reader in self._readers.items():
             if reader.lost or reader.faults:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(time.monotonic(), opened, self._usual_s, self.world_size, ended)
+        return self._finder.look(now_s, opened, self._usual_s, self.world_size, ended)
 
     def _usual_s(self) -> float:
         """What an iteration takes as a rule."""
         return median([time_s for _, _, time_s in islice(reversed(self.iterations), BLAME.usual)] or [0.0])
 
     def _find_logs(self) -> None:
-        for path in sorted({*self.folder.glob("rank-*.calls")} - self._seen):
-            self._seen.add(path)
-            try:
-                reader = RingReader(path)
-                rank = int(reader.header["rank"])
-            except (OSError, ValueError, KeyError) as error:
-                self._refused.append(f"{path.name} cannot be read: {error}")
-                continue
-            if rank in self._readers:
-                text = f"rank {rank} reported from two processes; that of {self._readers[rank].header['pid']} counts"
-                self._refused.append(text)
-                continue
+        for rank in self.logs.find(self.world_size):
             self._settle()
-            self._readers[rank] = reader
-            self._matcher.add_rank(rank, reader.header.get("boot"))
-            self._finder.add_rank(rank, reader.header.get("queued", ()))
-            self.world_size = self.world_size or int(reader.header.get("world_size", 0)) or None
+            header = self._readers[rank].header
+            self._matcher.add_rank(rank, header.get("boot"))
+            self._finder.add_rank(rank, header.get("queued", ()))
+            self.world_size = self.world_size or int(header.get("world_size", 0)) or None
 
     def report(self) -> dict[str, Any]:
         """What is known up to now, as a document of lists, dicts, numbers and texts."""
         self._iterations.judge(self.world_size)
-        times_s = [time_s for _, _, time_s in self.iterations]
-        ordered = sorted(times_s)
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
             "reported": sorted(self._readers),
             "lead": self.lead,
-            "iterations": {
-                "count": self.iterations[-1][0] + 1 if self.iterations else 0,
-                "calls": self._iterations.calls,
-                "median_s": median(times_s) if times_s else None,
-                "p90_s": ordered[int(0.9 * (len(ordered) - 1))] if times_s else None,
-                "time_s": times_s,
-            },
+            "iterations": {"calls": self._iterations.calls, **_iteration_times(self.iterations)},
             "events": self._iterations.events(),
             "incidents": self.incidents(),
             "hangs": self._finder.told.report(),
@@ -297,7 +406,11 @@ class JobLog:
         self._finder.thresholds = thresholds
 
     def status(self) -> dict[str, Any]:
-        """How the job is now: the parts of a status document (job_ledger.py) that call logs tell. Cost: some 0.3 ms."""
+        """How the job is now: the parts of a status document (job_ledger.py) that call logs tell. Cost: some 0.3 ms.
+
+        What is new is read; what there is to say of it is left to the next poll.
+        """
+        self._read()
         if time.monotonic() - self._settled_s >= POLICY.settle_s:
             self._iterations.judge(self.world_size)
         times_s = [time_s for *_, time_s in islice(reversed(self.iterations), ITERATIONS.latest_times)]
@@ -335,21 +448,27 @@ class JobLog:
     def _notes(self, *, runs: bool = False) -> list[str]:
         """What there is to say beside it; not of the end, while the job runs."""
         names = self._calls.names()
-        notes = [*self._refused, *_log_notes(self._readers, self.world_size, names, runs=runs)]
+        notes = [*self.logs.refused, *_log_notes(self._readers, self.world_size, names, runs=runs)]
         if dropped := self._iterations.dropped:
             notes.append(f"the clock of rank {self.lead} went backwards {dropped} times")
         if self._readers and not self.iterations:
             notes.append("no call recurs evenly: no iterations were found")
-        notes += self._iterations.notes(runs=runs)
-        if DDP_FORWARD in names and DDP_BACKWARD not in names:
-            seen = "not seen, the ends of its forwards are"
-            notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")
-        return notes
+        return [*notes, *self._iterations.notes(runs=runs)]
 
     def close(self) -> None:
         """Unmap the logs."""
-        for reader in self._readers.values():
-            reader.close()
+        self.logs.close()
+
+
+def _iteration_times(iterations: Sequence[tuple[int, float, float]]) -> dict[str, Any]:
+    times_s = [time_s for *_, time_s in iterations]
+    ordered = sorted(times_s)
+    return {
+        "count": iterations[-1][0] + 1 if iterations else 0,
+        "median_s": median(times_s) if times_s else None,
+        "p90_s": ordered[int(0.9 * (len(ordered) - 1))] if times_s else None,
+        "time_s": times_s,
+    }
 
 
 def _log_notes(
@@ -374,6 +493,9 @@ def _log_notes(
     broken = [rank for rank, reader in sorted(readers.items()) if not reader.ended]
     if broken and not runs:
         notes.append(f"{join_ranks(broken)} did not end in order")
+    if DDP_FORWARD in names and DDP_BACKWARD not in names:
+        seen = "not seen, the ends of its forwards are"
+        notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")
     return notes
 
 

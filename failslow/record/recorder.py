@@ -212,7 +212,7 @@ class Recorder:
 
 @dataclass
 class _Told:
-    """What a recorder's thread knows: what its host tells, when that is due, and the index of each rank's last call."""
+    """What a recorder's thread knows: what its host tells, when that is due, and how many calls each rank had begun."""
 
     telemetry: HostTelemetry | None
     due_s: float = 0.0

@@ -27,7 +27,7 @@ from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communi
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
-from lanterne.failslow.record.job_log import JobLog
+from lanterne.failslow.record.job_log import POLLS, JobLog
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
 from lanterne.failslow.validate.validate import ValidateOptions, validate
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.failslow.operate.status_server import StatusServer
 
-# Between looks at the call logs: as often as they fill to a part, and no more often or seldom than this. A thread that
-# wakes up finds its caches cold: few looks cost less.
-SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
-FILLED = 1 / 16
 PATH_NBYTES = 1024
 # About how long a job is held to be validated, and how many times as long it then runs before it may be held again.
 VALIDATION_S, APART = 5.0, 50
@@ -303,8 +299,33 @@ def _check_machine(comm: Communicator) -> None:
         raise InputError("watch: got validates and ranks on several machines, expected one, or no validates")
 
 
+class Looks:
+    """When to look at the logs of `job`, and when to poll them.
+
+    Attributes: `wait_s`, until the next look.
+    """
+
+    def __init__(self, job: JobLog, now_s: float) -> None:
+        self._job = job
+        self._polled_s = now_s
+        self.wait_s: float = POLLS.shortest_s
+
+    def look(self, now_s: float) -> bool:
+        """Whether to poll now."""
+        with self._job.lock:
+            filled, is_calm = self._job.logs.filled, self._job.is_calm()
+        since_s = now_s - self._polled_s
+        self.wait_s = next_wait_s(self.wait_s, filled, since_s, is_calm=is_calm)
+        is_due = not is_calm or filled >= POLLS.filled or since_s >= POLLS.read_s
+        if is_due:
+            self._polled_s = now_s
+        return is_due
+
+
 class Reader:
-    """Polls a JobLog in a thread of its own, passes Notices to `on_notice` and Hangs to `on_hang`; `finish()` ends it.
+    """Polls a JobLog in a thread of its own when that is due; passes Notices to `on_notice`, Hangs to `on_hang`.
+
+    `finish()` ends it.
 
     `on_end` gets the last report while the logs are still open; `on_second` is called every second, or less often where
     it takes long.
@@ -354,13 +375,15 @@ class Reader:
         return self._last
 
     def _run(self) -> None:
-        wait_s = SHORTEST_POLL_S
-        while not self._ended.wait(wait_s):
-            self._poll()
-            wait_s = next_wait_s(wait_s, self._job.filled)
+        looks = Looks(self._job, time.monotonic())
+        while not self._ended.wait(looks.wait_s):
+            if looks.look(time.monotonic()):
+                self._poll()
+            if self._pace.is_due and not self._failures:
+                self._tell(self._second, "on_second")
             self.used_s = time.thread_time()
 
-    def _look(self) -> None:
+    def _second(self) -> None:
         with self._pace.take():
             self._on_second()
 
@@ -375,18 +398,21 @@ class Reader:
             log.exception("watch: the call logs could not be read")
             self._failures.append(f"the call logs could not be read any further: {type(error).__name__}: {error}")
             return
-        told: list[tuple[Callable[[], object], str]] = [(partial(self._on_notice, one), "on_notice") for one in notices]
-        told += [(partial(self._on_hang, one), "on_hang") for one in hangs]
-        if self._pace.is_due:
-            told.append((self._look, "on_second"))
-        for tell, name in told:
-            try:
-                tell()
-            except Exception:
-                # The caller's own function.
-                log.exception("watch: %s failed", name)
+        for notice in notices:
+            self._tell(partial(self._on_notice, notice), "on_notice")
+        for hang in hangs:
+            self._tell(partial(self._on_hang, hang), "on_hang")
+
+    def _tell(self, tell: Callable[[], object], name: str) -> None:
+        try:
+            tell()
+        except Exception:
+            # The caller's own function.
+            log.exception("watch: %s failed", name)
 
 
-def next_wait_s(wait_s: float, filled: float) -> float:
-    """How long to wait for the next look at call logs that filled to the share `filled` in the last `wait_s`."""
-    return min(max(SHORTEST_POLL_S, min(2 * wait_s, wait_s * FILLED / max(filled, 1e-9))), LONGEST_POLL_S)
+def next_wait_s(wait_s: float, filled: float, since_s: float, *, is_calm: bool) -> float:
+    """How long to wait for the next look at call logs after one of `wait_s`, that filled to `filled` in `since_s`."""
+    full_s = since_s * POLLS.filled / max(filled, 1e-9)
+    longest_s = POLLS.calm_s if is_calm else POLLS.longest_s
+    return min(max(POLLS.shortest_s, min(2 * wait_s, full_s)), longest_s)

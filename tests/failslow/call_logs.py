@@ -9,23 +9,35 @@ CALLS = 4
 OWN_S, TRANSFER_S = 5e-3, 2e-3
 
 
-def job_calls(ranks, iterations, late=(None, 0, 0, 0.0), slow=(0, 0, 0.0), noise=0.01, skew_s=None, seed=1, later=()):
+def job_calls(
+    ranks,
+    iterations,
+    late=(None, 0, 0, 0.0),
+    slow=(0, 0, 0.0),
+    noise=0.01,
+    skew_s=None,
+    seed=1,
+    later=(),
+    own_s=OWN_S,
+    transfer_s=TRANSFER_S,
+):
     """{rank: [(name, ranks, communicator, nbytes, start_s, end_s)]} of a synchronous job of 4 calls an iteration.
 
     Args:
         late, each of later: (rank, first iteration, end, seconds): the rank comes late to every call by so much.
         slow: (first iteration, end, seconds): every call takes so much longer.
         skew_s: {rank: seconds that its clock is ahead}.
+        own_s, transfer_s: what a rank does before a call, and what that takes.
     """
     rng = random.Random(seed)
     logs, now_s = {rank: [] for rank in range(ranks)}, 100.0
     for iteration in range(iterations):
         for index in range(CALLS):
-            starts = {rank: now_s + OWN_S * (1 + noise * rng.random()) for rank in logs}
+            starts = {rank: now_s + own_s * (1 + noise * rng.random()) for rank in logs}
             for rank, first, end, late_s in (late, *later):
                 if rank is not None and first <= iteration < end:
                     starts[rank] += late_s
-            now_s = max(starts.values()) + TRANSFER_S * (1 + noise * rng.random())
+            now_s = max(starts.values()) + transfer_s * (1 + noise * rng.random())
             if slow[0] <= iteration < slow[1]:
                 now_s += slow[2]
             name = "barrier" if index == CALLS - 1 else "all_reduce"

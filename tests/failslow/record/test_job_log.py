@@ -4,19 +4,23 @@ import gc
 import io
 import json
 from dataclasses import replace
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from math import inf
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, new_calls, write_logs
 
 from lanterne.bench.failslow.watch import print_report
+from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record import blame, hangs, incidents, iteration_log, job_log, lateness, period
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.call_ring import RingWriter
+from lanterne.failslow.record.hangs import Hang
+from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
-from lanterne.failslow.record.job_log import JobLog
+from lanterne.failslow.record.job_log import POLLS, JobLog
 from lanterne.failslow.record.lateness import POLICY, Matcher
-from lanterne.failslow.record.watch import FILLED, LONGEST_POLL_S, SHORTEST_POLL_S, Reader, next_wait_s
+from lanterne.failslow.record.watch import Looks, Reader, next_wait_s
 
 USUAL_S = CALLS * (OWN_S + TRANSFER_S)
 
@@ -334,12 +338,103 @@ def test_who_was_slow_from_the_start_is_named(tmp_path):
     assert incident["cause"]["ranks"] == [2]
 
 
+@pytest.mark.parametrize("is_calm", [False, True])
 @pytest.mark.parametrize("fills_in_s", [1e9, 20.0, 4.0, 1.0, 0.1])
-def test_logs_are_read_as_often_as_they_fill(fills_in_s):
-    wait_s, filled = SHORTEST_POLL_S, 0.0
+def test_logs_are_looked_at_as_often_as_they_fill(fills_in_s, is_calm):
+    longest_s = POLLS.calm_s if is_calm else POLLS.longest_s
+    wait_s, filled = POLLS.shortest_s, 0.0
     for _ in range(20):
         filled = wait_s / fills_in_s
-        wait_s = next_wait_s(wait_s, filled)
-    assert SHORTEST_POLL_S <= wait_s <= LONGEST_POLL_S
-    assert wait_s in (SHORTEST_POLL_S, LONGEST_POLL_S) or filled == pytest.approx(FILLED)
-    assert wait_s == LONGEST_POLL_S or LONGEST_POLL_S / fills_in_s > FILLED
+        wait_s = next_wait_s(wait_s, filled, wait_s, is_calm=is_calm)
+    assert POLLS.shortest_s <= wait_s <= longest_s
+    assert wait_s in (POLLS.shortest_s, longest_s) or filled == pytest.approx(POLLS.filled)
+    assert wait_s == longest_s or longest_s / fills_in_s > POLLS.filled
+
+
+def followed(folder, monkeypatch, logs, until_s, capacity=16_384):
+    """(when, what) was polled or told of a job that makes these calls, by a clock that is made up."""
+    begin_s = now_s = min(calls[0][4] for calls in logs.values())
+    writers = write_logs(folder, {rank: [] for rank in logs}, ended=False, capacity=capacity)
+    events = sorted(
+        (at_s, rank, place, kind)
+        for rank, calls in logs.items()
+        for place, call in enumerate(calls)
+        for kind, at_s in enumerate(call[4:])
+    )
+    indices, done, seen = {}, 0, []
+    monkeypatch.setattr(job_log, "time", SimpleNamespace(monotonic=lambda: now_s))
+    job = JobLog(folder, len(logs))
+    looks = Looks(job, now_s)
+    while now_s < begin_s + until_s:
+        now_s += looks.wait_s
+        while done < len(events) and events[done][0] <= now_s:
+            at_s, rank, place, kind = events[done]
+            name, ranks, communicator, nbytes = logs[rank][place][:4]
+            channel = writers[rank].channel(name, ranks, communicator)
+            if kind == 0:
+                indices[rank, place] = channel.begin(nbytes, at_s)
+            else:
+                channel.end(indices[rank, place], at_s)
+            done += 1
+        if looks.look(now_s):
+            seen += [(now_s - begin_s, what) for what in ("poll", *job.poll(), *job.hangs)]
+    return job, seen
+
+
+@pytest.mark.parametrize("iteration_s", [0.03, 0.4, 3.0])
+def test_a_healthy_job_is_polled_seldom_and_loses_nothing(tmp_path, monkeypatch, iteration_s):
+    logs = job_calls(3, int(90 / iteration_s), own_s=iteration_s / CALLS, transfer_s=iteration_s / 50)
+    job, seen = followed(tmp_path, monkeypatch, logs, 80)
+    polls = [at_s for at_s, what in seen if what == "poll" and at_s > 60]
+    assert 4 <= len(polls) <= 6, "every read_s"
+    assert all(what == "poll" for _, what in seen) and not any("faster" in note for note in job.report()["notes"])
+
+
+@pytest.mark.parametrize("iteration_s", [0.03, 0.4])
+@pytest.mark.parametrize("late", [1.2, 1.5])
+def test_what_is_slow_is_told_soon_though_calm_jobs_are_polled_seldom(tmp_path, monkeypatch, iteration_s, late):
+    count = int(60 / iteration_s)
+    own_s, begin = iteration_s / CALLS, count // 2
+    late_s = (late - 1) * own_s
+    logs = job_calls(3, count, late=(1, begin, count, late_s), own_s=own_s, transfer_s=iteration_s / 50)
+    told = []
+    for name in ("seldom", "always"):
+        (tmp_path / name).mkdir()
+        with monkeypatch.context() as patch:
+            if name == "always":
+                patch.setattr(JobLog, "is_calm", lambda job: False)
+            _, seen = followed(tmp_path / name, patch, logs, 50)
+        told += [(at_s, what) for at_s, what in seen if isinstance(what, Notice) and what.cause]
+    (seldom_s, seldom), (always_s, always) = told
+    assert seldom == always and seldom.cause.ranks == (1,)
+    assert always_s - POLLS.longest_s <= seldom_s <= always_s + POLLS.calm_s
+
+
+@pytest.mark.parametrize("iteration_s", [0.03, 0.4, 3.0])
+def test_a_rank_that_does_not_come_to_a_calm_job_is_told_in_time(tmp_path, monkeypatch, iteration_s):
+    logs = job_calls(3, int(60 / iteration_s), own_s=iteration_s / CALLS, transfer_s=iteration_s / 50)
+    place = int(40 / iteration_s) * CALLS
+    stops_s = logs[0][place][4]
+    for rank, calls in logs.items():
+        kept = calls[: place + (rank != 2)]
+        calls[:] = kept if rank == 2 else [*kept[:-1], (*kept[-1][:5], inf)]
+    _, seen = followed(tmp_path, monkeypatch, logs, 100)
+    hangs = [(at_s + logs[0][0][4] - stops_s, what) for at_s, what in seen if isinstance(what, Hang)]
+    assert [(hang.ranks, hang.is_incident) for _, hang in hangs] == [((2,), False), ((2,), True)]
+    least_s = max(Thresholds.status_s, 3 * iteration_s)
+    assert least_s <= hangs[0][0] <= least_s * 1.1 + POLLS.calm_s + POLLS.longest_s
+    assert Thresholds.patience_s <= hangs[1][0] <= Thresholds.patience_s + POLLS.calm_s + POLLS.longest_s
+
+
+def test_who_asks_how_a_job_is_hears_of_what_is_new_and_the_next_poll_tells_it(tmp_path):
+    writers = write_logs(tmp_path, {rank: [] for rank in range(2)}, ended=False)
+    logs = job_calls(2, 120, late=(1, 60, 120, 4e-3))
+    job, counts = JobLog(tmp_path, 2), []
+    for begin in range(0, 480, 40):
+        for writer, calls in zip(writers, logs.values(), strict=True):
+            for name, *rest in calls[begin : begin + 40]:
+                writer.channel(name, *rest[:2])(*rest[2:])
+        counts.append(job.status()["iterations"]["count"])
+    assert counts[-6:] == [69, 79, 89, 99, 109, 119] and not job.is_calm()
+    assert [notice.cause.ranks for notice in job.poll() if notice.cause is not None] == [(1,)]
+    assert job.poll() == []
