@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError
 from lanterne.failslow.mitigate.training_status import TrainingStatus
-from lanterne.failslow.operate.publisher import STATUS_S, Publisher, receiver_url
+from lanterne.failslow.operate.publisher import Publisher, receiver_url
 from lanterne.failslow.operate.status_server import parse_address
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def check_publish(args: argparse.Namespace) -> None:
 
 
 class TrainingPublisher:
-    """Publishes on rank 0; on others, and without the options, it does nothing."""
+    """Publishes on rank 0, when somebody asks; on others, and without the options, it does nothing."""
 
     def __init__(self, args: argparse.Namespace, comm: Communicator, controller: Controller | None = None) -> None:
         self._publisher: Publisher | None = None
@@ -47,19 +46,15 @@ class TrainingPublisher:
         arrivals = core_of(comm).late.arrivals
         program = ["lanterne", *sys.argv[1:]]
         self._status = TrainingStatus(comm.world_size, program, controller, lambda: arrivals.begun_early)
-        self._next_s = 0.0
+        self._publisher.offer(self._status.document)
         if (server := self._publisher.server) is not None:
             token = f", token {server.token}" if server.token else ""
             print(f"# page at {server.url}, metrics at {server.url}metrics{token}", file=sys.stderr, flush=True)
 
     def ended(self, done: Iteration) -> None:
         """An iteration has ended on this rank."""
-        if self._publisher is None:
-            return
-        self._status.add(done.number, done.seconds)
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + STATUS_S
-            self._publisher.publish(self._status.document())
+        if self._publisher is not None:
+            self._status.add(done.number, done.seconds)
 
     def close(self) -> None:
         """Publish how it has ended, and stop."""

@@ -2,22 +2,25 @@
 
     status = TrainingStatus(comm.world_size, ["train.py"], loop.controller)
     publisher = Publisher(listen="9470")
+    publisher.offer(status.document)
     while loop.iterations < 1000:
         done = loop.iteration()
         status.add(done.number, done.seconds)
-        publisher.publish(status.document())
 
-Rank 0 tells. Without a Controller incidents are those that a Tracker finds in the times, and nobody is named.
+Rank 0 tells whenever somebody asks, in a thread of whoever does. Without a Controller incidents are those that a
+Tracker finds in the times, and nobody is named.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from lanterne.failslow.detect.events import Incident
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.controller import Controller
+from lanterne.failslow.mitigate.decision import Decision
 from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
 from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
 from lanterne.failslow.record.job_ledger import about_run, utc
@@ -26,8 +29,17 @@ from lanterne.pipeline.adapt.suspect import Suspect
 MAX_INCIDENTS = 256
 
 
+class Blamed(NamedTuple):
+    """What a Controller knew after an iteration, as its attributes have it."""
+
+    usual_s: float | None
+    saved_s: float
+    incidents: tuple[dict[str, Any], ...]
+    decisions: tuple[Decision, ...]
+
+
 class TrainingStatus:
-    """Collects.
+    """Collects. One thread adds, any may have the document.
 
     Args:
         ranks: of the job.
@@ -45,6 +57,9 @@ class TrainingStatus:
     ) -> None:
         self._ranks = ranks
         self._controller = controller
+        # Of whoever adds, or tells.
+        self._lock = threading.Lock()
+        self._blamed = self._blame()
         self._begun_early = begun_early
         self._about = about_run(program)
         self._tracker = Tracker()
@@ -56,22 +71,33 @@ class TrainingStatus:
 
     def add(self, iteration: int, time_s: float) -> None:
         """An iteration has ended, that took `time_s`."""
-        if not self._count:
-            self._first = iteration
-        self._count = iteration + 1
-        self._total_s += time_s
-        self._recent.append((iteration, time_s))
-        if time_s > 0.0:
-            self._tracker.update(time_s)
+        with self._lock:
+            if not self._count:
+                self._first = iteration
+            self._count = iteration + 1
+            self._total_s += time_s
+            self._recent.append((iteration, time_s))
+            if time_s > 0.0:
+                self._tracker.update(time_s)
+            # What the controller knows changes while the next iteration runs.
+            self._blamed = self._blame()
+
+    def _blame(self) -> Blamed | None:
+        of = self._controller
+        return None if of is None else Blamed(of.health.usual_s, of.saved_s, (*map(dict, of.incidents),), (*of.decisions,))
 
     def document(self, *, ended: bool = False) -> dict[str, Any]:
         """The status."""
-        controller = self._controller
-        found = list(self._found() if controller is None else self._blamed(controller))[-MAX_INCIDENTS:]
+        with self._lock:
+            return self._document(ended=ended)
+
+    def _document(self, *, ended: bool) -> dict[str, Any]:
+        blamed = self._blamed
+        found = list(self._found() if blamed is None else self._named(blamed))[-MAX_INCIDENTS:]
         lasting = [one for one in found if one["lasts"]]
-        latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times :]]
-        usual_s = self._tracker.level_s if controller is None else controller.health.usual_s
-        known: dict[str, float] = {} if controller is None else {"saved_s": controller.saved_s}
+        latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times:]]
+        usual_s = self._tracker.level_s if blamed is None else blamed.usual_s
+        known: dict[str, float] = {} if blamed is None else {"saved_s": blamed.saved_s}
         if self._begun_early is not None:
             known["begun_early"] = self._begun_early()
         return {
@@ -105,10 +131,10 @@ class TrainingStatus:
         for one in self._tracker.incidents:
             yield self._incident(one, "iterations take longer", (), REMEDIES["unknown"])
 
-    def _blamed(self, controller: Controller) -> Iterator[dict[str, Any]]:
-        usual_s = controller.health.usual_s or 1.0
-        for one in controller.incidents:
-            named = [decision for decision in controller.decisions if one["what"] in decision.suspects]
+    def _named(self, blamed: Blamed) -> Iterator[dict[str, Any]]:
+        usual_s = blamed.usual_s or 1.0
+        for one in blamed.incidents:
+            named = [decision for decision in blamed.decisions if one["what"] in decision.suspects]
             before_s = next((each.before_s for each in named if each.before_s), usual_s)
             done = [f"{each.strategy} at iteration {each.iteration}" for each in named if each.kind == "mitigate"]
             remedy = f"done: {', '.join(done)}" if done else "nothing was worth its cost yet"

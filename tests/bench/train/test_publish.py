@@ -15,15 +15,19 @@ from lanterne.failslow.operate.publisher import Publisher
 
 @pytest.mark.parametrize("words", ["--stages 2", "--stages 1 --data-parallel 2 --mitigate"])
 def test_training_is_published(tmp_path, monkeypatch, capsys, words):
-    told = []
+    told, offered = [], []
     monkeypatch.setattr(Publisher, "publish", lambda self, status: told.append(status))
+    monkeypatch.setattr(Publisher, "offer", lambda self, make: offered.append(make))
     (tmp_path / "text").write_text("so many words of a text " * 40)
     command = f"pipeline train -n 2 --transport local --data {tmp_path}/text --iterations 6 --listen 127.0.0.1:0"
     model = "--width 8 --heads 2 --blocks 2 --length 8 --rows 1 --microbatches 4 --scheduler 1f1b"
     assert cli.main([*command.split(), *model.split(), *words.split()]) == 0
     assert "# page at http://127.0.0.1:" in capsys.readouterr().err
-    assert (told[0]["ended"], told[-1]["ended"]) == (False, True) and told[-1]["iterations"]["count"] == 6
-    names = {metric.name for metric in job_metrics(told[-1])}
+    (make,), (last,) = offered, told
+    asked = make()
+    assert (asked["ended"], last["ended"]) == (False, True), "made when somebody asks, and at the end"
+    assert asked["iterations"] == last["iterations"] and last["iterations"]["count"] == 6
+    names = {metric.name for metric in job_metrics(last)}
     assert "lanterne_calls_begun_early_total" in names
     assert ("lanterne_saved_seconds" in names) == ("--mitigate" in words)
 

@@ -1,6 +1,7 @@
 """The status of training: what a Tracker finds in its times, and what a Controller blamed, did and saved."""
 
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,21 @@ def test_what_a_controller_blamed_did_and_saved():
     again = status.document(ended=True)
     assert again["ended"] and [one["id"] for one in again["incidents"]] == [one["id"] for one in (rank, link)]
     assert [one["time"] for one in again["incidents"]] == [rank["time"], link["time"]]
+
+
+def test_who_asks_while_an_iteration_is_added_sees_all_of_it_or_none(monkeypatch):
+    status, asked, asking = TrainingStatus(4, ["train.py"]), [], []
+
+    def update(time_s):
+        asking.append(threading.Thread(target=lambda: asked.append(status.document())))
+        asking[0].start()
+        asking[0].join(0.1)
+        assert not asked
+
+    monkeypatch.setattr(status._tracker, "update", update)
+    status.add(0, 0.1)
+    asking[0].join()
+    assert asked[0]["iterations"]["count"] == 1
 
 
 def test_before_the_first_iteration():
