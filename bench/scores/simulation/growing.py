@@ -53,6 +53,8 @@ MOST_PROCESSES = 14
 LASTING = "", "", "pair", "one way", "host", "host one way"
 LASTING_AT_S, LASTING_S = (0.05, 5.0), (8.0, 60.0)
 STORE, STORE_HOST = "store", "rank 0"
+# For what the store refuses nobody that asks as our processes do.
+NEVER_REFUSED = "got a second rank from one client", "got place ", "got more than "
 # Of cuts that TCP survives.
 ONE_WAY_PART = 0.4
 
@@ -359,6 +361,8 @@ def judge_growth(world: GrowingWorld) -> Iterator[str]:
             yield f"crash: {process.name}: {type(actor.error).__name__}: {actor.error}"
         if process.error is not None and not isinstance(process.error, LanterneError):
             yield f"crash: {process.name}: {type(process.error).__name__}: {process.error}"
+        if any(why in str(process.error) for why in NEVER_REFUSED):
+            yield f"refused: {process.name}: {process.error}"
         for key, rank, members in process.groups:
             other = seen.setdefault((key, rank), process.name)
             if other != process.name:
