@@ -7,7 +7,8 @@
 The program calls `lanterne.init()`; one that goes on after a death calls `comm.shrink()` then, and between its steps
 `comm.grow()`, which takes in whoever waits: docs/going-on.md. Where the job's store dies another one is started, too:
 to the program that is an error after which it shrinks. The exit code is 0 if that of all ranks is that were there at
-the end, else that of the first that failed.
+the end, else that of the first that failed. A rank that ends with 2, which is bad input, is not started again, and that
+is the job's exit code, whoever goes on.
 """
 
 import argparse
@@ -26,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more wait to stand in")
     parser.add_argument(
-        "--restarts", type=whole(0), default=0, metavar="R", help="so often each rank is started again when it fails"
+        "--restarts",
+        type=whole(0),
+        default=0,
+        metavar="R",
+        help="so often each rank is started again when it fails, but for bad input (exit code 2)",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program, after --")
 

@@ -3,7 +3,8 @@
 MPI launchers kill the whole job when one rank dies, and never tell the others why. So the launcher's child is this
 small process: it runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies,
 tells the store how the rank ended, and ends only when all ranks have, or the store is gone. With LANTERNE_RESTARTS it
-starts a rank that has failed again. Whatever the rank leaves behind it ends too: it adopts orphans.
+starts a rank that has failed again, but one that was asked for what cannot be: it would be so again. Whatever the rank
+leaves behind it ends too: it adopts orphans.
 """
 
 import ctypes
@@ -35,6 +36,8 @@ MPI_NAMES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 )
 DIRECT_NAMES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),)
+# The exit code of bad input: of an InputError in our commands, of argparse in the user's.
+BAD_INPUT = 2
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -198,7 +201,7 @@ class Guard:
                 code, reason = exit_code(status)
                 if code > 128 and self._why and was_told:
                     reason += f": {self._why}"
-                if code != 0 and self._restarts and self._why != STOPPED:
+                if code not in (0, BAD_INPUT) and self._restarts and self._why != STOPPED:
                     self._start_again(reason)
                     return
                 self._told = [self._rank, code, reason.encode()]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.job.guard import STARTED_KEY, STORE_RETURNS, set_parent_death_signal, survivors_s
+from lanterne.transport.job.guard import BAD_INPUT, STARTED_KEY, STORE_RETURNS, set_parent_death_signal, survivors_s
 from lanterne.transport.job.room import NO_TCP, check_shared_memory, make_room_for_files
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
@@ -93,6 +93,7 @@ def launch(
         env: variables that the ranks get beside ours.
         spares: so many more processes, whose `lanterne.init` waits until they are taken in for ranks that have died.
         restarts: so often each rank is started again when it fails; its `lanterne.init` waits until it is taken in.
+            Not one whose exit code is 2, of bad input: that is the job's, too, whoever goes on.
         goes_on: the job's store is started again, too, at most MAX_STORES times: to the ranks its death is an error
             after which they shrink.
 
@@ -294,7 +295,7 @@ class JobWatch:
     def _exit_code(self, processes: Sequence[Process]) -> int:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
         # Without whom the others went on, or came to the end, does not count; if nobody did, all do.
-        outside = self._lost | self._again
+        outside = {rank for rank in self._lost | self._again if self._codes.get(rank) != BAD_INPUT}
         counted = {rank: code for rank, code in self._codes.items() if rank not in outside} or self._codes
         failures = [code for code in counted.values() if code != 0]
         if not failures and len(self._codes) < self._world_size:

@@ -92,6 +92,32 @@ def test_a_job_whose_program_always_fails_ends_once_its_restarts_are_over(mark):
     assert_none_left(mark)
 
 
+ASKED_FOR_WHAT_CANNOT_BE = """
+import os, sys
+import lanterne
+if sys.argv[1] == "all":
+    sys.exit(2)
+comm = lanterne.init(timeout_s=30)
+if comm.rank == 1:
+    os._exit(2)
+try:
+    comm.barrier()
+except lanterne.TransportError:
+    comm = comm.shrink()
+    comm.barrier()
+os.write(1, f"{comm.world_size} go on\\n".encode())
+comm.close()
+"""
+
+
+@pytest.mark.parametrize(("who", "said"), [("all", ""), ("rank 1", "2 go on\n" * 2)])
+def test_bad_input_is_no_death_to_be_started_again_from_and_is_the_jobs_end(mark, who, said):
+    words = ["--restarts", "3", "--", *PYTHON, "-c", ASKED_FOR_WHAT_CANNOT_BE, who]
+    code, output, errors = finish(launch(mark, *words))
+    assert (code, output) == (2, said) and "is started again" not in errors, errors
+    assert_none_left(mark)
+
+
 DIES_AT_THE_END = """
 import os, signal, time
 import lanterne
