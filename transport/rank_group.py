@@ -267,7 +267,8 @@ class Group:
                 answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
                 break
             except StoreLost as error:
-                self._come_back(error, until_s - self.machine.now_s())
+                # The answer may come so late, too.
+                self._come_back(error, until_s + POLICY.answer_s - self.machine.now_s())
             finally:
                 self._check_alive()
         self._answers[key] = answer

@@ -82,6 +82,7 @@ class Heirs:
         self._name = ""
         self._term: Term = NO_TERM  # in which it leads
         self._own = Elector()
+        self._tried = 0  # how often, as terms count, it has asked to be followed
         self._leader: Connection | None = None
         self._promised_s = float("-inf")
         self._fellows = FellowStores(store.machine, token, POLICY.yields_s)
@@ -101,7 +102,7 @@ class Heirs:
     def decide(self, what: bytes) -> bool:
         """Whether the frame `what` is decided, so that it may be told. False: this store leads no more.
 
-        Cost: nothing while it is the only one; else a message there and back to each elector, one after the other.
+        Cost: nothing while it is the only one; else two messages there and back to each elector, one after the other.
         """
         log = self._own.log
         if not log or any(each.what == what for each in log):
@@ -136,11 +137,21 @@ class Heirs:
             self._decide(Decided(pack_frame(Kind.ELECTORS, self._epoch, fields), left))
 
     def _decide(self, decision: Decided) -> bool:
-        if not self.is_lost and not self._have_written((*self._own.log, decision), self._own.known):
+        log, known = (*self._own.log, decision), self._own.known
+        if not self.is_lost and not (self._hears_a_majority() and self._have_written(log, known)):
             self.is_lost = True
-            asked = electorates((*self._own.log, decision), self._own.known)[-1]
+            asked = electorates(log, known)[-1]
             self._store.lose(f"it reaches {self._reached(asked)} of {len(asked)} hosts of the job, no majority")
         return not self.is_lost
+
+    def _hears_a_majority(self) -> bool:
+        """Whether a majority answers: who hears nobody, but is heard, must not write that all others have died."""
+        log, known = self._own.log, self._own.known
+        answering = {name for name in _names(log, known) if name == self._name or self._answers(name)}
+        return not log or is_backed(log, known, answering)
+
+    def _answers(self, name: str) -> bool:
+        return self._ask(name, Kind.REFUSED, []) is not None
 
     def _reached(self, electors: Sequence[str]) -> int:
         return sum(name == self._name or name in self._fellows for name in electors)
@@ -217,19 +228,28 @@ class Heirs:
         name = self._own.written[1]
         if self._leader is None or name == self._name:
             return False
-        return self._ask(name, Kind.REFUSED, []) is not None
+        answers = self._answers(name)
+        self._fellows.close()
+        return answers
 
     def take_over(self) -> str:
         """Lead from now on: empty, or why not."""
+        why = self._take_over()
+        if why:
+            self._fellows.close()  # A store with clients does not end: one that leads would wait for this one's end.
+        return why
+
+    def _take_over(self) -> str:
         if not self._own.log or not self._name:
             return "it stands by, and nothing was decided here yet"
         if self._machine.now_s() < self._promised_s + POLICY.yields_s:
             return "it stands by, for another one that takes over"
         if self._hears_leader():
             return f"it stands by: {self._own.written[1]}, which leads, answers it"
-        term = self._own.promised[0] + 1, self._name
+        self._tried = max(self._own.promised[0], self._tried) + 1
+        term = self._tried, self._name
+        # It promises itself what others do only if they are enough: one that leads, and was busy, goes on else.
         promises = {self._name: replace(self._own, promised=term)}
-        self._own = promises[self._name]
         asked = {self._name}
         while (found := succeed(promises)) is None and (name := self._next_to_ask(promises, asked)):
             asked.add(name)
@@ -238,7 +258,7 @@ class Heirs:
             if answer and answer[0]:
                 promises[name] = _unpack(answer[1:])
         if found is not None:
-            self._term = term
+            self._own, self._term = promises[self._name], term
             if self._have_written(found.log, found.known):
                 self.leads, self._leader = True, None
                 return ""

@@ -72,6 +72,7 @@ class GrowingProcess:
     steps: int = 0
     total: float = 0.0
     error: BaseException | None = None
+    told: list[TransportError] = field(default_factory=list)  # after which it has shrunk
     groups: list[tuple[tuple[int, int], int, tuple[int, ...]]] = field(default_factory=list)
 
 
@@ -95,8 +96,8 @@ class GrowthOutcome:
 class GrowingWorld:
     """A job as it happens; events with names in `without` do not.
 
-    Attributes: `ranks` at the start, who do `steps` steps each; `processes`, every one ever that is, was or wants to be
-    a rank; `events`, names of those that came; `problems`, a line each; `fell_s`, when anything befell anybody, and
+    Attributes: `ranks` at the start, who do `steps` steps each; `timeout_s` of every wait; `processes`, every one ever
+    that is, was or wants to be a rank; `events`, names of those that came; `problems`, a line each; `fell_s`, when anything befell anybody, and
     `over_s`, when the first was done, in simulated seconds; `store_deaths`, how often the store is to die, `stores`,
     how many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is of its own, so that all
     else of a seed is the same without deaths or cuts.
@@ -111,6 +112,7 @@ class GrowingWorld:
         self.machine: SimulatedMachine = SimulatedMachine(self.baton)
         self.ranks: int = self.rng.randint(*RANKS)
         self.steps: int = self.rng.randint(*STEPS)
+        self.timeout_s: float = TIMEOUT_S
         self.processes: list[GrowingProcess] = []
         self.problems: list[str] = []
         self.fell_s: list[float] = []
@@ -168,13 +170,13 @@ class GrowingWorld:
     def client(self, *, early: bool) -> StoreClient:
         """A connection to the store; `early`: it may not have started yet."""
         returns = self.store_deaths > 0
-        return StoreClient(ADDRESS, TOKEN, TIMEOUT_S, early=early, returns=returns, machine=self.machine)
+        return StoreClient(ADDRESS, TOKEN, self.timeout_s, early=early, returns=returns, machine=self.machine)
 
     def open(self, rank: int) -> Communicator:
         """That of all ranks the job begins with, on `rank`."""
-        group = Group(rank, self.ranks, self.client(early=True), timeout_s=TIMEOUT_S)
+        group = Group(rank, self.ranks, self.client(early=True), timeout_s=self.timeout_s)
         try:
-            opened = TcpTransport(group, TIMEOUT_S)
+            opened = TcpTransport(group, self.timeout_s)
         except BaseException:
             group.abandon()
             raise
@@ -287,13 +289,13 @@ class GrowingProgram:
         while True:
             client = self._world.client(early=False)
             try:
-                group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, TIMEOUT_S, self._process.place)
+                group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, self._world.timeout_s, self._process.place)
             except BaseException as error:
                 client.close()
                 if isinstance(error, StoreLost) and client.returns:
                     continue
                 raise
-            found = enter(group, agreed.transport, Communicator._of_epoch, TIMEOUT_S)
+            found = enter(group, agreed.transport, Communicator._of_epoch, self._world.timeout_s)
             if found is not None:
                 self._process.entered_s = self._baton.now_s
                 return found
@@ -317,6 +319,7 @@ class GrowingProgram:
                     agreed = after is communicator
                 except TransportError as error:
                     self._baton.note(f"gets {type(error).__name__}: {error}")
+                    process.told.append(error)
                     if isinstance(error, PeerFailed) and error.reason.startswith("store "):
                         world.problems.append(f"blamed: {process.name}: {error}")
                     after, agreed = communicator.shrink(), False

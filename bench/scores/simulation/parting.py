@@ -1,14 +1,16 @@
 """Simulated jobs on three or more hosts, of which a minority falls or is cut off: the others go on, without a witness.
 
 The store of rank 0's host leads, and on each other host one stands by (transport/store/heirs.py). Hosts are killed or
-cut off for good, one alone or several together, that of the store too; so are single ranks and stores. A seed decides
-all, as in scenario.py.
+cut off for good, one alone or several together, that of the store too; so are single ranks and stores. In other seeds
+(`one_way`) only paths are cut, each in one direction: nothing comes from hosts, or to them, or from one to one other.
+A seed decides all, as in scenario.py.
 """
 
 import gc
 import random
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from math import inf
 
 from lanterne.bench.scores.simulation.baton import Actor
@@ -16,7 +18,6 @@ from lanterne.bench.scores.simulation.growing import (
     ADDRESS,
     LIMIT_S,
     MODEL,
-    TIMEOUT_S,
     TOKEN,
     GrowingProcess,
     GrowingProgram,
@@ -24,9 +25,10 @@ from lanterne.bench.scores.simulation.growing import (
     GrowthOutcome,
     judge_growth,
 )
+from lanterne.bench.scores.simulation.judge import named
 from lanterne.bench.scores.simulation.simulated_machine import guard
 from lanterne.collectives.communicator import Communicator
-from lanterne.errors import TransportError
+from lanterne.errors import TransportError, TransportTimeout
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.server import Store
 from lanterne.transport.tcp.over_tcp import TcpTransport
@@ -36,18 +38,28 @@ FIRST_PORT = 5000
 # What befalls hosts, and the steps of one of their processes at which it does.
 KINDS = "kill", "cut", "store", "rank"
 FALLS_AT = 200, 6000
+# What a path that is cut in one direction parts: hosts from all others, or one host from one other.
+PATHS = "others", "others", "one"
+CUT_AT = 200, 2000
+# Of every wait then: long enough that who nothing comes from is found by that, and named.
+PATIENT_S = 12.0
 
 
 class PartingWorld(GrowingWorld):
     """A job as it happens.
 
+    Args: `one_way`: paths are cut in one direction, and nothing else befalls anybody.
+
     Attributes: `hosts`, with `ranks_of_a_host` each; `actors`, by host: its store, then its ranks; `cut_off`, sets of
     hosts that a cut path has parted from the others.
     """
 
-    def __init__(self, seed: int, *, traced: bool = False) -> None:
+    def __init__(self, seed: int, *, one_way: bool = False, traced: bool = False) -> None:
         super().__init__(seed, traced=traced)
-        self.rng: random.Random = random.Random(f"parting {seed}")
+        self._one_way = one_way
+        if one_way:
+            self.timeout_s = PATIENT_S
+        self.rng: random.Random = random.Random(f"parting one way {seed}" if one_way else f"parting {seed}")
         self.hosts: int = self.rng.choice(HOSTS)
         self.ranks_of_a_host: int = self.rng.choice(RANKS_OF_A_HOST)
         self.ranks: int = self.hosts * self.ranks_of_a_host
@@ -63,7 +75,10 @@ class PartingWorld(GrowingWorld):
                 self.actors[host].append(baton.start(f"store {host}", partial(self._hold, host)))
             for rank in range(self.ranks):
                 self._begin_rank(rank)
-            self._draw()
+            if self._one_way:
+                self._draw_one_way()
+            else:
+                self._draw()
             hanging = baton.run(LIMIT_S)
         self.problems.extend(f"hang: after {LIMIT_S:g} s: {place}" for place in hanging)
         self.problems.extend(judge_growth(self))
@@ -85,12 +100,12 @@ class PartingWorld(GrowingWorld):
     def open(self, rank: int) -> Communicator:
         """As of GrowingWorld, with stores that stand by."""
         host, is_first = divmod(rank, self.ranks_of_a_host)
-        group = Group(rank, self.ranks, self.client(early=True), timeout_s=TIMEOUT_S)
+        group = Group(rank, self.ranks, self.client(early=True), timeout_s=self.timeout_s)
         hosts, group.hosts = group.hosts, tuple(f"host {each // self.ranks_of_a_host}" for each in range(self.ranks))
         try:
-            group.name_heirs("" if is_first else f"{ADDRESS[0]}:{FIRST_PORT + host}", TIMEOUT_S)
+            group.name_heirs("" if is_first else f"{ADDRESS[0]}:{FIRST_PORT + host}", self.timeout_s)
             group.hosts = hosts
-            opened = TcpTransport(group, TIMEOUT_S)
+            opened = TcpTransport(group, self.timeout_s)
         except BaseException:
             group.abandon()
             raise
@@ -115,6 +130,18 @@ class PartingWorld(GrowingWorld):
                 fallen = {"kill": [store, *ranks], "store": [store], "rank": [self.rng.choice(ranks)]}[kind]
                 self._at(host, partial(self._kill, fallen))
 
+    def _draw_one_way(self) -> None:
+        """Paths to or from a minority of hosts are cut."""
+        rng = self.rng
+        falling = rng.sample(range(self.hosts), rng.randint(1, (self.hosts - 1) // 2))
+        staying = sorted({*range(self.hosts)} - {*falling})
+        for apart in [falling] if rng.random() < 0.5 else [[host] for host in falling]:
+            others = {rng.choice(staying)} if rng.choice(PATHS) == "one" else {*range(self.hosts)} - {*apart}
+            ends = [{*apart}, others]
+            rng.shuffle(ends)
+            actor = rng.choice(self.actors[apart[0]][1:])
+            actor.at_step.setdefault(rng.randint(*CUT_AT), []).append(partial(self._cut_path, *ends))
+
     def _at(self, host: int, event: partial[None]) -> None:
         actor = self.rng.choice(self.actors[host])
         actor.at_step.setdefault(self.rng.randint(*FALLS_AT), []).append(event)
@@ -138,6 +165,18 @@ class PartingWorld(GrowingWorld):
             for other in others:
                 self.machine.network.cut(one.name, other.name, inf)
 
+    def _cut_path(self, senders: set[int], receivers: set[int]) -> None:
+        self.baton.note(f"event: nothing comes from hosts {sorted(senders)} to {sorted(receivers)}")
+        self.fell_s.append(self.baton.now_s)
+        ends = [[actor for host in hosts for actor in self.actors[host]] for hosts in (senders, receivers)]
+        for hosts, actors in zip((senders, receivers), ends, strict=True):
+            # The others are most of them, but of one path both ends may be those that are left out.
+            if len(hosts) <= (self.hosts - 1) // 2:
+                self.cut_off.append(hosts)
+                self._befall_all(actors, "cut")
+        for one, other in product(*ends):
+            self.machine.network.cut(one.name, other.name, inf, one_way=True)
+
     def _befall_all(self, actors: list[Actor], kind: str) -> None:
         for process in self.processes:
             if process.actor in actors:
@@ -145,7 +184,14 @@ class PartingWorld(GrowingWorld):
 
 
 def judge_parting(world: PartingWorld) -> Iterator[str]:
-    """Who was cut off has not gone on without the others, and says that it was."""
+    """Who was cut off has not gone on without the others, and says that it was; the others name one that fell."""
+    fallen = {process.place for process in world.processes if process.befallen}
+    for process in world.processes:
+        # A wait that ends by its own limit names who was waited for, which may itself have waited.
+        known = [error for error in process.told if not isinstance(error, TransportTimeout)]
+        for error in () if process.befallen else known:
+            if not named(error) & fallen:
+                yield f"nobody named: {process.name}: {type(error).__name__}: {error}; fell: {sorted(fallen)}"
     for hosts in world.cut_off:
         apart = {rank for rank in range(world.ranks) if rank // world.ranks_of_a_host in hosts}
         for process in world.processes:
@@ -156,10 +202,10 @@ def judge_parting(world: PartingWorld) -> Iterator[str]:
                     yield f"crash: {process.name}: {type(process.error).__name__}: {process.error}"
 
 
-def run(seed: int, *, traced: bool = False) -> GrowthOutcome:
+def run(seed: int, *, one_way: bool = False, traced: bool = False) -> GrowthOutcome:
     """What comes of a seed: the same each time."""
     gc.disable()
     try:
-        return PartingWorld(seed, traced=traced).run()
+        return PartingWorld(seed, one_way=one_way, traced=traced).run()
     finally:
         gc.enable()

@@ -5,6 +5,7 @@
   lanterne simulate --first 4711 --seeds 1 --transport tcp --out .
   lanterne simulate --grow --seeds 50
   lanterne simulate --part --seeds 50
+  lanterne simulate --part --one-way --seeds 50
 
 A seed decides all: how many ranks (4 to 8), over local or tcp, their calls, what befalls whom and when, and the order
 of everything. Ranks are the ordinary code, one thread each, of which one runs at a time. It must hold of each seed:
@@ -13,7 +14,8 @@ nothing is written after its call has returned, and nothing stays open. `lantern
 With --grow the seeds are others: ranks that were killed come back, spares and new ones come, stores die, paths and
 hosts are cut off, in both directions or one; and all that live must agree who they are, in which order, and on what
 they have computed. With --part they are of jobs on three or more hosts, of which a minority falls or is cut off, the
-store's host too: all others go on, and nobody else does.
+store's host too: all others go on, name one that fell, and nobody else goes on. With --one-way beside it what is cut
+is one direction of paths: nothing comes from hosts, or to them, or from one host to one other.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this one (default: as the seed says)")
     parser.add_argument("--grow", action="store_true", help="jobs that take ranks in, over tcp")
     parser.add_argument("--part", action="store_true", help="jobs on three or more hosts, of which a minority is lost")
+    parser.add_argument("--one-way", action="store_true", help="with --part: paths are cut in one direction only")
     parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one for each core)")
     parser.add_argument("--stop", action="store_true", help="at the first portion with a seed that fails")
     parser.add_argument("--out", metavar="FOLDER", help="write a seed file of each that fails, for `lanterne replay`")
@@ -61,8 +65,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--out: got {args.out!r}, expected a folder that exists")
     if (args.grow or args.part) and (args.out or args.transport or (args.grow and args.part)):
         raise InputError("--grow, --part: got --out, --transport or both, expected one of them without those")
+    if args.one_way and not args.part:
+        raise InputError("--one-way: got it without --part, expected both")
     started_s, results = time.perf_counter(), []
-    what = grow_portion if args.grow else part_portion if args.part else simulate_portion
+    part = one_way_portion if args.one_way else part_portion
+    what = grow_portion if args.grow else part if args.part else simulate_portion
     for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1, what):
         results += portion
         report.progress(f"{len(results)} of {args.seeds} seeds, {sum(bool(each['problems']) for each in results)} fail")
@@ -143,6 +150,13 @@ def part_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
     from lanterne.bench.scores.simulation.parting import run as run_parting
 
     return _outcomes(portion, run_parting)
+
+
+def one_way_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
+    """As `part_portion`, of jobs of which paths are cut in one direction."""
+    from lanterne.bench.scores.simulation.parting import run as run_parting
+
+    return _outcomes(portion, partial(run_parting, one_way=True))
 
 
 def _outcomes(portion: range, run_seed: "Callable[[int], GrowthOutcome]") -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Simulated jobs that lose a minority of their hosts: the others go on, and a fault in who may is found."""
 
+from functools import partial
+
 import pytest
 
 from lanterne.bench import cli
@@ -19,10 +21,34 @@ def test_all_is_well(portion):
         assert [each for each in map(run, portion) if each.problems] == []
 
 
-def test_the_command(capsys):
-    assert cli.main(["simulate", "--part", "--seeds", "1", "--first", "5", "--jobs", "1"]) == 0
+# Seeds of cuts of one direction: the store's host hears nobody, or not those of one host; and others.
+ONE_WAY = [
+    *(pytest.param([seed], id=str(seed)) for seed in (1, 5)),
+    *(pytest.param([*range(first, first + 10)], marks=pytest.mark.slow, id=f"{first}-") for first in range(0, 100, 10)),
+]
+
+
+@pytest.mark.parametrize("seeds", ONE_WAY)
+def test_paths_are_cut_in_one_direction(seeds):
+    with quiet():
+        assert [each for each in map(partial(run, one_way=True), seeds) if each.problems] == []
+
+
+@pytest.mark.parametrize("more", [[], ["--one-way"]], ids=["both", "one way"])
+def test_the_command(capsys, more):
+    assert cli.main(["simulate", "--part", *more, "--seeds", "1", "--first", "9", "--jobs", "1"]) == 0
     assert "1 seeds, 0 fail" in capsys.readouterr().out
-    assert cli.main(["simulate", "--part", "--grow"]) == 2
+
+
+@pytest.mark.parametrize("words", [["--part", "--grow"], ["--one-way"], ["--one-way", "--grow"]], ids=" ".join)
+def test_what_the_command_refuses(words):
+    assert cli.main(["simulate", *words]) == 2
+
+
+def test_that_a_store_which_hears_nobody_decides_who_has_died_is_found(monkeypatch):
+    monkeypatch.setattr(heirs.Heirs, "_hears_a_majority", lambda store: True)
+    with quiet():
+        assert "gave up: rank 2: PeerFailed: rank 2 failed" in str(run(1, one_way=True).problems)
 
 
 @pytest.mark.slow
