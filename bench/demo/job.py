@@ -95,7 +95,7 @@ class _Job:
             self._tell(self.observer.begins(self.trainer.iterations))
         done = self.trainer.iteration()
         began_s = time.monotonic()
-        changes, _ = self.disturbed.end()
+        changes = self.disturbed.end()
         settle_s = time.monotonic() - began_s
         if self.work["trace"]:
             self.timelines.append((before, gather(done.measured, before, self.comm)))
@@ -124,7 +124,6 @@ class _Job:
         if self.feed:
             self.feed.close()
         self.disturbed.close()
-        self.trainer.close()
 
     def _tell(self, records: Iterable[dict[str, Any]]) -> None:
         assert self.feed is not None

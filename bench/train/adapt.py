@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from lanterne.pipeline.adapt.decide import Change, Held
     from lanterne.pipeline.execute.stage import Stage
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
-    from lanterne.pipeline.train.trainer import Trainer
+    from lanterne.pipeline.train.checkpoint import TrainingState
+    from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 
 def observed_plane(pipeline: Communicator) -> ObservedPlane:
@@ -30,10 +31,10 @@ def observed_plane(pipeline: Communicator) -> ObservedPlane:
 
 
 class Disturbed:
-    """Makes events come true around the iterations of a Trainer whose plane is an `observed_plane`; adapts it.
+    """A Training under events, whose Trainer has an `observed_plane`; it adapts if asked to.
 
     Args:
-        trainer: it runs its iterations through this from now on.
+        trainer: it runs its iterations through this from now on; closed with this.
         events: about the links and ranks of every copy of the pipeline.
         adapts: whether to measure, plan anew and swap plans and paths.
     """
@@ -42,6 +43,7 @@ class Disturbed:
         self.trainer = trainer
         self.replay: Replay = Replay(events, trainer.plane, trainer.place, trainer.running)
         self.adapter: Adapter | None = None
+        self._told = 0, 0
         if adapts:
             # It loads the compiler.
             from lanterne.pipeline.adapt.adapter import Adapter
@@ -61,9 +63,15 @@ class Disturbed:
         trainer.use(self._execute)
 
     @property
-    def changes(self) -> list[Change]:
-        """The Changes so far."""
-        return self.adapter.changes if self.adapter else []
+    def iterations(self) -> int:
+        return self.trainer.iterations
+
+    def iteration(self) -> Iteration:
+        """Train on the next batch, and adapt to what was measured."""
+        self.begin()
+        done = self.trainer.iteration()
+        self.end()
+        return done
 
     def begin(self) -> None:
         """The next iteration is about to begin."""
@@ -71,23 +79,37 @@ class Disturbed:
         if self.adapter:
             self.adapter.avoid(down)
 
-    @property
-    def held(self) -> list[Held]:
-        """The Helds so far."""
-        return self.adapter.held if self.adapter else []
-
-    def end(self) -> tuple[list[Change], list[Held]]:
-        """An iteration has ended: (the Changes, the Helds) that come of it."""
-        known = len(self.held)
+    def end(self) -> list[Change]:
+        """An iteration has ended: the Changes that come of it."""
         changes = self.adapter.agree() if self.adapter else []
         if self.adapter and changes:
             self.trainer.change(plans=self.adapter.plans)
-        return changes, self.held[known:]
+        return changes
+
+    def restore(self, state: TrainingState) -> None:
+        """See Trainer.restore."""
+        self.trainer.restore(state)
+        if self.adapter:
+            self.adapter.iteration = self.trainer.iterations
+
+    def news(self) -> list[str]:
+        """Lines about what came of it since the last call."""
+        changes, held = (self.adapter.changes, self.adapter.held) if self.adapter else ([], [])
+        (known, others), self._told = self._told, (len(changes), len(held))
+        return [*map(told_held, held[others:]), *map(told, changes[known:])]
+
+    def summary(self) -> dict[str, list[dict[str, Any]]]:
+        """For JSON: the Changes and the Helds."""
+        changes, held = (self.adapter.changes, self.adapter.held) if self.adapter else ([], [])
+        return {"changes": [each._asdict() for each in changes], "held": [each._asdict() for each in held]}
 
     def close(self) -> None:
-        """Release what adapting holds."""
-        if self.adapter:
-            self.adapter.close()
+        """Release the trainer, and what adapting holds."""
+        try:
+            if self.adapter:
+                self.adapter.close()
+        finally:
+            self.trainer.close()
 
     def _kept_nbytes(self) -> int:
         assert self.trainer.spill is not None

@@ -57,12 +57,13 @@ def check(args: argparse.Namespace) -> None:
         return
     if args.transport not in ("tcp", "ucx"):
         raise InputError(f"--endure: got --transport {args.transport}, expected tcp or ucx, over which ranks go on")
-    for name in ("adapt", "spare_rails", "plan", "record", "profile"):
+    for name in ("spare_rails", "plan", "record", "profile"):
         if getattr(args, name, None):
             raise InputError(f"--endure: got --{name.replace('_', '-')} beside it, expected it without that")
     for name in ("slow_link", "slow_rank", "events"):
-        if getattr(args, name) and not args.mitigate:
-            raise InputError(f"--endure: got --{name.replace('_', '-')} without --mitigate, expected it with that")
+        if getattr(args, name) and not (args.mitigate or args.adapt):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"--endure: got {option} without --mitigate or --adapt, expected it with one of them")
     if args.device != "cpu":
         raise InputError(f"--endure: got --device {args.device}, expected cpu")
     for text in args.kill:

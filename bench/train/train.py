@@ -13,6 +13,7 @@ loss.
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
   lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
   lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --mitigate --kill 1@30
+  lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --adapt --kill 1@30
   lanterne pipeline train -n 3 --data README.md --iterations 24 --slow-link 1=20ms@12:24 --record own.json
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
@@ -37,7 +38,7 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train import endure
-from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_held
+from lanterne.bench.train.adapt import Disturbed, observed_plane
 from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
 from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
@@ -262,14 +263,13 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     elif path:
         _save(trainer, path, about)
     disturbed = Disturbed(trainer, events, adapts=args.adapt) if events or args.adapt else None
+    training = disturbed or trainer
     cuts = [parse_cut(text, comm.world_size) for text in args.cut]
     cutter = RailCutter(trainer, cuts) if args.spare_rails else None
     results: list[Record] = []
     publisher = TrainingPublisher(args, comm)
     while trainer.iterations < args.iterations:
-        if disturbed:
-            disturbed.begin()
-        done = trainer.iteration()
+        done = training.iteration()
         publisher.ended(done)
         check_finite(done, tells=comm.rank == 0)
         results.append(_record(done, setup.settings))
@@ -279,17 +279,14 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
             recorder.note(done)
         if blocks:
             blocks.note(done)
-        changes, held = disturbed.end() if disturbed else ([], [])
         if comm.rank == 0:
             _show(results, args)
-            for line in [*map(told_held, held), *map(told, changes)]:
+            for line in disturbed.news() if disturbed else ():
                 print(line, file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
         last = trainer.iterations == args.iterations
         if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
             _save(trainer, path, about)
     publisher.close()
-    if disturbed:
-        disturbed.close()
     if recorder and comm.rank == 0:
         report.write_json(args.record, report.envelope(runs=recorder.runs()))
     if blocks:
@@ -298,10 +295,9 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
             report.write_json(args.profile, problem)
     moves = cutter.moves(comm) if cutter else []
     spilled = _spilled(comm, trainer)
-    trainer.close()
+    training.close()
     document = _described(setup, plans, trainer.starts, args, events)
-    document["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
-    document["held"] = [held._asdict() for held in disturbed.held] if disturbed else []
+    document |= disturbed.summary() if disturbed else {"changes": [], "held": []}
     document |= {"spill": spilled, "moves": moves}
     return {**document, "results": results} if comm.rank == 0 else None
 
@@ -316,19 +312,23 @@ def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> S
 
 def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
     """As `train`, with whoever lives."""
+    from lanterne.pipeline.adapt.injection import renumbered
     from lanterne.pipeline.train.checkpoint import TrainingState, load, save
     from lanterne.pipeline.train.enduring import Enduring
     from lanterne.pipeline.train.rank_layout import fit_layout
 
     comm.deterministic = comm.deterministic or args.deterministic
     path = args.checkpoint or args.resume
-    events = events_from(args, args.ranks or comm.world_size)
+    one = _fitted(args, 1, 1, 1)
+    about, layers = asdict(one.settings), len(one.model().layers)
+    count = args.ranks or comm.world_size
+    events = events_from(args, fit_layout(count, args.stages, args.tp, layers).shape[1] if args.adapt else count)
     setups: dict[int, tuple[Setup, tuple[CheckedPlan, ...], tuple[int, ...]]] = {}
     # The one that runs now, if any; what those before it have done.
     loops: list[Mitigated] = []
     acted: list[Record] = []
-    one = _fitted(args, 1, 1, 1)
-    about, layers = asdict(one.settings), len(one.model().layers)
+    adapting: list[Disturbed] = []
+    adapted: dict[str, list[Record]] = {"changes": [], "held": []}
 
     def make(comm: Communicator) -> Trainer | Training:
         copies, places, _ = fit_layout(comm.world_size, args.stages, args.tp, layers).shape
@@ -337,10 +337,19 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         setups[comm.world_size] = setup, plans, starts
         options: dict[str, Any] = {"starts": starts, "sharded": args.zero1, **_memory(args)}
         prepare = partial(endure.kill_in, comm=comm, args=args)
+        if args.adapt:
+            trainer = setup.trainer(comm, plans, layout=setup.layout, plane=observed_plane, **options)
+            # Of the places that there are now.
+            here = renumbered(events, {place: place for place in range(places)})
+            for old in adapting:
+                adapted.update({name: adapted[name] + found for name, found in old.summary().items()})
+            adapting.clear()
+            adapting.append(Disturbed(trainer, here, adapts=True))
+            prepare(trainer)
+            return adapting[0]
         if not args.mitigate:
             return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
         from lanterne.bench.train.mitigate import Mitigated
-        from lanterne.pipeline.adapt.injection import renumbered
 
         here = renumbered(events, endure.numbers_of_places(comm))
         before = endure.slow_before(comm, loops[0].loop.factor if loops else 1.0)
@@ -371,7 +380,7 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
             results[done.number] = _record(done, setups[training.comm.world_size][0].settings)
             if is_first:
                 _show(list(results.values()), args)
-        for line in loops[0].news() if loops and is_first else ():
+        for line in [line for each in (*loops, *adapting) for line in each.news()] if is_first else ():
             print(line, file=file, flush=True)
         last = training.iterations == args.iterations
         if path and (last or (args.checkpoint_every and training.iterations % args.checkpoint_every == 0)):
@@ -385,6 +394,8 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         return None
     document = _described(*setups[training.comm.world_size], args, events)
     document |= {**endure.summary(training), "results": found}
+    for each in adapting:
+        document |= {name: adapted[name] + found for name, found in each.summary().items()}
     if loops:
         # Of what was blamed, that since the ranks changed last.
         found_by = loops[0].summary()

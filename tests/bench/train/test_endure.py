@@ -23,8 +23,8 @@ TRAIN = ["--data", "README.md"]
         (["--copies", "1"], "--copies: got it without --endure"),
         (["--kill", "1@3"], "--kill: got it without --endure"),
         (["--endure", "--transport", "mpi"], "got --transport mpi, expected tcp or ucx"),
-        (["--endure", "--transport", "tcp", "--adapt"], "got --adapt beside it"),
-        (["--endure", "--transport", "tcp", "--slow-rank", "1=2x@3:5"], "got --slow-rank without --mitigate"),
+        (["--endure", "--transport", "tcp", "--spare-rails", "lo"], "got --spare-rails beside it"),
+        (["--endure", "--transport", "tcp", "--slow-rank", "1=2x@3:5"], "got --slow-rank without --mitigate or --adapt"),
         (["--endure", "--transport", "tcp", "--kill", "4@1"], "--kill: got '4@1', expected R@K"),
         (["--endure", "--transport", "tcp", "--kill", "1@0"], "--kill: got '1@0', expected R@K"),
         (["--endure", "--transport", "tcp", "--kill", "one"], "--kill: got 'one', expected R@K"),
@@ -63,9 +63,10 @@ def test_results_that_different_ranks_heard_of_are_merged():
         ["--stages", "2", "--copies", "1", "--zero1"],
         ["--stages", "1"],
         ["--stages", "2", "--copies", "1", "--mitigate", "--slow-rank", "2=3x@40:80"],
+        ["--stages", "2", "--copies", "1", "--adapt", "--slow-link", "0=20ms@20:60"],
         ["--stages", "2", "--copies", "1", "--cap", "256KiB", "--listen", "0"],
     ],
-    ids=["2x2", "2x2 ZeRO-1", "4 copies", "mitigated", "capped"],
+    ids=["2x2", "2x2 ZeRO-1", "4 copies", "mitigated", "adapted", "capped"],
 )
 def test_killed_twice_and_back_twice_the_losses_are_those_of_one_process(tmp_path, options):
     out = tmp_path / "out.json"
