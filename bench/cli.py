@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "bench deaths": ("scores.deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench rejoins": ("scores.rejoins", "benchmark jobs whose ranks are killed, which go on and take them back"),
+    "bench enduring": ("scores.enduring", "benchmark what being able to go on costs while all is well"),
     "bench splits": ("scores.splits", "benchmark the memory of communicators that are split and closed"),
     "bench strangers": ("scores.strangers", "benchmark a running job under forged connections to its ports"),
     "bench persistence": ("scores.persistence", "benchmark a late rank that is named wrongly, or absent"),
@@ -93,7 +94,7 @@ USERS_PROGRAM, STOPPED = ("launch", "watch", "lab"), (128 + signal.SIGHUP, 128 +
 
 # These start jobs of their own and compare them: not from inside a job.
 STARTS_JOBS = (
-    *("lab", "bench deaths", "bench rejoins", "bench strangers", "bench failover"),
+    *("lab", "bench deaths", "bench rejoins", "bench enduring", "bench strangers", "bench failover"),
     *("bench lab-peers", "bench lab-arrivals", "bench ddp", "bench torch-pipelining"),
 )
 

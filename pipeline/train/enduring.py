@@ -238,8 +238,8 @@ class Enduring:
             )
         training.restore(state)
         values = np.concatenate([getattr(state, name) for name in VECTORS])
-        units, places = np.ones(1, np.uint8), np.arange(len(values), dtype=np.int64)
-        whole = HeldState(WHOLE, state.iteration, state.steps, units, places, values)
+        units, runs = np.ones(1, np.uint8), np.array([[0, len(values)]])
+        whole = HeldState(WHOLE, state.iteration, state.steps, units, runs, values)
         self._training = training
         self.kept.begin(comm, trainer_of(training), state.iteration, [whole])
         self.kept.keep(training.iterations)

@@ -38,6 +38,13 @@ class KeptStates:
         """What this rank has of the state, in its stages and in memory; nothing before it had a trainer."""
         return [*([] if self._held is None else [*self._held.live(), *self._held.all]), *self._before]
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory what is kept takes, beside the state in the stages."""
+        kept = [*([] if self._held is None else self._held.all), *self._before]
+        arrays = {id(array): array.nbytes for each in kept for array in (each.units, each.runs, each.values)}
+        return sum(arrays.values())
+
     def begin(
         self, comm: Communicator, trainer: Trainer | None, iterations: int, whole: Sequence[HeldState] = ()
     ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.execute.requests import MessageRequest
-from lanterne.pipeline.train.state import held_alone, seat_places, seat_units, seat_values
+from lanterne.pipeline.train.state import held_alone, places_of, runs_of, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer
 
 # The communicator's tag of copies.
@@ -24,16 +24,21 @@ WHOLE = 0
 class HeldState:
     """The state of a seat of a layout after `iteration` iterations, and `steps` of its optimizer.
 
-    Attributes: `layout`, whose `units` they are, a number; WHOLE: all of the state is one; `units` and `places` as
-    state.py has them, `values` of those.
+    Attributes: `layout`, whose `units` they are, a number; WHOLE: all of the state is one; `units` and the `runs` of
+    their places as state.py has them, `values` of those.
     """
 
     layout: int
     iteration: int
     steps: int
     units: NDArray[np.uint8]
-    places: NDArray[np.int64]
+    runs: NDArray[np.int64]
     values: NDArray[Any]
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Where its values are in the whole state."""
+        return places_of(self.runs)
 
 
 class HeldCopies:
@@ -56,7 +61,7 @@ class HeldCopies:
         self._coming: tuple[HeldState, list[MessageRequest]] | None = None
         self._number = number
         self._units = seat_units(trainer.layout, comm.rank, sharded=trainer.copies.sharded)
-        self._places = seat_places(trainer.copies)
+        self._runs = runs_of(seat_places(trainer.copies))
         alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)
         self.is_copying: bool = alone and copies > 0 and comm.world_size > 1
 
@@ -78,12 +83,11 @@ class HeldCopies:
         if not self.is_copying:
             return
         its = np.empty(2, np.int64)
-        self._hand_around(np.array([len(self._units), len(self._places)]), its)
+        self._hand_around(np.array([len(self._units), len(self._runs)]), its)
         self._before_units: NDArray[np.uint8] = np.empty(its[0], np.uint8)
-        self._before_places: NDArray[np.int64] = np.empty(its[1], np.int64)
-        self._before_values = np.empty(its[1], seat_values(self._trainer.copies).dtype)
+        self._before_runs: NDArray[np.int64] = np.empty((its[1], 2), np.int64)
         self._hand_around(self._units, self._before_units)
-        self._hand_around(self._places, self._before_places)
+        self._hand_around(self._runs, self._before_runs)
 
     def keep(self) -> None:
         """Keep this rank's state as it is now, unless it is kept, and send it to the next rank."""
@@ -110,13 +114,14 @@ class HeldCopies:
         assert trainer.held is not None
         values = seat_values(trainer.copies, out)
         steps = next(iter(trainer.stages.values())).optimizer.steps
-        return HeldState(self._number, trainer.held, steps, self._units, self._places, values)
+        return HeldState(self._number, trainer.held, steps, self._units, self._runs, values)
 
     def _begin(self, held: HeldState) -> None:
         comm = self._comm
         after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-        spare = self.neighbours.pop().values if len(self.neighbours) > 1 else np.empty_like(self._before_values)
-        coming = HeldState(held.layout, held.iteration, held.steps, self._before_units, self._before_places, spare)
+        count = self._before_runs[:, 1].sum()
+        spare = self.neighbours.pop().values if len(self.neighbours) > 1 else np.empty(count, held.values.dtype)
+        coming = HeldState(held.layout, held.iteration, held.steps, self._before_units, self._before_runs, spare)
         requests = [
             comm.start_recv(coming.values, before, tag=COPY_TAG),
             comm.start_send(held.values, after, tag=COPY_TAG),

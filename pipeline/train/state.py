@@ -85,6 +85,18 @@ def held_alone(layout: Layout, *, sharded: bool) -> bool:
     return bool(np.any(np.equal(units, 1)))
 
 
+def runs_of(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(runs, 2) first and length of each run of `places` that follow each other: few, where those are many."""
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    return np.stack([places[starts], np.diff(starts, append=len(places))], axis=1)
+
+
+def places_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The places that `runs_of` has made runs of."""
+    firsts, lengths = runs.T
+    return np.arange(lengths.sum()) + np.repeat(firsts - (lengths.cumsum() - lengths), lengths)
+
+
 def seat_places(copies: Copies) -> NDArray[np.int64]:
     """Where the numbers of `seat_values` are in all VECTORS of the whole model, one behind the other."""
     found = []

@@ -1,0 +1,69 @@
+"""The benchmark of what going on costs: its order, its bars, its table, and, slow, its job."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lanterne.bench import cli
+from lanterne.bench.scores.enduring import call_records, in_turn, print_results, training_records
+
+CALLS = {
+    "small": {"before": [14e-6, 12e-6, 30e-6], "never": [10e-6, 10e-6, 10e-6]},
+    "large": {"before": [1.005, 1.0, 1.2], "never": [1.0, 1.0, 1.0]},
+    "grow": {"before": [50e-6]},
+}
+TRAINING = {
+    "plain": {"seconds": [1.0, 2.0], "shares": [0.0, 0.0]},
+    "enduring": {"seconds": [1.01, 2.02], "shares": [1.0, 1.5]},
+    "copies": {"seconds": [1.1, 2.2], "shares": [2.0, 2.5]},
+}
+
+
+def test_each_is_as_often_first_as_last():
+    for names in ("ab", "abc"):
+        orders = [in_turn(number, names) for number in range(2 * len(names))]
+        assert all(sorted(order) == [*names] for order in orders)
+        ends = [[order[at] for order in orders].count(name) for at in (0, -1) for name in names]
+        assert set(ends) == {2}
+
+
+def test_what_it_costs_is_told_by_pairs():
+    small, large, grow = call_records(CALLS)
+    assert small["more"] == pytest.approx(4e-6) and not small["met"]
+    assert large["more"] == pytest.approx(0.005) and large["met"]
+    assert grow["met"] and grow["without"] is None
+    enduring, copies, kept = training_records(TRAINING)
+    assert (enduring["more"], enduring["met"]) == (pytest.approx(0.01), True)
+    assert (copies["more"], copies["met"]) == (pytest.approx(0.1), False)
+    assert (kept["more"], kept["met"]) == (1.0, True)
+    assert call_records({}) == training_records({}) == []
+
+
+def test_the_table():
+    file = io.StringIO()
+    print_results({"results": [*call_records(CALLS), *training_records(TRAINING)], "wrong": 3}, file)
+    lines = file.getvalue().splitlines()
+    told = {name: next(line for line in lines if line.startswith(name)) for name in ("all_reduce of 8 B", "shares")}
+    assert told["all_reduce of 8 B"].split()[4:] == ["10", "us", "14", "us", "4", "us", "3", "us", "missed"]
+    assert told["shares"].split()[-4:] == ["1.25", "2.25", "1.00", "1.00"] and "3 elements" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["-n", "3"], "-n: got 3, expected a multiple of 2"), (["--only", "x"], "--only: got 'x'")]
+)
+def test_what_it_refuses(capsys, words, said):
+    assert cli.main(["bench", "enduring", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_job():
+    words = ["bench", "enduring", "--blocks", "2", "--iterations", "2", "--json", "-"]
+    done = subprocess.run([sys.executable, "-m", "lanterne", *words], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == 0 and len(found["results"]) == 6
+    assert all(each["with"] > 0 for each in found["results"])
