@@ -6,6 +6,7 @@
   lanterne lab --topology cluster.json -- python job.py     hosts, ranks, rates and sites of a file
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
   lanterne lab --hosts 4 --witness --cut 0@10 -- python job.py     host 0 is cut off after 10 s, the others go on
+  lanterne lab --hosts 4 --witness --cut 0@10=to -- python job.py  nothing comes to it any more, but from it
 
 Each rank runs the command, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is
 told to use TCP on the emulated NIC. Of a file (docs/topology.md) the lab emulates nodes, ranks, their NICs (each of
@@ -54,10 +55,14 @@ GRACE_S = 15.0
 
 
 class HostCut(NamedTuple):
-    """That `hosts` hear nobody and are heard by nobody from `at_s` seconds after the start on."""
+    """That `hosts` hear nobody and are heard by nobody from `at_s` seconds after the start on.
+
+    `way`: "from", they are heard by nobody; "to", they hear nobody; empty: both.
+    """
 
     hosts: tuple[int, ...]
     at_s: float
+    way: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cut",
         action="append",
         default=[],
-        metavar="HOST[,...]@S",
-        help="after S seconds no packet comes from these hosts or to them; may be repeated",
+        metavar="HOST[,...]@S[=WAY]",
+        help="after S seconds no packet comes from these hosts or to them, or only (from, to) one of it; may be repeated",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every rank runs, after --")
 
@@ -190,17 +195,19 @@ def parse_rates(texts: Sequence[str], num_hosts: int) -> tuple[float, ...]:
 
 
 def parse_cut(text: str, num_hosts: int) -> HostCut:
-    """The HostCut that HOST[,...]@S stands for.
+    """The HostCut that HOST[,...]@S[=WAY] stands for.
 
     Raises:
         InputError: it is none, or of hosts that are not there.
     """
-    names, at, seconds = text.partition("@")
-    hosts = names.split(",")
-    good = all(host.isascii() and host.isdigit() and int(host) < num_hosts for host in hosts)
-    if not at or not good or not re.fullmatch(r"\d+(\.\d+)?", seconds, re.ASCII):
-        raise InputError(f"--cut: got {text!r}, expected HOST[,...]@S, hosts from 0 to {num_hosts - 1} and seconds")
-    return HostCut(tuple(map(int, hosts)), float(seconds))
+    found = re.fullmatch(r"(\d+(?:,\d+)*)@(\d+(?:\.\d+)?)(?:=(from|to))?", text, re.ASCII)
+    hosts = tuple(map(int, found[1].split(","))) if found else ()
+    if not found or max(hosts) >= num_hosts:
+        raise InputError(
+            f"--cut: got {text!r}, expected HOST[,...]@S, hosts from 0 to {num_hosts - 1} and seconds, =from or =to "
+            "after it or nothing"
+        )
+    return HostCut(hosts, float(found[2]), found[3] or "")
 
 
 def resolve(command: Sequence[str]) -> list[str]:
@@ -262,7 +269,7 @@ def run_ranks(network: Network, command: list[str], cuts: Sequence[HostCut] = ()
         if any(host in cut.hosts for cut in cuts):
             cut_off.add(processes[-1].pid)
     for cut in cuts:
-        timer = threading.Timer(cut.at_s, cut_hosts, (network, cut.hosts))
+        timer = threading.Timer(cut.at_s, cut_hosts, (network, cut.hosts, cut.way))
         timer.daemon = True
         timer.start()
     return wait_for_all(processes, cut_off)

@@ -239,11 +239,16 @@ def _limit(space: str, device: str, rate_bytes_per_s: float) -> None:
     _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf", *bucket, *queue)
 
 
-def cut_hosts(network: Network, hosts: Iterable[int]) -> None:
-    """Take each of `hosts` off its switch: packets are lost, and nobody is told."""
+def cut_hosts(network: Network, hosts: Iterable[int], way: str = "") -> None:
+    """Take each of `hosts` off its switch, or only what comes "from" it or "to" it: packets are lost, nobody is told."""
     for host in hosts:
         for nic in range(len(network.nic_rates(host))):
-            _ip("-n", network.switch, "link", "set", f"port{host}-{nic}", "nomaster")
+            port = f"port{host}-{nic}"
+            if way:
+                space, device = (network.host(host), interface(nic)) if way == "from" else (network.switch, port)
+                _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "blackhole")
+            else:
+                _ip("-n", network.switch, "link", "set", port, "nomaster")
 
 
 def remove(name: str) -> None:

@@ -236,7 +236,10 @@ def measure_training(
         shares = np.empty(never.world_size)
         never.all_gather(np.array([shares_kept(training)]), shares)
         found[mode]["shares"] = shares.tolist()
-        training.finish(lambda comm: None) if isinstance(training, Enduring) else training.close()
+        if isinstance(training, Enduring):
+            training.finish(lambda comm: None)
+        else:
+            training.close()
     return found, differ
 
 

@@ -19,9 +19,10 @@ GO_ON_S = 7.0
 def test_cuts():
     assert parse_cut("0@10", 4) == HostCut((0,), 10.0)
     assert parse_cut("0,3@1.5", 4) == HostCut((0, 3), 1.5)
+    assert parse_cut("2@3=from", 4) == HostCut((2,), 3.0, "from")
 
 
-@pytest.mark.parametrize("text", ["", "0", "@3", "4@1", "0,@1", "0@", "0@x", "-1@2", "0@1e3", "0@-1"])
+@pytest.mark.parametrize("text", ["", "0", "@3", "4@1", "0,@1", "0@", "0@x", "-1@2", "0@1e3", "0@-1", "0@1=", "0@1=by", "0=to"])
 def test_bad_cuts(text):
     with pytest.raises(InputError, match=r"--cut: got .*, expected HOST\[,...\]@S, hosts from 0 to 3 and seconds"):
         parse_cut(text, 4)
@@ -30,15 +31,17 @@ def test_bad_cuts(text):
 @pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    ("hosts", "cut", "witness"),
+    ("hosts", "cut", "witness", "way"),
     [
-        *((3, (0,), True), (3, (2,), True), (4, (0, 1), True), (5, (0, 2, 4), True)),
-        *((3, (0,), False), (3, (2,), False), (5, (0, 1), False), (5, (2, 4), False)),
+        *((3, (0,), True, ""), (3, (2,), True, ""), (4, (0, 1), True, ""), (5, (0, 2, 4), True, "")),
+        *((3, (0,), False, ""), (3, (2,), False, ""), (5, (0, 1), False, ""), (5, (2, 4), False, "")),
+        *((3, (0,), False, "=to"), (3, (0,), False, "=from"), (3, (2,), False, "=to"), (3, (2,), False, "=from")),
+        *((3, (1,), True, "=to"), (3, (1,), True, "=from"), (7, (0, 1, 2), False, "=to")),
     ],
     ids=str,
 )
-def test_the_hosts_that_reach_the_witness_go_on_and_the_others_end(needs_lab, hosts, cut, witness):
-    words = ["--hosts", str(hosts), "--rate", "200mbit", "--cut", f"{','.join(map(str, cut))}@30"]
+def test_the_hosts_that_reach_the_witness_go_on_and_the_others_end(needs_lab, hosts, cut, witness, way):
+    words = ["--hosts", str(hosts), "--rate", "200mbit", "--cut", f"{','.join(map(str, cut))}@30{way}"]
     words += ["--witness"] if witness else []
     command = [sys.executable, "-P", "-m", "lanterne", "lab", *words, "--", "python", "-P", PROGRAM]
     # With --witness it is the lab's.
