@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help="calls, training or both (default both)")
     parser.add_argument("--blocks", type=whole(1), default=30, metavar="K", help="pairs of blocks of calls (default 30)")
     parser.add_argument("--iterations", type=whole(1), default=30, metavar="K", help="of each training (default 30)")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
+    parser.add_argument("--check", action="store_true", help="print the bars; exit code 1 if one is missed")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
@@ -71,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     parts = chosen(args.only, "--only", PARTS)
     found = run_job(args.ranks, args.transport, parts, args.blocks, args.iterations)
     records = [*call_records(found["calls"]), *training_records(found["training"])]
-    report.tell(args.json, report.envelope(ranks=args.ranks, results=records, wrong=found["wrong"]), print_results)
+    document = report.envelope(ranks=args.ranks, results=records, wrong=found["wrong"])
+    report.tell(args.json, document, partial(print_results, with_bars=args.check))
     return int(found["wrong"] > 0 or (args.check and not all(each["met"] for each in records)))
 
 
@@ -305,17 +307,21 @@ def _record(
     }
 
 
-def print_results(document: Mapping[str, Any], file: TextIO) -> None:
-    """A table; and a line if something was wrong."""
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def print_results(document: Mapping[str, Any], file: TextIO, *, with_bars: bool = False) -> None:
+    """A table, `with_bars` beside what has to be reached; and a line if something was wrong."""
+    columns = [("measured", ""), ("without", "median"), ("with", "median"), ("more", "of pairs")]
     rows = []
     for each in document["results"]:
-        in_shares, in_parts = each["unit"] == "shares", each["unit"] == "part"
-        shown = (lambda value: f"{value:.2f}") if in_shares else format_time
-        difference = (lambda value: f"{100 * value:.1f} %") if in_parts else shown
-        cells = ["-" if each["without"] is None else shown(each["without"]), shown(each["with"])]
-        cells += ["-", "-"] if each["without"] is None else [difference(each["more"]), difference(each["bar"])]
-        rows.append([each["what"], *cells, "" if each["met"] else "missed"])
-    columns = [("measured", ""), ("without", "median"), ("with", "median"), ("more", "of pairs"), ("bar", ""), ("", "")]
-    report.print_table(columns, rows, file=file)
+        shown: Callable[[float], str] = "{:.2f}".format if each["unit"] == "shares" else format_time
+        more = _percent if each["unit"] == "part" else shown
+        cells = ["-"] * 2 if each["without"] is None else [shown(each["without"]), more(each["more"])]
+        rows.append([each["what"], cells[0], shown(each["with"]), cells[1]])
+        if with_bars:
+            rows[-1] += ["-" if each["bar"] is None else more(each["bar"]), "" if each["met"] else "missed"]
+    report.print_table([*columns, *[("bar", ""), ("", "")] * with_bars], rows, file=file)
     if document["wrong"]:
         print(f"{document['wrong']} elements or losses are wrong", file=file)

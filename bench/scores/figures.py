@@ -448,12 +448,12 @@ FIGURES: list[Row] = [
         "3 iterations and 2 s",
         f"{SMALL_TRAIN} --endure --copies 1 --restarts 1 --kill 3@10 --kill 0@200 --check",
     ),
-    Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", "./run bench enduring --only calls"),
+    Row("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %", "./run bench enduring --only calls --check"),
     Row(
         "going on",
         "the same, an iteration of training / shares of state that copies take",
         "3 % / 1",
-        "./run bench enduring --only training",
+        "./run bench enduring --only training --check",
     ),
     Row(
         "gpu",

@@ -42,13 +42,18 @@ def test_what_it_costs_is_told_by_pairs():
     assert call_records({}) == training_records({}) == []
 
 
-def test_the_table():
+@pytest.mark.parametrize(
+    ("with_bars", "small", "kept"), [(False, "", ""), (True, "3 us missed", "1.00")], ids=["", "bars"]
+)
+def test_the_table(with_bars, small, kept):
     file = io.StringIO()
-    print_results({"results": [*call_records(CALLS), *training_records(TRAINING)], "wrong": 3}, file)
-    lines = file.getvalue().splitlines()
-    told = {name: next(line for line in lines if line.startswith(name)) for name in ("all_reduce of 8 B", "shares")}
-    assert told["all_reduce of 8 B"].split()[4:] == ["10", "us", "14", "us", "4", "us", "3", "us", "missed"]
-    assert told["shares"].split()[-4:] == ["1.25", "2.25", "1.00", "1.00"] and "3 elements" in lines[-1]
+    document = {"results": [*call_records(CALLS), *training_records(TRAINING)], "wrong": 3}
+    print_results(document, file, with_bars=with_bars)
+    lines = [" ".join(line.split()) for line in file.getvalue().splitlines()]
+    assert f"all_reduce of 8 B 10 us 14 us 4 us {small}".strip() in lines
+    assert "all_reduce of 64 MiB 1 s 1 s 0.5 % 1.0 %"[: None if with_bars else -6] in lines
+    assert f"shares kept, --copies 1 1.25 2.25 1.00 {kept}".strip() in lines
+    assert lines[-1] == "3 elements or losses are wrong"
 
 
 @pytest.mark.parametrize(
