@@ -18,7 +18,7 @@ import numpy as np
 
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.requests import CollectiveRequest
-from lanterne.errors import InputError, LanterneError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout, Unavailable
 from lanterne.pipeline.device.message_staging import MessageStaging
 from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape, free_nbytes
 from lanterne.pipeline.planes.inline import Inline
@@ -223,7 +223,11 @@ class DelegatePlane(DataPlane):
             for buffer in released:
                 self.release(buffer)
         with self._failing:
-            self.delegates.progress()
+            try:
+                self.delegates.progress()
+            except PeerFailed as error:
+                # As all errors do, it names a rank of the job, and not of the pipeline.
+                raise PeerFailed(self.comm.ranks[error.rank], error.reason) from error
 
     def fail(self, error: LanterneError) -> None:
         core_of(self.comm).fail(error)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.errors import InputError, Unavailable
+from lanterne.errors import InputError, PeerFailed, Unavailable
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import gather, timeline
 from lanterne.pipeline.execute.stage_timed import timed_stages
@@ -170,3 +170,20 @@ def test_predictions_differ_as_the_planes_do():
     assert makespans["inline"] > makespans["unbounded"] == makespans["delegate"] == makespans["paired_o"]
     assert makespans["paired"] > makespans["paired_o"]
     assert predict("inline", checked, PROBLEM, queue=9).makespan <= makespans["inline"]
+
+
+def test_who_is_gone_is_named_by_its_number_in_the_job():
+    def run(comm):
+        pipeline = comm.split(comm.rank // 2, comm.rank)
+        plane = make_plane("delegate", pipeline, {})
+
+        def gone():
+            raise PeerFailed(1, "it is gone")
+
+        plane.delegates.progress = gone
+        with pytest.raises(PeerFailed, match="it is gone") as failed:
+            plane.progress()
+        plane.close()
+        return failed.value.rank
+
+    assert lanterne.spawn(4, run) == [1, 1, 3, 3]
