@@ -380,7 +380,8 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
             results[done.number] = _record(done, setups[training.comm.world_size][0].settings)
             if is_first:
                 _show(list(results.values()), args)
-        for line in [line for each in (*loops, *adapting) for line in each.news()] if is_first else ():
+        watched: list[Mitigated | Disturbed] = [*loops, *adapting]
+        for line in [line for each in watched for line in each.news()] if is_first else ():
             print(line, file=file, flush=True)
         last = training.iterations == args.iterations
         if path and (last or (args.checkpoint_every and training.iterations % args.checkpoint_every == 0)):
