@@ -9,7 +9,7 @@ from lanterne.transport.steering import Steered, steered
 
 # Those that have such values.
 MODULES = (
-    *("bench.lab.network", "collectives.late.calls"),
+    *("bench.lab.network", "collectives.late.calls", "collectives.late.options"),
     *(f"collectives.auto.{name}" for name in ("learn", "pacing", "trials")),
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
     *(f"failslow.locate.{name}" for name in ("activity", "calls_verdicts", "locate")),

@@ -68,7 +68,8 @@ class Captured:
             policy = from_text(self._policy)
             policy = policy._replace(options=tuple(option for option in policy.options if option.late == 1))
             self._policy = to_text(policy)
-            choices += [(option.choice, rank) for option in policy.options for rank in range(communicator.world_size)]
+            ranks = range(communicator.world_size)
+            choices += [(option.choice, rank) for option in policy.options for rank in option.ranks or ranks]
         plans = [communicator.plan(self._key(*choice), self._call.dtype) for choice in choices]
         _agree(communicator, self._call.key)
         made = [plan.make(self._call.in_place) for plan in plans]

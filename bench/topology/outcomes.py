@@ -127,7 +127,7 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
     """What `auto` takes where nobody is late, and once `late` is known to come very late; None: it waits."""
     from lanterne.collectives.auto.predict import nodes_of_links, ordinary_by_law_s, predictions
     from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
-    from lanterne.collectives.late.calls import group_name, make_option, single_options
+    from lanterne.collectives.late.options import group_name, make_option, single_options
 
     size = topology.world_size
     links = topology.slowest if topology.is_flat else topology
@@ -139,10 +139,10 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
         ordinary, _, ordinary_s = predictions("all_reduce", size, nbytes, links)[0]
     if size < 3 or (many and number > 1):
         return ordinary, None
-    if number > 1:
+    if isinstance(late, tuple):
         options = [make_option("all_reduce", group_name(links), size, nbytes, links, number)]
     else:
-        options = single_options("all_reduce", size, nbytes, links, many)
+        options = [each for each in single_options("all_reduce", size, nbytes, links, many) if each.fits((late,))]
     best = min(options, key=lambda option: option.join_s)
     return ordinary, best.choice.partition("/")[0] if best.join_s < ordinary_s else None
 

@@ -20,7 +20,7 @@ COUNTS = (0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0, 2.8, 4.0)
 
 def study_positions(topology: Topology, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """A record for each size and kind of position."""
-    from lanterne.collectives.late.calls import late_names
+    from lanterne.collectives.late.options import late_names
     from lanterne.collectives.topology.port_bounds import bound_s
 
     names = late_names(topology)

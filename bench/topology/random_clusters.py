@@ -67,7 +67,8 @@ def judge_auto(topology: Topology, nbytes: int, late: int) -> dict[str, Any]:
     for kind, name, modelled, judged in kinds:
         for each in sorted(priced, key=lambda each: (each.algorithm != name, modelled(each))):
             least_s = min(map(judged, simulated.values()), default=float("inf"))
-            if each.algorithm not in simulated and modelled(each) <= HOPELESS * least_s:
+            is_hopeful = each.algorithm == name or modelled(each) <= HOPELESS * least_s
+            if each.algorithm not in simulated and is_hopeful:
                 found = study_one(topology, nbytes, late, each.algorithm)
                 assert found is not None, "it was made before"
                 simulated[each.algorithm] = found

@@ -210,11 +210,7 @@ def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links)
 
     Over nodes each chunk is several messages inside, which its ranks' cores start one by one.
     """
-    return chunk_count(line, world_size, nbytes, links if line.nodes else sustained(_model(links)))
-
-
-def _model(links: Links) -> CostModel:
-    return links.slowest if isinstance(links, Topology) else links
+    return chunk_count(line, world_size, nbytes, links if isinstance(links, Topology) else sustained(links))
 
 
 def override(collective: str, world_size: int) -> str | None:

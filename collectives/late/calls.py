@@ -18,26 +18,13 @@ Of several late ranks the others wait for all but the last, unless past calls wo
 without the last few (late_policy.starts).
 """
 
-import functools
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from lanterne.collectives.algorithms.catalogue import find_algorithm
-from lanterne.collectives.algorithms.hierarchical.compose import Nodes
-from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import (
-    Links,
-    in_series,
-    late_times_s,
-    nodes_of_links,
-    priced_schedule,
-    slow_nodes_of,
-)
-from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
+from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
@@ -45,13 +32,13 @@ from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans, is_i
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
+from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
-from lanterne.collectives.schedule.cost import CostModel, late_start, price
-from lanterne.collectives.schedule.ir import LateRank
+from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
-from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, likely, to_text
+from lanterne.transport.board.late_policy import MAX_LATE, Policy, from_text, likely, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, Record
 from lanterne.transport.board.sequencer import POLICY as SEQUENCER
@@ -59,25 +46,11 @@ from lanterne.transport.steering import steers, value
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
-# Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
-LATE_ALGORITHMS = ("late_join", "late_chain")
-# Where ranks share nodes.
-NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
-# And where some of those have slow NICs.
-SLOW_ALGORITHM = "hier_late_slow"
-# Those that know no nodes, in which the late rank has messages with many at once: for small buffers, where start-up
-# times count most.
-CROWDED_ALGORITHMS = ("late_join_allpairs", "late_direct", "late_broadcast")
-# Of late_hybrid: shares of the chunks that join late. Few, since every choice has a plan, which the first call that
-# needs it has to make.
-CUTS = (0.25, 0.5, 0.75)
-_making = threading.Lock()
-
 
 @steers
 @dataclass(frozen=True)
 class LateCallPolicy:
-    """Which calls ask the board, what it may choose from, and what is kept of it."""
+    """Which calls ask the board, by which options (options.py) they may begin, and what is kept of it."""
 
     # Calls that are predicted to take less than the first, `shared` times as much where ranks share cores, or that have
     # fewer bytes do not ask: scheduling keeps ranks apart by a few ms there without any being late.
@@ -99,21 +72,7 @@ class LateCallPolicy:
         half="calls ask that a late-rank algorithm hardly shortens",
         double="late ranks hold up calls of 64 to 128 KiB",
     )
-    # Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
-    most_crowded: float = value(
-        0.96,
-        "a network likes many messages at once less than the model does",
-        half="hardly ever taken: small buffers join later",
-        double="taken wherever they can be, also where they are slower",
-    )
-    # And late_hybrid only where it may save such a part of the join, of calls that take so long: a cut that was too low
-    # costs several times what a good one saves.
-    least_gain: float = value(
-        0.04,
-        "chosen: models measured under load are wrong by more",
-        half="more bad cuts",
-        double="cuts that save 4 to 8 % are not tried",
-    )
+    # A part of the chunks joins late (late_hybrid) in calls that take so long.
     least_cut_s: float = value(
         20e-3,
         "each choice has a plan, made at the first call that needs it",
@@ -132,13 +91,6 @@ class LateCallPolicy:
         "chosen",
         half="calls with two late ranks mostly wait for both",
         double="calls begin without ranks although that saves nothing",
-    )
-    # Of schedules with more chunks, so many for each rank that is there are priced.
-    priced_slices: int = value(
-        16,
-        "chosen",
-        half="prices of long pipelines are less exact",
-        double="pricing takes twice as long when a signature is new",
     )
     # After its time is over a rank gives the board, and others that finish what they began, this long.
     grace_s: float = value(
@@ -281,7 +233,7 @@ class LateRanks:
         if len(self._prepared) >= SEQUENCER.max_signatures:
             self._prepared.clear()  # What is still kept (RankPrograms) is found, not made again.
         self._prepared.add((call.key, call.in_place, policy))
-        for option in likely(from_text(policy)):
+        for option in likely(from_text(policy), self._communicator.rank):
             key = key_of(call.key, option.choice, self._communicator.rank)
             if is_in_roles(key, self._communicator.world_size):
                 self.plans.programs.find(key, call.dtype, call.in_place)
@@ -370,8 +322,11 @@ class LateRanks:
             return None
         links = communicator.tuning.links
         assert links is not None, "there is a model"
-        over_nodes = links is not model
+        over_nodes = isinstance(links, Topology)
         options = single_options(collective, n, nbytes, links, many)
+        if over_nodes and not many:
+            # Without some ranks it may not pay to begin: for these all others wait. Laws are not as exact.
+            options = [option for option in options if option.join_s < normal_s]
         if many:
             return to_text(Policy(normal_s, tuple(options)))
         if normal_s >= POLICY.least_cut_s and not over_nodes:
@@ -382,107 +337,6 @@ class LateRanks:
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < POLICY.most_join * normal_s]
         return to_text(Policy(normal_s, tuple(options)))
-
-
-def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
-    """The late-rank algorithms that a call chooses from; of `many` ranks those alone that have laws."""
-    if nodes_of_links(links) is None:
-        return LATE_ALGORITHMS
-    slow = () if many else slow_nodes_of(links)
-    return (*NODE_ALGORITHMS, ".".join(map(str, (SLOW_ALGORITHM, *slow)))) if slow else NODE_ALGORITHMS
-
-
-def group_name(links: Links) -> str:
-    """The algorithm of several late ranks."""
-    if nodes_of_links(links) is None:
-        return "late_group"
-    return late_names(links)[-1] if slow_nodes_of(links) else NODE_ALGORITHMS[0]
-
-
-def single_options(collective: str, world_size: int, nbytes: int, links: Links, many: bool = False) -> list[Option]:
-    """The Options for one late rank; see late_names."""
-    options = [make_option(collective, name, world_size, nbytes, links) for name in late_names(links, many)]
-    if not isinstance(links, Topology) or many:
-        return options
-    crowded = [make_option(collective, name, world_size, nbytes, links) for name in CROWDED_ALGORITHMS]
-    least_s = POLICY.most_crowded * min(option.join_s for option in options)
-    return options + [option for option in crowded if option.join_s < least_s]
-
-
-def make_option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int = 1) -> Option:
-    """The Option of the late algorithm `name` for `late` ranks, made once for all threads; see `_option`."""
-    with _making:
-        return _option(collective, name, world_size, nbytes, links, late)
-
-
-def cut_options(whole: Option, world_size: int) -> list[Option]:
-    """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed.
-
-    Those join it, the rest goes around a ring of all. What the cut takes off the reduce-scatter, (p - 2) / (p - 1) of
-    the rest's bytes at each port, it puts onto the join as (p - 2) / p of them: a second less before the late rank
-    comes for (p - 1) / p more afterwards. So to cut too high, and let the late rank wait for the sums, loses but 1 / p
-    of that time, and a forecast of the delay will do: the past ones, by which the board decides.
-    """
-    chunks = int(whole.choice.partition("/")[2])
-    options = []
-    for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
-        before_s = whole.before_s * joined / chunks
-        cut_s = whole.before_s - before_s
-        if cut_s / world_size >= POLICY.least_gain * whole.join_s:
-            choice = f"late_hybrid/{chunks}/{joined}"
-            options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
-    return options
-
-
-@functools.lru_cache(256)
-def _option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int) -> Option:
-    """The Option of the late algorithm `name`, with the chunk count that `links` like best."""
-    line = find_algorithm(collective, name)
-    chunks = late_num_chunks(line, world_size, nbytes, links)
-    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
-    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
-    # whatever the size of the messages, which are cut alike.
-    paced: Links = in_series(links) if isinstance(links, Topology) else _paced(links)
-    if isinstance(paced, Topology) and name not in CROWDED_ALGORITHMS:
-        paced = paced.with_models(_unserial)
-    if world_size > MAX_PRICED_RANKS:
-        assert chunks is not None, "of each in late_names"
-        return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, paced), late)
-    nodes = nodes_of_links(links)
-    # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
-    priced = chunks if late == 1 or chunks is None else min(chunks, POLICY.priced_slices * (world_size - late))
-    before_s = join_s = 0.0
-    for absent, share in _likely_absent(world_size, nodes, slow_nodes_of(links), late):
-        schedule = priced_schedule(collective, name, world_size, priced, absent, nodes if line.nodes else None)
-        chunks = chunks or schedule.num_chunks
-        together_s = price(schedule, nbytes, paced).makespan_s
-        joins_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
-        before_s += share * max(0.0, together_s - joins_s)
-        join_s += share * joins_s
-    return Option(f"{name}/{chunks}", before_s, join_s, late)
-
-
-def _likely_absent(
-    world_size: int, nodes: Nodes | None, slow: tuple[int, ...], late: int
-) -> list[tuple[LateRank, float]]:
-    """(who is late, how likely that is): one rank for all that are alike, of those with a slow NIC another."""
-    if nodes is None:
-        order = list(range(world_size))
-        return [(order[-1] if late == 1 else tuple(order[-late:]), 1.0)]
-    places = sorted(range(len(nodes)), key=lambda node: node not in slow)
-    order = [rank for place in places for rank in nodes[place]]
-    if late > 1:
-        return [(tuple(sorted(order[-late:])), 1.0)]
-    part = sum(len(nodes[node]) for node in slow) / world_size
-    return [(order[-1], 1 - part), *([(order[0], part)] if slow else [])]
-
-
-def _paced(model: CostModel) -> CostModel:
-    return _unserial(replace(sustained(model), alpha_s=model.alpha_s))
-
-
-def _unserial(model: CostModel) -> CostModel:
-    return replace(model, serial_messages=False)
 
 
 def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:

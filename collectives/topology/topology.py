@@ -166,20 +166,20 @@ class Topology:
 
         What crosses goes on as many rails as the largest node has ranks, alike; ranks have equal parts of those.
         """
-        takes = self._node_takes
+        takes = self.node_takes
         return tuple(np.flatnonzero(takes >= SLOW * np.median(takes)).tolist()) if takes.max() > 0 else ()
 
     @property
     def leaf_sets(self) -> tuple[Ranks, ...]:
         """Where some nodes are slow, those that may hang on the others: these, and of few nodes all but the fastest."""
-        slow, fastest = self.slow_nodes, int(self._node_takes.argmin())
+        slow, fastest = self.slow_nodes, int(self.node_takes.argmin())
         if not slow or len(self.nodes) > MOST_STAR:
             return (slow,) if slow else ()
         star = tuple(node for node in range(len(self.nodes)) if node != fastest)
         return (slow,) if star == slow else (slow, star)
 
     @cached_property
-    def _node_takes(self) -> NDArray[np.float64]:
+    def node_takes(self) -> NDArray[np.float64]:
         """(nodes,) what each takes to send what crosses, in times of the fastest NIC; 0 where nothing crosses NICs."""
         takes = np.zeros(len(self.nodes))
         nics = next((links for links in self.links if links.kind == NIC), None)

@@ -8,7 +8,7 @@ A start without several ranks takes past calls that would have gained by it; els
 Delays of a call are its Gaps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -63,12 +63,20 @@ POLICY = WindowPolicy()
 
 
 class Option(NamedTuple):
-    """A late algorithm as text ("late_join/56"), the seconds of what goes before the `late` ranks come, and after."""
+    """A late algorithm as text ("late_join/56"), the seconds of what goes before the `late` ranks come, and after.
+
+    Attributes: `ranks`, which may be late; empty: any.
+    """
 
     choice: str
     before_s: float
     join_s: float
     late: int = 1
+    ranks: tuple[int, ...] = ()
+
+    def fits(self, absent: Collection[int]) -> bool:
+        """Whether a call may begin by it without the ranks `absent`."""
+        return len(absent) == self.late and (not self.ranks or all(rank in self.ranks for rank in absent))
 
 
 class Policy(NamedTuple):
@@ -90,12 +98,12 @@ def cost_s(policy: Policy, option: Option, window_s: float, delay_s: float) -> f
     return max(window_s + option.before_s, delay_s) + option.join_s
 
 
-def likely(policy: Policy) -> tuple[Option, ...]:
-    """The options that calls are likely to need first, at most three, of those for one late rank.
+def likely(policy: Policy, rank: int) -> tuple[Option, ...]:
+    """The options that calls are likely to need first where `rank` alone is late, at most three.
 
     That of a call without a past, and those for ranks that are late by much and by half as much.
     """
-    single = [option for option in policy.options if option.late == 1]
+    single = [option for option in policy.options if option.fits((rank,))]
     if not single:
         return ()
     most_s = max(option.before_s for option in single)
@@ -119,19 +127,31 @@ class Start(NamedTuple):
     option: Option
 
 
-def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, Start]:
-    """By how many ranks are absent; where there is none, the board waits.
+# By how many ranks are absent: one Start for any, or some for different ranks.
+Starts: TypeAlias = Mapping[int, tuple[Start, ...]]
+
+
+def find_start(starts: Starts, absent: Collection[int]) -> Start | None:
+    """The Start without the ranks `absent`; None: the board waits."""
+    return next((start for start in starts.get(len(absent), ()) if start.option.fits(absent)), None)
+
+
+def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, ...]]:
+    """The Starts of a call.
 
     Args:
         past: the gaps of past calls, oldest first.
 
     Cost: some 50 us for 16 calls and two options.
     """
-    found: dict[int, Start] = {}
-    single = tuple(option for option in policy.options if option.late == 1)
-    if single:
-        window_s, choice = decide(Policy(policy.normal_s, single), [gaps_s[0] for gaps_s in past])
-        found[1] = Start(window_s, next(option for option in single if option.choice == choice))
+    found: dict[int, tuple[Start, ...]] = {}
+    places: dict[tuple[int, ...], list[Option]] = {}
+    for option in policy.options:
+        if option.late == 1:
+            places.setdefault(option.ranks, []).append(option)
+    if places:
+        delays_s = [gaps_s[0] for gaps_s in past]
+        found[1] = tuple(_start(Policy(policy.normal_s, tuple(options)), delays_s) for options in places.values())
     least_s = POLICY.least_window * policy.normal_s
     weighed = [(POLICY.fading**age, gaps_s) for age, gaps_s in enumerate(reversed(past))]
     for late in sorted({option.late for option in policy.options} - {1}):
@@ -139,21 +159,30 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, Start]:
         covers_s = {POLICY.cover * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
         windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:POLICY.max_covers]]
 
-        def total_s(trial: Mapping[int, Start], late: int = late) -> float:
+        def total_s(trial: Starts, late: int = late) -> float:
             return sum(weight * duration_s(policy, trial, gaps_s, late) for weight, gaps_s in weighed)
 
         candidates = [Start(window_s, option) for option in options for window_s in windows_s]
-        best = min(candidates, key=lambda start: total_s(found | {start.option.late: start}))
-        if total_s(found | {late: best}) < (1 - POLICY.least_saving) * total_s(found):
-            found[late] = best
+        best = min(candidates, key=lambda start: total_s(found | {start.option.late: (start,)}))
+        if total_s(found | {late: (best,)}) < (1 - POLICY.least_saving) * total_s(found):
+            found[late] = (best,)
     return found
 
 
-def duration_s(policy: Policy, starts: Mapping[int, Start], gaps_s: Gaps, absent: int) -> float:
-    """Seconds that a call with these gaps takes from when `absent` ranks are still missing to its end."""
+def _start(policy: Policy, delays_s: Sequence[float]) -> Start:
+    """The Start without the last rank that `decide` takes."""
+    window_s, choice = decide(policy, delays_s)
+    return Start(window_s, next(option for option in policy.options if option.choice == choice))
+
+
+def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> float:
+    """Seconds that a call with these gaps takes from when `absent` ranks are still missing to its end.
+
+    Whoever they are: of Starts for different ranks the first counts.
+    """
     if not absent:
         return policy.normal_s
-    gap_s, start = gaps_s[absent - 1] if absent <= len(gaps_s) else 0.0, starts.get(absent)
+    gap_s, start = gaps_s[absent - 1] if absent <= len(gaps_s) else 0.0, next(iter(starts.get(absent, ())), None)
     if start is None or gap_s <= start.window_s:
         return gap_s + duration_s(policy, starts, gaps_s, absent - 1)
     return max(start.window_s + start.option.before_s, sum(gaps_s[:absent])) + start.option.join_s
@@ -188,7 +217,8 @@ def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
 def to_text(policy: Policy) -> str:
     """`policy` in one line, for the wire."""
     parts = [repr(float(policy.normal_s))]
-    parts += [f"{option.choice} {option.before_s!r} {option.join_s!r} {option.late}" for option in policy.options]
+    for choice, before_s, join_s, late, ranks in policy.options:
+        parts.append(f"{choice} {before_s!r} {join_s!r} {late} {','.join(map(str, ranks))}".rstrip())
     return ";".join(parts)
 
 
@@ -203,10 +233,12 @@ def from_text(text: str) -> Policy:
         raise ValueError(f"policy: got {len(rest)} options, expected at most {MAX_OPTIONS}")
     options = []
     for part in rest:
-        choice, before_s, join_s, late = part.split(" ")
+        choice, before_s, join_s, late, *places = part.split(" ")
         if not 1 <= int(late) <= MAX_LATE:
             raise ValueError(f"policy: got {late} late ranks, expected 1 to {MAX_LATE}")
-        options.append(Option(choice, _seconds(before_s), _seconds(join_s), int(late)))
+        (names,) = places or [""]
+        ranks = tuple(map(int, names.split(","))) if names else ()
+        options.append(Option(choice, _seconds(before_s), _seconds(join_s), int(late), ranks))
     return Policy(_seconds(head), tuple(options))
 
 

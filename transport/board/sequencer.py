@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Start, saving_s, starts
+from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Starts, find_start, saving_s, starts
 from lanterne.transport.steering import steers, value
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
@@ -144,7 +144,7 @@ class _Call:
     arrivals: dict[int, float] = field(default_factory=dict)
     came_s: float = 0.0  # the latest of these
     ready: set[int] = field(default_factory=set)
-    starts: dict[int, Start] = field(default_factory=dict)
+    starts: Starts = field(default_factory=dict)
     deadline_s: float | None = None
     decision: Record | None = None
     outcome: Record | None = None
@@ -223,9 +223,15 @@ class Sequencer:
         return []
 
     def _set_deadline(self, call: _Call, now_s: float) -> None:
-        start = call.starts.get(self.world_size - len(call.arrivals))
+        start = find_start(call.starts, self._absent(call))
         waits = start is None or len(call.ready) < len(call.arrivals)
         call.deadline_s = None if start is None or waits else max(now_s, call.came_s + start.window_s)
+
+    def _absent(self, call: _Call) -> list[int]:
+        """Who has not come to `call`, if few enough for a Start."""
+        if self.world_size - len(call.arrivals) > MAX_LATE:
+            return []
+        return [rank for rank in range(self.world_size) if rank not in call.arrivals]
 
     def _free_calls(self, number: int, call: _Call) -> int:
         policy, past = call.policy, self._gaps[call.signature]
@@ -283,8 +289,10 @@ class Sequencer:
         for number, call in self._calls.items():
             if call.decision is None and call.outcome is None and call.deadline_s is not None:
                 if call.deadline_s <= now_s:
-                    absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
-                    call.late, call.choice = absent[0], call.starts[len(absent)].option.choice
+                    absent = self._absent(call)
+                    start = find_start(call.starts, absent)
+                    assert start is not None, "it set the deadline"
+                    call.late, call.choice = absent[0], start.option.choice
                     if len(absent) > 1:
                         call.choice += f"@{','.join(map(str, absent))}"
                     call.decision = Record(number, WITHOUT, call.late, choice=call.choice)

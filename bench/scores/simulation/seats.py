@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from lanterne.errors import PeerFailed, TransportError, TransportTimeout
-from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Option, Policy, saving_s, starts, to_text
+from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Option, Policy, find_start, saving_s, starts, to_text
 from lanterne.transport.board.seat import Arrival, Seat
 from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, WITHOUT, Record
 from lanterne.transport.board.sequencer import POLICY as SEQUENCER
@@ -260,7 +260,7 @@ class _Calm:
         if choice:
             name, _, names = choice.partition("@")
             late = set(map(int, names.split(","))) if names else {came[-1][1]}
-            start = found.get(len(late))
+            start = find_start(found, late)
             if start is None or start.option.choice != name:
                 yield f"got the choice {choice!r}, expected one of {found}"
             elif gaps_s[len(late) - 1] < start.window_s - CLEAR_S:
@@ -270,7 +270,9 @@ class _Calm:
             told_s = [at_s for log in self._logs.values() for at_s, record in log.records if _began(record, call)]
             if any(self._logs[rank].ready[call.number] > min(told_s) for _, rank in came if rank not in late):
                 yield "the others began before they were ready"
-        elif 1 in found and came[-1][0] > max(came[-2][0] + found[1].window_s, ready_s) + CLEAR_S:
+            return
+        start = find_start(found, {came[-1][1]})
+        if start is not None and came[-1][0] > max(came[-2][0] + start.window_s, ready_s) + CLEAR_S:
             yield f"nobody began without rank {outcome.rank}, {gaps_s[0]:.4f} s late"
 
     def _of_freedom(self, call: SeatCall, outcome: Record) -> Iterator[str]:

@@ -9,19 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute import plans
-from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import calls as late
-from lanterne.collectives.late.calls import POLICY, LateRequest, cut_options, key_of
+from lanterne.collectives.late import options as late_options
+from lanterne.collectives.late.calls import POLICY, LateRequest
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.board import sequencer
-from lanterne.transport.board.late_policy import Option
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.machine import THIS_MACHINE
 
@@ -444,21 +441,6 @@ def test_in_place_and_mean():
     assert spawn(5, run) == [(2.0, 2.0, 1)] * 5
 
 
-def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
-    whole = Option("late_join/56", 0.8, 1.0)
-    cuts = cut_options(whole, 8)
-    assert [option.choice for option in cuts] == ["late_hybrid/56/14", "late_hybrid/56/28"]
-    assert [option.before_s for option in cuts] == pytest.approx([0.2, 0.4])
-    assert [option.join_s for option in cuts] == pytest.approx([1.525, 1.35])
-    # Hardly less than the whole, or of many ranks, saves less than a wrong forecast costs.
-    assert [option.choice for option in cut_options(whole, 4)] == [f"late_hybrid/56/{m}" for m in (14, 28, 42)]
-    assert cut_options(whole, 32) == cut_options(Option("late_join/1", 0.8, 1.0), 8) == []
-    key = Key("all_reduce", "auto", "sum", "float32", 8, None, None, None, None, None)
-    assert str(key_of(key, cuts[1].choice, 3)) == (
-        "all_reduce(algorithm=late_hybrid, op=sum, dtype=float32, count=8, late_rank=3, num_chunks=56, joined=28)"
-    )
-
-
 def cut_short(comm, delay_s):
     """Calls to which rank 1 comes before the others can have summed up; how many elements are wrong."""
     comm.tuning.adopt(CostModel(1e-4, 1 / 1e6), "test")
@@ -486,46 +468,6 @@ def test_short_delays_cut(monkeypatch):
     assert all(any(choice.startswith("late_hybrid/") for choice in its) for its in choices)
 
 
-@pytest.mark.parametrize("name", late.LATE_ALGORITHMS)
-@pytest.mark.parametrize("world_size", [33, 100])
-@pytest.mark.parametrize("nbytes", [1 << 20, 1 << 24])
-def test_laws_price_as_schedules_do(monkeypatch, name, world_size, nbytes):
-    """Of many ranks nobody makes a schedule of all to price it."""
-    priced = late._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), 1)
-    monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
-    by_law = late._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), 1)
-    assert by_law.choice == priced.choice
-    assert 0.8 < by_law.before_s / priced.before_s < 1.25
-    assert 0.8 < by_law.join_s / priced.join_s < 1.25
-
-
-@pytest.mark.parametrize("name", late.NODE_ALGORITHMS)
-@pytest.mark.parametrize("cluster", ["dgx-8x8", "dgx-one-nic-8x4", "hosts-6x4", "dgx-16x2"])
-@pytest.mark.parametrize("nbytes", [1 << 24, 1 << 28])
-def test_laws_of_nodes_price_as_schedules_do(monkeypatch, name, cluster, nbytes):
-    topology = find_preset(cluster)
-    size = topology.world_size
-    priced = late._option.__wrapped__("all_reduce", name, size, nbytes, topology, 1)
-    ordinary = next(row for row in predictions("all_reduce", size, nbytes, topology) if row.algorithm == "hier_ring")
-    monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
-    by_law = late._option.__wrapped__("all_reduce", name, size, nbytes, topology, 1)
-    assert by_law.choice == priced.choice
-    assert 0.6 < by_law.before_s / priced.before_s < 1.25
-    assert 0.9 < by_law.join_s / priced.join_s < 1.25
-    assert 0.9 < ordinary_by_law_s(size, nbytes, topology) / ordinary.time_s < 1.15
-
-
-def test_small_buffers_over_slow_nics_join_at_once():
-    """Where start-up times count most, and each rank can send to many at once."""
-    nodes = tuple((rank,) for rank in range(8))
-    for alpha_s, serial, crowded in ((1e-4, False, True), (1e-6, False, False), (1e-4, True, False)):
-        nic = LinkClass(NIC, CostModel(alpha_s, 1e-9, serial_messages=serial), nodes, (2.0, *[1.0] * 7))
-        options = late.single_options("all_reduce", 8, 1 << 20, Topology(nodes, (nic,)))
-        names = [option.choice.partition("/")[0] for option in options]
-        assert names[:3] == ["hier_late_join", "hier_late_chain", "hier_late_slow.0"], (alpha_s, serial, crowded)
-        assert bool(names[3:]) == crowded, (alpha_s, serial, crowded)
-
-
 def found_out(comm, hosts=None):
     comm.tuning.adopt(CostModel(1e-4, 1 / 5e6), "test")
     if hosts is not None:
@@ -546,6 +488,7 @@ def found_out(comm, hosts=None):
 def test_of_many_ranks_the_late_one_is_found_out(monkeypatch):
     """As of a thousand: options by law, each rank its own part."""
     monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
+    monkeypatch.setattr(late_options, "MAX_PRICED_RANKS", 2)
     monkeypatch.setattr(plans, "MAX_CHECKED_RANKS", 2)
     assert min(spawn(5, found_out)) > 0
     assert min(spawn(5, found_out, "abcba")) > 0

@@ -161,7 +161,7 @@ def several(monkeypatch):
     monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_several_s=0.0, most_join=100.0))
 
     def always(policy, past):
-        return {option.late: Start(1e-4, option) for option in reversed(policy.options)}
+        return {option.late: (Start(1e-4, option),) for option in reversed(policy.options)}
 
     monkeypatch.setattr(sequencer, "starts", always)
 

@@ -10,6 +10,7 @@ from lanterne.transport.board.late_policy import (
     critical_delay_s,
     decide,
     duration_s,
+    find_start,
     from_text,
     likely,
     starts,
@@ -20,7 +21,8 @@ JOIN, CHAIN = Option("late_join/56", 0.87, 1.05), Option("late_chain/64", 1.02, 
 POLICY = Policy(1.75, (JOIN, CHAIN))
 HALF, MOST = Option("late_hybrid/56/28", 0.43, 1.43), Option("late_hybrid/56/42", 0.64, 1.25)
 seconds = st.floats(0, 3)
-options = st.builds(Option, st.sampled_from(["a/1", "b/2", "c/3"]), st.floats(0.1, 2), st.floats(0.5, 2))
+names = st.sampled_from(["a/1", "b/2", "c/3"])
+options = st.builds(Option, names, st.floats(0.1, 2), st.floats(0.5, 2), st.just(1), st.just(()))
 several = st.lists(options, min_size=1, max_size=3, unique_by=lambda option: option.choice)
 policies = st.builds(Policy, st.floats(0.5, 2), several.map(tuple))
 
@@ -48,13 +50,13 @@ def test_never_much_worse_than_knowing(policy, past_s, delay_s):
     ],
 )
 def test_what_is_made_before_it_is_needed(options, expected):
-    assert likely(Policy(1.75, options)) == expected
+    assert likely(Policy(1.75, options), 0) == expected
 
 
 @given(policies)
 def test_what_calls_without_a_past_take_is_made_before(policy):
     policy = Policy(policy.normal_s, tuple(option._replace(late=1) for option in policy.options))
-    assert decide(policy)[1] == likely(policy)[0].choice
+    assert decide(policy)[1] == likely(policy, 0)[0].choice
 
 
 def weighed_cost_s(policy, option, window_s, past_s):
@@ -103,8 +105,8 @@ GROUP = Policy(1.75, (JOIN, CHAIN, Option("late_group/60", 0.8, 1.25, 2), Option
 )
 def test_several_late_ranks_by_hand(gaps_s, expected):
     found = starts(GROUP, [gaps_s] * 3 if gaps_s else ())
-    assert {late: start.option.choice for late, start in found.items()} == expected
-    assert all(start.option.late == late for late, start in found.items())
+    assert {late: start.option.choice for late, (start,) in found.items()} == expected
+    assert all(start.option.late == late for late, (start,) in found.items())
 
 
 groups = st.builds(
@@ -125,7 +127,21 @@ def test_a_start_without_several_was_never_worse_in_the_past(policy, past):
     assert total_s <= waited_s + 1e-9
 
 
+def test_starts_differ_by_who_is_late():
+    """Of a rank that no option may be begun without, the board waits; several late ranks are any."""
+    near, far = JOIN._replace(ranks=(0, 1)), CHAIN._replace(ranks=(2, 5))
+    found = starts(Policy(1.75, (near, far, *GROUP.options[2:])), [(0.001, 1.1, 0.0)] * 3)
+    alone = [starts(Policy(1.75, (option,)), [(0.001, 1.1, 0.0)] * 3)[1][0] for option in (near, far)]
+    by_rank = [find_start(found, {rank}) for rank in range(6)]
+    assert by_rank == [alone[0], alone[0], alone[1], None, None, alone[1]]
+    both = find_start(found, {0, 3})
+    assert both is not None and both.option.choice == "late_group/60" and find_start(found, range(4)) is None
+    assert [likely(Policy(1.75, (near, far)), rank) for rank in (1, 2, 3)] == [(near,), (far,), ()]
+
+
 def test_text():
+    places = Policy(1.0, (JOIN._replace(ranks=(0, 12)), CHAIN))
+    assert from_text(to_text(places)) == places
     assert from_text(to_text(POLICY)) == POLICY
     assert from_text(to_text(GROUP)) == GROUP
     assert from_text(to_text(Policy(0.5))) == Policy(0.5)

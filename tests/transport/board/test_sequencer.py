@@ -172,7 +172,7 @@ def test_every_order(n, calls, least):
 @pytest.fixture
 def several(monkeypatch):
     """The board begins without one rank, and without two."""
-    found = {late: Start(WINDOW_S, Option("late/4", 0.6, 0.6, late)) for late in (1, 2)}
+    found = {late: (Start(WINDOW_S, Option("late/4", 0.6, 0.6, late)),) for late in (1, 2)}
     monkeypatch.setattr(board, "starts", lambda policy, past: found)
 
 

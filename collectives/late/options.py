@@ -1,0 +1,214 @@
+"""By which late-rank algorithms calls may begin without ranks, and what these are predicted to take: Options."""
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
+from lanterne.collectives.auto.pacing import sustained
+from lanterne.collectives.auto.predict import (
+    Links,
+    in_series,
+    late_times_s,
+    leaf_sets_of,
+    nodes_of_links,
+    priced_schedule,
+    slow_nodes_of,
+)
+from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks
+from lanterne.collectives.schedule.cost import CostModel, late_start, price
+from lanterne.collectives.topology.topology import Topology
+from lanterne.transport.board.late_policy import Option
+from lanterne.transport.steering import steers, value
+
+# Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
+LATE_ALGORITHMS = ("late_join", "late_chain")
+# Where ranks share nodes.
+NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
+# And where some of those have slow NICs.
+SLOW_ALGORITHM = "hier_late_slow"
+# Those that know no nodes, in which the late rank has messages with many at once: for small buffers, where start-up
+# times count most.
+CROWDED_ALGORITHMS = ("late_join_allpairs", "late_direct", "late_broadcast")
+# Of late_hybrid: shares of the chunks that join late. Few, since every choice has a plan, which the first call that
+# needs it has to make.
+CUTS = (0.25, 0.5, 0.75)
+# Kinds of nodes that are priced by themselves, and Options of each: more than a policy may have (MAX_OPTIONS) are none.
+MAX_PLACES, MAX_PLACE_OPTIONS = 4, 3
+_making = threading.Lock()
+
+
+@steers
+@dataclass(frozen=True)
+class OptionPolicy:
+    """Which late-rank algorithms are weighed, and how exactly they are priced."""
+
+    # Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
+    most_crowded: float = value(
+        0.96,
+        "a network likes many messages at once less than the model does",
+        half="hardly ever taken: small buffers join later",
+        double="taken wherever they can be, also where they are slower",
+    )
+    # And late_hybrid only where it may save such a part of the join: a cut that was too low costs several times what a
+    # good one saves.
+    least_gain: float = value(
+        0.04,
+        "chosen: models measured under load are wrong by more",
+        half="more bad cuts",
+        double="cuts that save 4 to 8 % are not tried",
+    )
+    # Of schedules with more chunks, so many for each rank that is there are priced.
+    priced_slices: int = value(
+        16,
+        "chosen",
+        half="prices of long pipelines are less exact",
+        double="pricing takes twice as long when a signature is new",
+    )
+
+
+POLICY = OptionPolicy()
+
+
+class Place(NamedTuple):
+    """Ranks on nodes that are alike: it costs the same whichever is late, such as `sample`."""
+
+    ranks: tuple[int, ...]
+    sample: int
+
+
+def single_options(collective: str, world_size: int, nbytes: int, links: Links, many: bool = False) -> list[Option]:
+    """The Options for one late rank; see late_names.
+
+    Over nodes that differ each kind of node has its own: what to do depends on who is late.
+    """
+    names = late_names(links, many)
+    if not isinstance(links, Topology) or many:
+        return [make_option(collective, name, world_size, nbytes, links) for name in names]
+    found = []
+    places = places_of(links)
+    with _making:
+        for place in places:
+            options = [_option(collective, name, world_size, nbytes, links, place.sample) for name in names]
+            least_s = POLICY.most_crowded * min(option.join_s for option in options)
+            crowded = [_option(collective, name, world_size, nbytes, links, place.sample) for name in CROWDED_ALGORITHMS]
+            options += [option for option in crowded if option.join_s < least_s]
+            ranks = place.ranks if len(places) > 1 else ()
+            found += [option._replace(ranks=ranks) for option in _worthwhile(options)]
+    return found
+
+
+def make_option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int = 1) -> Option:
+    """The Option of the late algorithm `name` for `late` ranks, whoever they are, made once for all threads."""
+    with _making:
+        return _option(collective, name, world_size, nbytes, links, _likely_absent(world_size, links, late))
+
+
+def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
+    """The late-rank algorithms that a call chooses from; of `many` ranks those alone that have laws."""
+    if nodes_of_links(links) is None:
+        return LATE_ALGORITHMS
+    return NODE_ALGORITHMS if many else (*NODE_ALGORITHMS, *map(_over_leaves, leaf_sets_of(links)))
+
+
+def group_name(links: Links) -> str:
+    """The algorithm of several late ranks."""
+    if nodes_of_links(links) is None:
+        return "late_group"
+    slow = slow_nodes_of(links)
+    return _over_leaves(slow) if slow else NODE_ALGORITHMS[0]
+
+
+def _over_leaves(leaves: tuple[int, ...]) -> str:
+    return ".".join(map(str, (SLOW_ALGORITHM, *leaves)))
+
+
+def places_of(topology: Topology) -> list[Place]:
+    """The Places of `topology`, that of most ranks first.
+
+    Nodes are alike by their NICs, their numbers of ranks, and whether they may hang on the others: where these are more
+    kinds than may be priced, by the last alone.
+    """
+    nodes, takes = range(len(topology.nodes)), topology.node_takes
+    hangs = [tuple(node in leaves for leaves in topology.leaf_sets) for node in nodes]
+    kinds = [(round(float(takes[node]), 1), len(topology.nodes[node]), hangs[node]) for node in nodes]
+    if len(set(kinds)) > MAX_PLACES:
+        kinds = [(0.0, 0, each) for each in hangs]
+    found = []
+    for kind in dict.fromkeys(kinds):
+        alike = [topology.nodes[node] for node in nodes if kinds[node] == kind]
+        found.append(Place(tuple(sorted(rank for ranks in alike for rank in ranks)), alike[-1][-1]))
+    return sorted(found, key=lambda place: -len(place.ranks))
+
+
+def _worthwhile(options: Sequence[Option]) -> list[Option]:
+    """Those that join soonest, and of the others those that the late rank may come to sooner."""
+    found: list[Option] = []
+    for option in sorted(options, key=lambda option: option.join_s):
+        if all(option.before_s < other.before_s for other in found):
+            found.append(option)
+    return found[:MAX_PLACE_OPTIONS]
+
+
+def cut_options(whole: Option, world_size: int) -> list[Option]:
+    """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed.
+
+    Those join it, the rest goes around a ring of all. What the cut takes off the reduce-scatter, (p - 2) / (p - 1) of
+    the rest's bytes at each port, it puts onto the join as (p - 2) / p of them: a second less before the late rank
+    comes for (p - 1) / p more afterwards. So to cut too high, and let the late rank wait for the sums, loses but 1 / p
+    of that time, and a forecast of the delay will do: the past ones, by which the board decides.
+    """
+    chunks = int(whole.choice.partition("/")[2])
+    options = []
+    for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
+        before_s = whole.before_s * joined / chunks
+        cut_s = whole.before_s - before_s
+        if cut_s / world_size >= POLICY.least_gain * whole.join_s:
+            choice = f"late_hybrid/{chunks}/{joined}"
+            options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
+    return options
+
+
+@functools.lru_cache(1024)
+def _option(
+    collective: str, name: str, world_size: int, nbytes: int, links: Links, absent: int | tuple[int, ...]
+) -> Option:
+    """The Option of the late algorithm `name` where `absent` are late, with the chunk count that `links` like best."""
+    line, late = find_algorithm(collective, name), len(absent) if isinstance(absent, tuple) else 1
+    chunks = late_num_chunks(line, world_size, nbytes, links)
+    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
+    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
+    # whatever the size of the messages, which are cut alike.
+    paced: Links = in_series(links) if isinstance(links, Topology) else _paced(links)
+    if isinstance(paced, Topology) and name not in CROWDED_ALGORITHMS:
+        paced = paced.with_models(_unserial)
+    if world_size > MAX_PRICED_RANKS:
+        assert chunks is not None, "of each in late_names"
+        return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, paced), late)
+    # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
+    priced = chunks if late == 1 or chunks is None else min(chunks, POLICY.priced_slices * (world_size - late))
+    nodes = nodes_of_links(links) if line.nodes else None
+    schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
+    together_s = price(schedule, nbytes, paced).makespan_s
+    join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
+    return Option(f"{name}/{chunks or schedule.num_chunks}", max(0.0, together_s - join_s), join_s, late)
+
+
+def _likely_absent(world_size: int, links: Links, late: int) -> int | tuple[int, ...]:
+    """Who is late, for all that are alike: not of those with a slow NIC where there are others."""
+    nodes: Nodes = nodes_of_links(links) or (tuple(range(world_size)),)
+    slow = slow_nodes_of(links)
+    places = sorted(range(len(nodes)), key=lambda node: node not in slow)
+    order = [rank for place in places for rank in nodes[place]]
+    return order[-1] if late == 1 else tuple(sorted(order[-late:]))
+
+
+def _paced(model: CostModel) -> CostModel:
+    return _unserial(replace(sustained(model), alpha_s=model.alpha_s))
+
+
+def _unserial(model: CostModel) -> CostModel:
+    return replace(model, serial_messages=False)

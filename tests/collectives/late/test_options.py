@@ -1,0 +1,115 @@
+"""Options for late ranks: priced alike by schedules and by laws, each kind of node by itself, cuts of what joins."""
+
+from itertools import pairwise
+
+import pytest
+
+from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
+from lanterne.collectives.execute.arguments import Key
+from lanterne.collectives.late import options
+from lanterne.collectives.late.calls import key_of
+from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.presets import find_preset
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
+from lanterne.transport.board.late_policy import MAX_OPTIONS, Option
+
+
+def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
+    whole = Option("late_join/56", 0.8, 1.0)
+    cuts = options.cut_options(whole, 8)
+    assert [option.choice for option in cuts] == ["late_hybrid/56/14", "late_hybrid/56/28"]
+    assert [option.before_s for option in cuts] == pytest.approx([0.2, 0.4])
+    assert [option.join_s for option in cuts] == pytest.approx([1.525, 1.35])
+    # Hardly less than the whole, or of many ranks, saves less than a wrong forecast costs.
+    assert [option.choice for option in options.cut_options(whole, 4)] == [f"late_hybrid/56/{m}" for m in (14, 28, 42)]
+    assert options.cut_options(whole, 32) == options.cut_options(Option("late_join/1", 0.8, 1.0), 8) == []
+    key = Key("all_reduce", "auto", "sum", "float32", 8, None, None, None, None, None)
+    assert str(key_of(key, cuts[1].choice, 3)) == (
+        "all_reduce(algorithm=late_hybrid, op=sum, dtype=float32, count=8, late_rank=3, num_chunks=56, joined=28)"
+    )
+
+
+@pytest.mark.parametrize("name", options.LATE_ALGORITHMS)
+@pytest.mark.parametrize("world_size", [33, 100])
+@pytest.mark.parametrize("nbytes", [1 << 20, 1 << 24])
+def test_laws_price_as_schedules_do(monkeypatch, name, world_size, nbytes):
+    """Of many ranks nobody makes a schedule of all to price it."""
+    priced = options._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), world_size - 1)
+    monkeypatch.setattr(options, "MAX_PRICED_RANKS", 2)
+    by_law = options._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), world_size - 1)
+    assert by_law.choice == priced.choice
+    assert 0.8 < by_law.before_s / priced.before_s < 1.25
+    assert 0.8 < by_law.join_s / priced.join_s < 1.25
+
+
+@pytest.mark.parametrize("name", options.NODE_ALGORITHMS)
+@pytest.mark.parametrize("cluster", ["dgx-8x8", "dgx-one-nic-8x4", "hosts-6x4", "dgx-16x2"])
+@pytest.mark.parametrize("nbytes", [1 << 24, 1 << 28])
+def test_laws_of_nodes_price_as_schedules_do(monkeypatch, name, cluster, nbytes):
+    topology = find_preset(cluster)
+    size = topology.world_size
+    priced = options._option.__wrapped__("all_reduce", name, size, nbytes, topology, size - 1)
+    ordinary = next(row for row in predictions("all_reduce", size, nbytes, topology) if row.algorithm == "hier_ring")
+    monkeypatch.setattr(options, "MAX_PRICED_RANKS", 2)
+    by_law = options._option.__wrapped__("all_reduce", name, size, nbytes, topology, size - 1)
+    assert by_law.choice == priced.choice
+    assert 0.6 < by_law.before_s / priced.before_s < 1.25
+    assert 0.9 < by_law.join_s / priced.join_s < 1.25
+    assert 0.9 < ordinary_by_law_s(size, nbytes, topology) / ordinary.time_s < 1.15
+
+
+def test_small_buffers_over_slow_nics_join_at_once():
+    """Where start-up times count most, and each rank can send to many at once."""
+    nodes = tuple((rank,) for rank in range(8))
+    for alpha_s, serial, crowded in ((1e-4, False, True), (1e-6, False, False), (1e-4, True, False)):
+        nic = LinkClass(NIC, CostModel(alpha_s, 1e-9, serial_messages=serial), nodes, (2.0, *[1.0] * 7))
+        found = options.single_options("all_reduce", 8, 1 << 20, Topology(nodes, (nic,)))
+        names = [option.choice.partition("/")[0] for option in found if option.fits((7,))]
+        assert bool(set(names) & set(options.CROWDED_ALGORITHMS)) == crowded, (alpha_s, serial, crowded)
+
+
+# Two nodes of which one has a NIC at a third of the rate, and a small one.
+UNEVEN = ((0, 1, 2), (3, 4, 5), (6,))
+
+
+def uneven(*slowdown):
+    inside = LinkClass(INSIDE, CostModel(2e-6, 1 / 20e9), tuple((rank,) for rank in range(7)))
+    return Topology(UNEVEN, (inside, LinkClass(NIC, CostModel(2e-5, 1 / 1e9), UNEVEN, slowdown)))
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "ranks"),
+    [((), [(0, 1, 2, 3, 4, 5), (6,)]), ((1.0, 3.0, 1.0), [(0, 1, 2), (3, 4, 5), (6,)])],
+)
+def test_ranks_on_nodes_that_are_alike_are_one_place(slowdown, ranks):
+    places = options.places_of(uneven(*slowdown))
+    assert [place.ranks for place in places] == ranks
+    assert all(place.sample in place.ranks for place in places)
+
+
+def test_of_many_kinds_of_nodes_those_that_may_hang_on_others_are_told_apart():
+    nodes = tuple((rank,) for rank in range(6))
+    nic = LinkClass(NIC, CostModel(2e-5, 1 / 1e9), nodes, (1.0, 1.05, 1.11, 1.17, 4.0, 5.0))
+    assert [place.ranks for place in options.places_of(Topology(nodes, (nic,)))] == [(1, 2, 3), (4, 5), (0,)]
+
+
+def test_options_differ_by_who_is_late():
+    """Each rank has some, its own, priced for it; what joins later and needs more before is none."""
+    topology = uneven(1.0, 3.0, 1.0)
+    found = options.single_options("all_reduce", 7, 16 << 20, topology)
+    assert len(found) <= options.MAX_PLACES * options.MAX_PLACE_OPTIONS <= MAX_OPTIONS
+    for rank in range(7):
+        its = [option for option in found if option.fits((rank,))]
+        assert its == sorted(its, key=lambda option: option.join_s) and its
+        assert all(later.before_s < sooner.before_s for sooner, later in pairwise(its))
+        for option in its:
+            name = option.choice.partition("/")[0]
+            (place,) = (place for place in options.places_of(topology) if rank in place.ranks)
+            priced = options._option("all_reduce", name, 7, 16 << 20, topology, place.sample)
+            assert option == priced._replace(ranks=place.ranks)
+    assert len({option.join_s for option in found}) > 2
+
+
+def test_ranks_on_nodes_that_are_alike_have_options_that_name_none():
+    found = options.single_options("all_reduce", 16, 16 << 20, find_preset("dgx-2x8"))
+    assert found and all(option.ranks == () for option in found)
