@@ -197,6 +197,28 @@ def test_several_late_ranks_join_together(several):
     assert {record for _, record in told} == {board.Record(1, JOIN, 1, 0.5, choice="late/4@1,3")}
 
 
+@pytest.fixture
+def by_place(monkeypatch):
+    """The board begins without rank 0 or rank 1, each by an algorithm of its own, and never without another."""
+    places = [Option(f"late/{ranks[0] + 4}", 0.6, 0.6, 1, ranks) for ranks in ((0,), (1,))]
+    monkeypatch.setattr(board, "starts", lambda policy, past: {1: tuple(Start(WINDOW_S, each) for each in places)})
+
+
+@pytest.mark.parametrize(("late", "choice"), [(0, "late/4"), (1, "late/5"), (2, None)])
+def test_how_a_call_begins_depends_on_who_is_late(by_place, late, choice):
+    sequencer = Sequencer(3)
+    together(sequencer, 1, sorted({0, 1, 2} - {late}))
+    told = {record for _, record in sequencer.expire(1.0)}
+    assert told == ({board.Record(1, WITHOUT, late, choice=choice)} if choice else set())
+    assert (sequencer.deadline_s() is None) and len(together(sequencer, 1, [late], 2.0)) == 3
+
+
+def test_every_order_where_that_depends_on_who_is_late(by_place):
+    states, verdicts = explore(Group(3, calls=1))
+    assert states > 50
+    assert {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
+
+
 class Hasty(Sequencer):
     """Lets the first of several late ranks join alone."""
 
