@@ -121,7 +121,8 @@ def test_few_numbers_have_only_a_name():
     figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
     product = [path for path in FILES if not str(path).startswith(YARDSTICKS)]
     found = {path: figures.numeric_constants(tree_of(PACKAGE / path)) for path in product}
-    count, lines = sum(map(len, found.values())), sum(len((PACKAGE / path).read_text().splitlines()) for path in product)
+    count = sum(map(len, found.values()))
+    lines = sum(len((PACKAGE / path).read_text().splitlines()) for path in product)
     most = sorted(product, key=lambda path: -len(found[path]))[:10]
     told = "; ".join(f"{path}: {', '.join(found[path])}" for path in most)
     assert count * figures.LINES_PER_CONSTANT <= lines, f"one in {lines // count} lines; most are in {told}"

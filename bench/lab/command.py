@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="HOST[,...]@S[=WAY]",
-        help="after S seconds no packet comes from these hosts or to them, or only (from, to) one of it; may be repeated",
+        help="after S seconds no packet comes from these hosts or to them, or only from or to; may be repeated",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every rank runs, after --")
 

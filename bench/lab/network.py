@@ -240,7 +240,7 @@ def _limit(space: str, device: str, rate_bytes_per_s: float) -> None:
 
 
 def cut_hosts(network: Network, hosts: Iterable[int], way: str = "") -> None:
-    """Take each of `hosts` off its switch, or only what comes "from" it or "to" it: packets are lost, nobody is told."""
+    """Take `hosts` off their switch, or only what comes "from" or "to" them: packets are lost, nobody is told."""
     for host in hosts:
         for nic in range(len(network.nic_rates(host))):
             port = f"port{host}-{nic}"

@@ -112,8 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="print the bars; exit 1 if measured is off predicted by over 2 %% (inline: 5 %%); with --adapt, if a new plan runs after "
-        "over 5 iterations, or below 90 %% of the throughput with full knowledge",
+        help="print the bars; exit 1 if measured is off predicted by over 2 %% (inline: 5 %%); with --adapt, if a new "
+        "plan runs after over 5 iterations, or below 90 %% of the throughput with full knowledge",
     )
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--record", metavar="FILE", help="write runs for `pipeline calibrate`; they run healthy too")

@@ -1,7 +1,7 @@
 """Benchmark what it costs to be able to go on, while all is well: calls, iterations of training, memory.
 
-A job of processes on this host, of which one is killed at first, shrinks and takes it back; its ranks then make a second
-communicator, of a job that nothing ever befell. Blocks of the same work over both take turns, the order changing.
+A job of processes on this host, of which one is killed at first, shrinks and takes it back; its ranks then make a
+second communicator, of a job that nothing ever befell. Blocks of the same work over both take turns, the order changing.
 
   lanterne bench enduring
   lanterne bench enduring --only calls --blocks 40
@@ -13,7 +13,8 @@ training    an iteration of a small GPT, a pipeline of two stages: by a Trainer 
             the first, without copies and with them (bar 3 %); what each keeps of the state besides, in shares of what
             a rank has (bar: one more with copies than without)
 
-Exit code 1 if an element is wrong or a loss differs, and with --check if a bar is missed. A rank needs a core of its own.
+Exit code 1 if an element is wrong or a loss differs, and with --check if a bar is missed. A rank needs a core of its
+own.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=whole(2), default=2, metavar="N", help="an even number (default 2)")
     parser.add_argument("--transport", choices=("tcp", "ucx"), default="tcp", help="(default tcp)")
     parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help="calls, training or both (default both)")
-    parser.add_argument("--blocks", type=whole(1), default=30, metavar="K", help="pairs of blocks of calls (default 30)")
+    parser.add_argument("--blocks", type=whole(1), default=30, metavar="K", help="pairs of blocks (default 30)")
     parser.add_argument("--iterations", type=whole(1), default=30, metavar="K", help="of each training (default 30)")
     parser.add_argument("--check", action="store_true", help="print the bars; exit code 1 if one is missed")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")

@@ -137,7 +137,7 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
         ordinary_s = ordinary_by_law_s(size, nbytes, links)
     else:
         ordinary, _, ordinary_s = predictions("all_reduce", size, nbytes, links)[0]
-    if size < 3 or (many and number > 1):
+    if late is None or size < 3 or (many and number > 1):
         return ordinary, None
     if isinstance(late, tuple):
         options = [make_option("all_reduce", group_name(links), size, nbytes, links, number)]

@@ -94,8 +94,9 @@ def single_options(collective: str, world_size: int, nbytes: int, links: Links, 
         for place in places:
             options = [_option(collective, name, world_size, nbytes, links, place.sample) for name in names]
             least_s = POLICY.most_crowded * min(option.join_s for option in options)
-            crowded = [_option(collective, name, world_size, nbytes, links, place.sample) for name in CROWDED_ALGORITHMS]
-            options += [option for option in crowded if option.join_s < least_s]
+            for name in CROWDED_ALGORITHMS:
+                crowded = _option(collective, name, world_size, nbytes, links, place.sample)
+                options += [crowded] if crowded.join_s < least_s else []
             ranks = place.ranks if len(places) > 1 else ()
             found += [option._replace(ranks=ranks) for option in _worthwhile(options)]
     return found

@@ -84,7 +84,9 @@ class TrainingStatus:
 
     def _blame(self) -> Blamed | None:
         of = self._controller
-        return None if of is None else Blamed(of.health.usual_s, of.saved_s, (*map(dict, of.incidents),), (*of.decisions,))
+        if of is None:
+            return None
+        return Blamed(of.health.usual_s, of.saved_s, (*map(dict, of.incidents),), (*of.decisions,))
 
     def document(self, *, ended: bool = False) -> dict[str, Any]:
         """The status."""

@@ -22,7 +22,9 @@ def test_cuts():
     assert parse_cut("2@3=from", 4) == HostCut((2,), 3.0, "from")
 
 
-@pytest.mark.parametrize("text", ["", "0", "@3", "4@1", "0,@1", "0@", "0@x", "-1@2", "0@1e3", "0@-1", "0@1=", "0@1=by", "0=to"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "@3", "4@1", "0,@1", "0@", "0@x", "-1@2", "0@1e3", "0@-1", "0@1=", "0@1=by", "0=to"]
+)
 def test_bad_cuts(text):
     with pytest.raises(InputError, match=r"--cut: got .*, expected HOST\[,...\]@S, hosts from 0 to 3 and seconds"):
         parse_cut(text, 4)

@@ -24,7 +24,7 @@ TRAIN = ["--data", "README.md"]
         (["--kill", "1@3"], "--kill: got it without --endure"),
         (["--endure", "--transport", "mpi"], "got --transport mpi, expected tcp or ucx"),
         (["--endure", "--transport", "tcp", "--spare-rails", "lo"], "got --spare-rails beside it"),
-        (["--endure", "--transport", "tcp", "--slow-rank", "1=2x@3:5"], "got --slow-rank without --mitigate or --adapt"),
+        (["--endure", "--transport", "tcp", "--slow-rank", "1=2x@3:5"], "got --slow-rank without --mitigate or"),
         (["--endure", "--transport", "tcp", "--kill", "4@1"], "--kill: got '4@1', expected R@K"),
         (["--endure", "--transport", "tcp", "--kill", "1@0"], "--kill: got '1@0', expected R@K"),
         (["--endure", "--transport", "tcp", "--kill", "one"], "--kill: got 'one', expected R@K"),

@@ -34,9 +34,10 @@ def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
 @pytest.mark.parametrize("nbytes", [1 << 20, 1 << 24])
 def test_laws_price_as_schedules_do(monkeypatch, name, world_size, nbytes):
     """Of many ranks nobody makes a schedule of all to price it."""
-    priced = options._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), world_size - 1)
+    given = "all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), world_size - 1
+    priced = options._option.__wrapped__(*given)
     monkeypatch.setattr(options, "MAX_PRICED_RANKS", 2)
-    by_law = options._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), world_size - 1)
+    by_law = options._option.__wrapped__(*given)
     assert by_law.choice == priced.choice
     assert 0.8 < by_law.before_s / priced.before_s < 1.25
     assert 0.8 < by_law.join_s / priced.join_s < 1.25
