@@ -1,7 +1,7 @@
 """Benchmark what it costs to be able to go on, while all is well: calls, iterations of training, memory.
 
 A job of processes on this host, of which one is killed at first, shrinks and takes it back; its ranks then make a
-second communicator, of a job that nothing ever befell. Blocks of the same work over both take turns, the order changing.
+second communicator, of a job that nothing ever befell. Blocks of the same work over both take turns, in changing order.
 
   lanterne bench enduring
   lanterne bench enduring --only calls --blocks 40

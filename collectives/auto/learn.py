@@ -389,7 +389,8 @@ def fit(
     """The CostModel of messages of `sizes` bytes that took `times_s`: a line, or pieces.
 
     Pieces where it misses one of them by more than POLICY.misfit. The line is fitted by relative error, so that small
-    messages count as much as large ones. Sizes ascend: what took longer than a larger one was disturbed, and counts as that.
+    messages count as much as large ones. Sizes ascend: what took longer than a larger one was disturbed, and counts as
+    that.
     """
     x, y = np.array(sizes, float), np.minimum.accumulate(times_s[::-1])[::-1]
     design = np.stack([1 / y, x / y], axis=1)

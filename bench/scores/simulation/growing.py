@@ -99,8 +99,8 @@ class GrowingWorld:
     Attributes: `ranks` at the start, who do `steps` steps each; `timeout_s` of every wait; `processes`, every one ever
     that is, was or wants to be a rank; `events`, names of those that came; `problems`, a line each; `fell_s`, when
     anything befell anybody, and `over_s`, when the first was done, in simulated seconds; `store_deaths`, how often the
-    store is to die, `stores`, how many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is of its own, so that all
-    else of a seed is the same without deaths or cuts.
+    store is to die, `stores`, how many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is
+    of its own, so that all else of a seed is the same without deaths or cuts.
     """
 
     def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), traced: bool = False) -> None:
