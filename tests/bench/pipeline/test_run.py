@@ -7,6 +7,7 @@ import pytest
 from lanterne.bench.cli import main
 from lanterne.bench.output import bars
 from lanterne.bench.pipeline import measure as pipeline_measure
+from lanterne.bench.pipeline import run as pipeline_run
 from lanterne.bench.pipeline.measure import rank_main
 from lanterne.collectives.jobs import spawn
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
@@ -36,7 +37,7 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, 
     ]
     assert "# bar" not in out
     document = json.loads(file.read_text())
-    limits = [str(bar).rpartition("%, ")[2] for bar in bars.near_simulator_by_plane(document["results"])]
+    limits = [str(bar).rpartition("%, ")[2] for bar in pipeline_run.bars(document["results"])]
     assert limits == ["expected at most 5.0%", "expected at most 2.0%"]
     assert document["scheduler"] == "1f1b" and document["predicted_makespan_s"] == pytest.approx(0.040)
     for result in document["results"]:
