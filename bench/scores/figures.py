@@ -336,7 +336,7 @@ FIGURES: list[Row] = [
         f"{OPERATORS}.live_score --jobs 14",
     ),
     Row("operators", "traces kept back, in foreign formats, thinned by 10 %", "right", f"{OPERATORS}.foreign_score"),
-    Row("operators", "watch, of the loop's time", "0.5 %", "./run bench failslow"),
+    Row("operators", "watch, of the loop's time", "0.5 %", "./run bench failslow --check"),
     Row("operators", "a scrape of 1,024 ranks", "50 ms", f"{OPERATORS}.costs --only scrape"),
     Row("operators", "an update of the detector", "5 us", f"{OPERATORS}.costs --only update"),
     Row("operators", "locate on 1,000,000 records", "10 s, 1 GB", f"{OPERATORS}.costs --only locate"),

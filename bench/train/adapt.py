@@ -94,14 +94,18 @@ class Disturbed:
 
     def news(self) -> list[str]:
         """Lines about what came of it since the last call."""
-        changes, held = (self.adapter.changes, self.adapter.held) if self.adapter else ([], [])
+        changes, held = self._known()
         (known, others), self._told = self._told, (len(changes), len(held))
         return [*map(told_held, held[others:]), *map(told, changes[known:])]
 
     def summary(self) -> dict[str, list[dict[str, Any]]]:
         """For JSON: the Changes and the Helds."""
-        changes, held = (self.adapter.changes, self.adapter.held) if self.adapter else ([], [])
+        changes, held = self._known()
         return {"changes": [each._asdict() for each in changes], "held": [each._asdict() for each in held]}
+
+    def _known(self) -> tuple[list[Change], list[Held]]:
+        """The Changes and the Helds so far."""
+        return (self.adapter.changes, self.adapter.held) if self.adapter else ([], [])
 
     def close(self) -> None:
         """Release the trainer, and what adapting holds."""

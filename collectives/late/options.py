@@ -68,6 +68,13 @@ class OptionPolicy:
         half="prices of long pipelines are less exact",
         double="pricing takes twice as long when a signature is new",
     )
+    # Of more ranks, nodes are told apart by whether they are slow alone, and only the slow ones may hang on the others.
+    placed_ranks: int = value(
+        32,
+        "counted: of 64 ranks all kinds take three times as long to price as two, seconds at a signature's first call",
+        half="clusters of 17 to 32 ranks have options that fit who is late less well",
+        double="pricing takes up to three times as long on uneven clusters of 33 to 64 ranks",
+    )
 
 
 POLICY = OptionPolicy()
@@ -112,7 +119,7 @@ def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
     """The late-rank algorithms that a call chooses from; of `many` ranks those alone that have laws."""
     if nodes_of_links(links) is None:
         return LATE_ALGORITHMS
-    return NODE_ALGORITHMS if many else (*NODE_ALGORITHMS, *map(_over_leaves, leaf_sets_of(links)))
+    return NODE_ALGORITHMS if many else (*NODE_ALGORITHMS, *map(_over_leaves, _priced_leaf_sets(links)))
 
 
 def group_name(links: Links) -> str:
@@ -123,6 +130,12 @@ def group_name(links: Links) -> str:
     return _over_leaves(slow) if slow else NODE_ALGORITHMS[0]
 
 
+def _priced_leaf_sets(links: Links) -> tuple[tuple[int, ...], ...]:
+    """Which nodes may hang on the others; of more than POLICY.placed_ranks ranks the slow ones alone."""
+    leaf_sets = leaf_sets_of(links)
+    return leaf_sets[:1] if isinstance(links, Topology) and links.world_size > POLICY.placed_ranks else leaf_sets
+
+
 def _over_leaves(leaves: tuple[int, ...]) -> str:
     return ".".join(map(str, (SLOW_ALGORITHM, *leaves)))
 
@@ -131,12 +144,13 @@ def places_of(topology: Topology) -> list[Place]:
     """The Places of `topology`, that of most ranks first.
 
     Nodes are alike by their NICs, their numbers of ranks, and whether they may hang on the others: where these are more
-    kinds than may be priced, by the last alone.
+    kinds than may be priced, or ranks than POLICY.placed_ranks, by the last alone.
     """
     nodes, takes = range(len(topology.nodes)), topology.node_takes
-    hangs = [tuple(node in leaves for leaves in topology.leaf_sets) for node in nodes]
+    leaf_sets = _priced_leaf_sets(topology)
+    hangs = [tuple(node in leaves for leaves in leaf_sets) for node in nodes]
     kinds = [(round(float(takes[node]), 1), len(topology.nodes[node]), hangs[node]) for node in nodes]
-    if len(set(kinds)) > MAX_PLACES:
+    if len(set(kinds)) > MAX_PLACES or topology.world_size > POLICY.placed_ranks:
         kinds = [(0.0, 0, each) for each in hangs]
     found = []
     for kind in dict.fromkeys(kinds):

@@ -157,10 +157,8 @@ def improve(
     return plan, made
 
 
-def sampled(
-    letters: Letters, jitter: float, duration_jitter: float, seed: int, samples: int = POLICY.samples
-) -> Letters:
-    """`letters` with `samples` rows of latencies and durations, each gamma distributed around its own.
+def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) -> Letters:
+    """`letters` with POLICY.samples rows of latencies and durations, each gamma distributed around its own.
 
     Args:
         jitter: standard deviation of each link's latency, one for both ways, as a share of it.
@@ -168,19 +166,19 @@ def sampled(
     """
     drawn = np.random.default_rng(seed)
     if jitter:
-        letters = letters._replace(latency=_sampled_latency(letters, jitter, drawn, samples))
+        letters = letters._replace(latency=_sampled_latency(letters, jitter, drawn))
     if duration_jitter:
-        shape = samples, len(letters.rank), int(letters.total.max())
+        shape = POLICY.samples, len(letters.rank), int(letters.total.max())
         took = np.array(np.broadcast_to(letters.took, shape))
         letters = letters._replace(took=took * drawn.gamma(1 / duration_jitter**2, duration_jitter**2, shape))
     return letters
 
 
-def _sampled_latency(letters: Letters, jitter: float, drawn: np.random.Generator, samples: int) -> Floats:
+def _sampled_latency(letters: Letters, jitter: float, drawn: np.random.Generator) -> Floats:
     ends = letters.rank, letters.rank[letters.target]
     pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
     _, link = np.unique(pair, return_inverse=True)
-    factor = drawn.gamma(1 / jitter**2, jitter**2, (samples, link.max() + 1))
+    factor = drawn.gamma(1 / jitter**2, jitter**2, (POLICY.samples, link.max() + 1))
     # By `take`: factor[:, link] is laid out by columns, for which all loops would be compiled a second time.
     taken: Floats = letters.latency[0] * factor.take(link, axis=1)
     return taken

@@ -8,6 +8,7 @@ A start without several ranks takes past calls that would have gained by it; els
 Delays of a call are its Gaps.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -112,7 +113,7 @@ def likely(policy: Policy, rank: int) -> tuple[Option, ...]:
 
 
 def saving_s(policy: Policy, gaps_s: Gaps) -> float:
-    """Seconds that starting without the last ranks, at once, would have saved a call with these gaps."""
+    """Seconds that starting at once without the last ranks, whoever they are, would have saved a call."""
     saved_s = [0.0]
     for option in policy.options:
         delay_s = sum(gaps_s[: option.late])
@@ -222,8 +223,9 @@ def to_text(policy: Policy) -> str:
     return ";".join(parts)
 
 
+@functools.lru_cache(64)
 def from_text(text: str) -> Policy:
-    """The Policy that `to_text` wrote.
+    """The Policy that `to_text` wrote; cached, since every rank brings the same to every call.
 
     Raises:
         ValueError: it did not.

@@ -24,7 +24,7 @@ class BoardPolicy:
     )
     max_policy_nbytes: int = value(
         4096,
-        "16 options",
+        "16 options, some of which name the ranks that they are for",
         half="long policies are refused",
         double="strangers of the job may send 8 KiB",
     )

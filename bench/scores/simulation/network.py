@@ -20,10 +20,8 @@ from lanterne.bench.scores.simulation.baton import Actor, Baton
 from lanterne.transport.machine import Wakeup
 from lanterne.transport.tcp_info import ANSWERED_AT, RESENT_AT, UNACKED_AT
 
-# Latencies of a packet, drawn between; what a lost one takes longer; when a path that takes nothing ends a connection
-# that has no limit for it.
+# Latencies of a packet, drawn between; when a path that takes nothing ends a connection that has no limit for it.
 LATENCY_S = 2e-5, 3e-4
-RESEND_S = 0.2, 0.6
 GIVEN_UP_S = 900.0
 # How many bytes may be under way or unread, drawn between; below it, how often a part of them is taken all the same.
 WINDOW_NBYTES = 1 << 9, 1 << 17

@@ -19,8 +19,6 @@ from lanterne.transport.wire import MAX_KEY_NBYTES, Kind, pack_ranks
 
 # A get that nobody answers; a rank sets a key after so long at most.
 SHORT_S, LATER_S = 0.05, 0.3
-# Those who refuse a connection need so long at most.
-REFUSED_S = 1.0
 
 
 @dataclass

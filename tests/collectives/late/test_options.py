@@ -1,17 +1,20 @@
 """Options for late ranks: priced alike by schedules and by laws, each kind of node by itself, cuts of what joins."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
+from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.late import options
 from lanterne.collectives.late.calls import key_of
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
-from lanterne.transport.board.late_policy import MAX_OPTIONS, Option
+from lanterne.transport.board.late_policy import MAX_LATE, MAX_OPTIONS, Option, Policy, from_text, to_text
+from lanterne.transport.store.board_handler import POLICY as BOARD
 
 
 def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
@@ -98,7 +101,7 @@ def test_options_differ_by_who_is_late():
     """Each rank has some, its own, priced for it; what joins later and needs more before is none."""
     topology = uneven(1.0, 3.0, 1.0)
     found = options.single_options("all_reduce", 7, 16 << 20, topology)
-    assert len(found) <= options.MAX_PLACES * options.MAX_PLACE_OPTIONS <= MAX_OPTIONS
+    assert len(found) <= options.MAX_PLACES * options.MAX_PLACE_OPTIONS
     for rank in range(7):
         its = [option for option in found if option.fits((rank,))]
         assert its == sorted(its, key=lambda option: option.join_s) and its
@@ -109,6 +112,27 @@ def test_options_differ_by_who_is_late():
             priced = options._option("all_reduce", name, 7, 16 << 20, topology, place.sample)
             assert option == priced._replace(ranks=place.ranks)
     assert len({option.join_s for option in found}) > 2
+
+
+def test_of_many_ranks_only_slow_nodes_are_told_apart(monkeypatch):
+    """Pricing takes long there: two places, and none but the slow node hangs on the others."""
+    topology = uneven(1.0, 3.0, 1.0)
+    assert len(options.late_names(topology)) == 4
+    monkeypatch.setattr(options, "POLICY", replace(options.POLICY, placed_ranks=6))
+    assert [place.ranks for place in options.places_of(topology)] == [(0, 1, 2, 6), (3, 4, 5)]
+    assert options.late_names(topology) == ("hier_late_join", "hier_late_chain", "hier_late_slow.1")
+
+
+def test_a_policy_with_as_many_options_as_may_be_is_none_too_long():
+    """Those of one late rank, which name ranks, and one for each number of several."""
+    ranks = range(MAX_PRICED_RANKS)
+    places = [tuple(ranks[place :: options.MAX_PLACES]) for place in range(options.MAX_PLACES)]
+    seconds = 0.12345678901234567
+    single = [Option("hier_late_slow.10.11.12/12345", seconds, seconds, 1, each) for each in places]
+    several = [Option("hier_late_slow.10.11.12/12345", seconds, seconds, late) for late in range(2, MAX_LATE + 1)]
+    policy = Policy(seconds, (*single * options.MAX_PLACE_OPTIONS, *several))
+    assert len(policy.options) <= MAX_OPTIONS and from_text(to_text(policy)) == policy
+    assert len(to_text(policy)) <= BOARD.max_policy_nbytes
 
 
 def test_ranks_on_nodes_that_are_alike_have_options_that_name_none():
