@@ -11,7 +11,8 @@ calls       an all_reduce of 8 B and of 64 MiB: over the communicator that has s
             never did (bars: 3 us more, 1 %); and `grow` after each step, where nobody waits
 training    an iteration of a small GPT, a pipeline of two stages: by a Trainer over the second, against Enduring over
             the first, without copies and with them (bar 3 %); what each keeps of the state besides, in shares of what
-            a rank has (bar: one more with copies than without)
+            a rank has (bar: one more with copies than without), and how much more while ranks step, when they hold no
+            activations
 
 Exit code 1 if an element is wrong or a loss differs, and with --check if a bar is missed. A rank needs a core of its
 own.
@@ -200,7 +201,10 @@ def timed_s(comm: "Communicator", calls: int, call: Callable[["Communicator"], o
 def measure_training(
     before: "Communicator", never: "Communicator", iterations: int
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """({mode: {"seconds" of iterations, "shares" kept by each rank}}, losses that differ). All ranks call it."""
+    """({mode: {"seconds" of iterations, "shares" kept by each rank, "passing" ones}}, losses that differ).
+
+    All ranks call it.
+    """
     import numpy as np
 
     from lanterne.bench.train.job import add_model_arguments, make_setup, planned
@@ -236,9 +240,9 @@ def measure_training(
             losses[mode] = done.losses
         differ += sum(not np.allclose(each, losses["plain"], rtol=TOLERANCE) for each in losses.values())
     for mode, training in trainings.items():
-        shares = np.empty(never.world_size)
-        never.all_gather(np.array([shares_kept(training)]), shares)
-        found[mode]["shares"] = shares.tolist()
+        shares = np.empty((never.world_size, 2))
+        never.all_gather(np.array(shares_kept(training)), shares)
+        found[mode]["shares"], found[mode]["passing"] = shares.T.tolist()
         if isinstance(training, Enduring):
             training.finish(lambda comm: None)
         else:
@@ -246,14 +250,15 @@ def measure_training(
     return found, differ
 
 
-def shares_kept(training: "Trainer | Enduring") -> float:
-    """What a rank keeps in memory beside its state, in shares of that."""
+def shares_kept(training: "Trainer | Enduring") -> tuple[float, float]:
+    """What a rank keeps in memory beside its state, in shares of that; and what is more while ranks step."""
     from lanterne.pipeline.train.enduring import Enduring
     from lanterne.pipeline.train.state import seat_values
 
     if not isinstance(training, Enduring) or training.trainer is None:
-        return 0.0
-    return training.kept.nbytes / seat_values(training.trainer.copies).nbytes
+        return 0.0, 0.0
+    kept, state = training.kept, seat_values(training.trainer.copies)
+    return kept.nbytes / state.nbytes, kept.passing_nbytes / state.nbytes
 
 
 # -- what is made of it
@@ -283,7 +288,10 @@ def training_records(training: Mapping[str, Mapping[str, Sequence[float]]]) -> l
         found.append(_record(what, times, "plain", mode, more, TRAINING_BAR))
     shares = {mode: own["shares"] for mode, own in training.items()}
     more = [max(shares["copies"]) - max(shares["enduring"])]
-    return [*found, _record("shares kept, --copies 1", shares, "enduring", "copies", more, SHARES_BAR, "shares")]
+    kept = _record("shares kept, --copies 1", shares, "enduring", "copies", more, SHARES_BAR, "shares")
+    passing = {mode: own["passing"] for mode, own in training.items()}
+    more = [max(passing["copies"]) - max(passing["enduring"])]
+    return [*found, kept, _record("and while ranks step", passing, "enduring", "copies", more, None, "shares")]
 
 
 def _record(

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("ranks that die", "Over tcp and ucx; docs/going-on.md.")
     group.add_argument("--endure", action="store_true", help="go on without ranks that die; take in those that come")
     group.add_argument("--copies", type=int, choices=(0, 1), default=0, help="of each rank's state, in its neighbour")
-    group.add_argument("--copy-every", type=whole(1), default=1, metavar="K", help="iterations (default 1)")
+    group.add_argument("--copy-every", type=whole(1), default=1, metavar="K", help="iterations (default 1: gradients)")
     group.add_argument("--restarts", type=whole(0), default=0, metavar="R", help="so often a rank is started again")
     group.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more ranks wait to stand in")
     group.add_argument(

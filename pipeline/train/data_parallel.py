@@ -65,23 +65,34 @@ class Copies:
         for stage in self._requests:
             core_of(self.comms[stage]).progress()
 
-    def step(self) -> None:
-        """Wait for the gradients, then update the weights of all stages, each of which was started."""
+    def wait(self) -> None:
+        """Wait for the gradients of all stages, each of which was started. `step` does, stage by stage."""
         # In one order on all copies: who waits moves nothing but what it waits for.
         for stage in self.comms:
-            if self.comms[stage].world_size > 1:
-                self._requests.pop(stage).wait()
+            self._wait(stage)
+
+    def step(self) -> None:
+        """Wait for the gradients, then update the weights of all stages, each of which was started."""
+        for stage in self.comms:
+            self._wait(stage)
             self._step(stage)
         for stage in self.comms:
-            if stage in self._requests:
-                self._requests.pop(stage).wait()
+            self._wait(stage)
+
+    def _wait(self, stage: int) -> None:
+        if stage in self._requests:
+            self._requests.pop(stage).wait()
+
+    def update(self, number: int) -> None:
+        """One step of what this copy answers for of a stage, with gradients that are there; no rank is told."""
+        stage, own = self.stages[number], self.part(number)
+        stage.optimizer.step(stage.parameters[own], stage.gradients[own])
 
     def _step(self, number: int) -> None:
         stage, comm = self.stages[number], self.comms[number]
         if not self.sharded or comm.world_size == 1:
             stage.step()
             return
-        own = self.part(number)
-        stage.optimizer.step(stage.parameters[own], stage.gradients[own])
+        self.update(number)
         stage.gradients[...] = 0
-        self._requests[number] = comm.start_all_gather(stage.parameters[own], stage.parameters)
+        self._requests[number] = comm.start_all_gather(stage.parameters[self.part(number)], stage.parameters)

@@ -5,8 +5,8 @@
         print(training.iteration().loss)
 
 After a death the ranks shrink, a Trainer for as many as there are is made, and the state of training is put together
-from what they hold: their own, of the beginning of the iteration at the latest, and copies of their neighbours'. What
-nobody holds comes from a checkpoint. Between iterations those that wait are taken in.
+from what they hold: their own, and copies of their neighbours'. No rank changes its state before all can make the same
+step. What nobody holds comes from a checkpoint. Between iterations those that wait are taken in.
 
 What runs a Trainer and moves it, such as a ClosedLoop, outlives ranks in the same way: see Training.
 """
@@ -31,7 +31,7 @@ from lanterne.pipeline.train.trainer import Iteration, Trainer
 GATHER_TAG = 33
 # Of an iteration: nothing is held.
 NONE = -1
-# What a rank may hold: its state now, its own and its neighbour's at two beginnings, and the same of the layout before.
+# What a rank may hold: its own state and its neighbour's, now and before, and the same of the layout before.
 MOST_HELD = 9
 
 Result = TypeVar("Result")
@@ -85,14 +85,17 @@ class Enduring:
         comm: the Communicator of all ranks; ranks are taken in over tcp and ucx.
         make: makes a Trainer, or a Training, of a Communicator, whatever its size; alike on all ranks.
         copies: 1: where a rank has some of the state alone (as in a pipeline without copies, or with ZeRO-1), each
-            keeps a copy of its neighbour's, sent while it computes; 0: none does.
-        every: iterations between copies, and so about as many as are done again at most after a death.
+            keeps a copy of its neighbour's; 0: none does.
+        every: 1: the neighbour's gradients come after each iteration, its step is made here too, and at most one
+            iteration is done again after a death (ReplayedCopies); more: its state comes every so many iterations,
+            while ranks compute, and about as many are done again (SpacedCopies).
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
 
     Attributes: `comm`, of now; `changes`, a list of GroupChange; `kept`, the KeptStates.
 
-    Cost: a rank keeps its own state once more, and where there are copies twice, and its neighbour's twice.
+    Cost: an iteration takes a barrier more. Nothing is kept without copies; with them its neighbour's state, or with
+    `every` above 1 that and its own, and while a copy is under way its neighbour's once more.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class Enduring:
         # Again once somebody was taken in: it begins with this, too.
         started_s = time.monotonic()
         while (grown := self._grown()) is not self.comm:
-            held = self.kept.all
+            held = self.kept.states()
             names = ", ".join(map(str, grown.newcomers))
             self._rebuild(grown, held, started_s, f"rank {names} was taken in")
             started_s = time.monotonic()
@@ -207,7 +210,7 @@ class Enduring:
 
     def _go_on(self, error: TransportError) -> None:
         """With those that live, from the latest iteration of which they have all."""
-        started_s, held = time.monotonic(), self.kept.all
+        started_s, held = time.monotonic(), self.kept.states()
         for _ in range(self.comm.world_size):
             log.warning("training goes on: %s", error)
             self.comm = self.comm.shrink()
@@ -242,7 +245,6 @@ class Enduring:
         whole = HeldState(WHOLE, state.iteration, state.steps, units, runs, values)
         self._training = training
         self.kept.begin(comm, trainer_of(training), state.iteration, [whole])
-        self.kept.keep(training.iterations)
         repeated = max(0, before - state.iteration)
         seconds = time.monotonic() - started_s
         self.changes.append(

@@ -1,16 +1,17 @@
 """What a rank keeps of the state of training in memory, for when ranks come and go."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from lanterne.collectives.communicator import Communicator
-from lanterne.pipeline.execute.execute import Measured, execute
-from lanterne.pipeline.train.neighbours import HeldCopies, HeldState
-from lanterne.pipeline.train.trainer import Executor, Trainer
+from lanterne.pipeline.train.data_parallel import Copies
+from lanterne.pipeline.train.neighbours import HeldState, Seat
+from lanterne.pipeline.train.replayed import ReplayedCopies
+from lanterne.pipeline.train.spaced import SpacedCopies
+from lanterne.pipeline.train.trainer import Trainer
 
 
 class KeptStates:
-    """The state that a rank keeps of its trainer and its neighbour's, and of the layout before, while that is needed.
+    """The state that a rank has of its trainer, and its neighbour's, and of the layout before, while that is needed.
 
     Args:
         copies, every: as Enduring has them.
@@ -19,31 +20,34 @@ class KeptStates:
     def __init__(self, *, copies: int, every: int) -> None:
         self._copies = copies
         self._every = every
-        self._held: HeldCopies | None = None
+        self._seat: Seat | None = None
         self._seconds = 0.0  # with trainers before
         # What was held when this layout began, after so many iterations, until an iteration has been done with it.
         self._before: list[HeldState] = []
         self._began = 0
-        # The Trainer that iterations are run with by `_run`, and what ran them before.
-        self._ends_copies: Trainer | None = None
-        self._execute: Executor = execute
+        # The Trainer whose ranks agree before they step.
+        self._agrees: Trainer | None = None
 
     @property
     def seconds(self) -> float:
         """What keeping and waiting for copies has taken."""
-        return self._seconds + (0.0 if self._held is None else self._held.seconds)
-
-    @property
-    def all(self) -> list[HeldState]:
-        """What this rank has of the state, in its stages and in memory; nothing before it had a trainer."""
-        return [*([] if self._held is None else [*self._held.live(), *self._held.all]), *self._before]
+        return self._seconds + (0.0 if self._seat is None else self._seat.seconds)
 
     @property
     def nbytes(self) -> int:
         """How much memory what is kept takes, beside the state in the stages."""
-        kept = [*([] if self._held is None else self._held.all), *self._before]
+        kept = [*([] if self._seat is None else self._seat.kept), *self._before]
         arrays = {id(array): array.nbytes for each in kept for array in (each.units, each.runs, each.values)}
         return sum(arrays.values())
+
+    @property
+    def passing_nbytes(self) -> int:
+        """How much more that is from when this rank has computed until all have, while it holds no activations."""
+        return 0 if self._seat is None else self._seat.passing_nbytes
+
+    def states(self) -> list[HeldState]:
+        """What this rank has of the state, in its stages and in memory; nothing before it had a trainer."""
+        return [*([] if self._seat is None else self._seat.states()), *self._before]
 
     def begin(
         self, comm: Communicator, trainer: Trainer | None, iterations: int, whole: Sequence[HeldState] = ()
@@ -58,37 +62,36 @@ class KeptStates:
         if iterations > self._began:
             self._before = []  # All ranks have had these losses, and have their copies.
         self._follow(comm, trainer, iterations)
-        self.keep(iterations)
-
-    def keep(self, iterations: int) -> None:
-        """Every so often: keep this rank's state, and send it to the next rank."""
-        if self._held is not None and iterations % self._every == 0:
-            self._held.keep()
 
     def _follow(self, comm: Communicator, trainer: Trainer | None, iterations: int) -> None:
-        """Hold what the trainer has now, if it is another, or has another layout."""
-        if self._held is not None:
-            if self._held.is_of(trainer):
+        """Hold what the trainer has now, if it is another, or has other stages."""
+        if self._seat is not None:
+            if self._seat.is_of(trainer):
+                self._seat.begin()
                 return
-            self._before, self._began = self._held.all, iterations
+            self._before, self._began = self._seat.states(), iterations
             self._let_go()
         if trainer is None:
             return
-        if trainer is not self._ends_copies:
-            self._ends_copies, self._execute = trainer, trainer.use(self._run)
+        if trainer is not self._agrees:
+            self._agrees = trainer
+            trainer.use(agree=self._agree)
         # Alike on all ranks, those that were out until now too.
         number = 1 + (comm.epoch << 48 | comm.communicator_id << 32 | iterations)
-        self._held = HeldCopies(trainer, number, copies=self._copies)
-        self._held.meet()
+        seat: Seat = ReplayedCopies(trainer, number, copies=self._copies > 0)
+        if seat.is_copying and self._every > 1:
+            seat = SpacedCopies(trainer, number, every=self._every)
+        self._seat = seat
+        seat.meet()
+        seat.begin()
 
-    def _run(self, *args: Any, **options: Any) -> Measured:
-        """An iteration, and what is left of the copies: who has its losses knows that all ranks have their copies."""
-        measured = self._execute(*args, **options)
-        if self._held is not None:
-            self._held.end()
-        return measured
+    def _agree(self, copies: Copies) -> float:
+        """See Trainer.use. What has begun with other stages than those that are held ends with them."""
+        if self._seat is None or not self._seat.has(copies):
+            return 0.0
+        return self._seat.agree(copies)
 
     def _let_go(self) -> None:
-        if self._held is not None:
-            self._seconds += self._held.seconds
-            self._held = None
+        if self._seat is not None:
+            self._seconds += self._seat.seconds
+            self._seat = None

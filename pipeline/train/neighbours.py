@@ -1,17 +1,25 @@
-"""What a rank holds of the state of training in memory: its own at two beginnings of an iteration, and its neighbour's.
+"""What a rank holds of the state of training in memory: that in its stages, and perhaps what copies there are."""
 
-Each rank sends what it keeps to the next one, while it computes.
-"""
-
-import time
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.execute.requests import MessageRequest
-from lanterne.pipeline.train.state import held_alone, places_of, runs_of, seat_places, seat_units, seat_values
+from lanterne.pipeline.train.data_parallel import Copies
+from lanterne.pipeline.train.state import (
+    held_alone,
+    places_of,
+    runs_of,
+    seat_arrays,
+    seat_counts,
+    seat_places,
+    seat_units,
+    seat_values,
+)
 from lanterne.pipeline.train.trainer import Trainer
 
 # The communicator's tag of copies.
@@ -40,108 +48,113 @@ class HeldState:
         """Where its values are in the whole state."""
         return places_of(self.runs)
 
+    def copy(self) -> "HeldState":
+        """One with values of its own."""
+        return replace(self, values=self.values.copy())
 
-class HeldCopies:
-    """The state that a rank of `trainer` keeps, and its neighbour's, if `copies` are wanted and one has some alone.
+
+class Seat(ABC):
+    """The state that a rank has in the stages of a Trainer's layout, and what is kept so that no death loses any.
 
     Args:
-        number: of the trainer's layout, alike on its ranks: no other layout of the job has the same.
+        number: of the layout, alike on its ranks: no other layout of the job has the same.
+        copies: whether each rank keeps its neighbour's state, where one has some alone.
 
-    Attributes: `own`, `neighbours`: states, newest first; `is_copying`, whether ranks send each other theirs;
-    `seconds` that keeping and waiting have taken.
+    Attributes: `is_copying`, whether they do; `seconds` that ranks have waited for each other because of it, and that
+    keeping has taken.
     """
 
-    def __init__(self, trainer: Trainer, number: int, *, copies: int) -> None:
-        self._comm = comm = trainer.comm
-        self._trainer = trainer
-        self._seats = trainer.layout
+    def __init__(self, trainer: Trainer, number: int, *, copies: bool) -> None:
         self.seconds: float = 0.0
-        self.own: list[HeldState] = []
-        self.neighbours: list[HeldState] = []
-        self._coming: tuple[HeldState, list[MessageRequest]] | None = None
-        self._number = number
-        self._units = seat_units(trainer.layout, comm.rank, sharded=trainer.copies.sharded)
-        self._runs = runs_of(seat_places(trainer.copies))
-        alone = held_alone(trainer.layout, sharded=trainer.copies.sharded)
-        self.is_copying: bool = alone and copies > 0 and comm.world_size > 1
+        self._comm = comm = trainer.comm
+        self._stages = trainer.stages
+        self._copies = trainer.copies
+        self._began = trainer.iterations, self._stepped()[0]
+        sharded = trainer.copies.sharded
+        units = seat_units(trainer.layout, comm.rank, sharded=sharded)
+        runs = runs_of(seat_places(trainer.copies))
+        values = np.empty(0, next(iter(self._stages.values())).dtype)
+        # What states of this rank are, and of the rank before, but for their values.
+        self._own = HeldState(number, 0, 0, units, runs, values)
+        self._its = replace(self._own)
+        # By stage of the rank before, how many parameters it answers for.
+        self._its_counts = np.empty(0, np.int64)
+        self.is_copying: bool = copies and comm.world_size > 1 and held_alone(trainer.layout, sharded=sharded)
 
     @property
-    def all(self) -> list[HeldState]:
-        """All that is kept, this rank's own first, each newest first."""
-        return [*self.own, *self.neighbours]
+    def iteration(self) -> int | None:
+        """After how many iterations the stages' state is; None: some of them have made a step, some not yet."""
+        steps = self._stepped()
+        return self._began[0] + steps[0] - self._began[1] if len(set(steps)) == 1 else None
 
     def is_of(self, trainer: Trainer | None) -> bool:
-        """Whether this is of `trainer` with the layout that it has now."""
-        return trainer is self._trainer and self._trainer.layout == self._seats
+        """Whether this is of `trainer` with the stages that it has now."""
+        return trainer is not None and trainer.stages is self._stages and self.iteration == trainer.iterations
 
-    def live(self) -> list[HeldState]:
-        """The state in the stages, unless that is half of one iteration and half of the next, or of another layout."""
-        return [self._snapshot()] if self.is_of(self._trainer) and self._trainer.held is not None else []
+    def has(self, copies: Copies) -> bool:
+        """Whether it is their stages that this is of."""
+        return copies.stages is self._stages
 
     def meet(self) -> None:
-        """Learn what the copies will be of that come from the rank before: every rank calls it, before it keeps any."""
+        """Learn what copies will be of that come from the rank before: every rank calls it first."""
         if not self.is_copying:
             return
-        its = np.empty(2, np.int64)
-        self._hand_around(np.array([len(self._units), len(self._runs)]), its)
-        self._before_units: NDArray[np.uint8] = np.empty(its[0], np.uint8)
-        self._before_runs: NDArray[np.int64] = np.empty((its[1], 2), np.int64)
-        self._hand_around(self._units, self._before_units)
-        self._hand_around(self._runs, self._before_runs)
+        counts, sizes = seat_counts(self._copies), np.empty(3, np.int64)
+        self._hand_around([np.array([len(counts), len(self._own.units), len(self._own.runs)])], [sizes])
+        its = replace(self._its, units=np.empty(sizes[1], np.uint8), runs=np.empty((sizes[2], 2), np.int64))
+        self._its_counts = np.empty(sizes[0], np.int64)
+        self._hand_around([counts, self._own.units, self._own.runs], [self._its_counts, its.units, its.runs])
+        self._its = its
 
-    def keep(self) -> None:
-        """Keep this rank's state as it is now, unless it is kept, and send it to the next rank."""
-        if self.own and self.own[0].iteration == self._trainer.iterations:
-            return
-        started_s = time.monotonic()
-        self._end()
-        # The one before stays until all have a copy of this one.
-        spare = self.own.pop() if len(self.own) > self.is_copying else None
-        held = self._snapshot(None if spare is None else spare.values)
-        self.own.insert(0, held)
-        if self.is_copying:
-            self._begin(held)
-        self.seconds += time.monotonic() - started_s
+    @abstractmethod
+    def begin(self) -> None:
+        """An iteration is about to begin with these stages; the one before has ended on all ranks."""
 
-    def end(self) -> None:
-        """Wait for the copies under way."""
-        started_s = time.monotonic()
-        if self._end():
-            self.seconds += time.monotonic() - started_s
+    @abstractmethod
+    def agree(self, copies: Copies) -> float:
+        """All is computed: see Trainer.use. `copies` are those of its stages now."""
+
+    @abstractmethod
+    def states(self) -> list[HeldState]:
+        """All states that this rank can bring. A step that others may have made is made here, too."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> Sequence[HeldState]:
+        """What is in memory beside the state in the stages."""
+
+    @property
+    def passing_nbytes(self) -> int:
+        """How much more there is from when this rank has computed until all have, while stages hold no activations."""
+        return 0
+
+    def _stepped(self) -> list[int]:
+        return [stage.optimizer.steps for stage in self._stages.values()]
 
     def _snapshot(self, out: NDArray[Any] | None = None) -> HeldState:
-        trainer = self._trainer
-        assert trainer.held is not None
-        values = seat_values(trainer.copies, out)
-        steps = next(iter(trainer.stages.values())).optimizer.steps
-        return HeldState(self._number, trainer.held, steps, self._units, self._runs, values)
+        """The state in the stages."""
+        assert self.iteration is not None
+        values = seat_values(self._copies, out)
+        return replace(self._own, iteration=self.iteration, steps=self._stepped()[0], values=values)
 
-    def _begin(self, held: HeldState) -> None:
-        comm = self._comm
-        after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-        count = self._before_runs[:, 1].sum()
-        spare = self.neighbours.pop().values if len(self.neighbours) > 1 else np.empty(count, held.values.dtype)
-        coming = HeldState(held.layout, held.iteration, held.steps, self._before_units, self._before_runs, spare)
-        requests = [
-            comm.start_recv(coming.values, before, tag=COPY_TAG),
-            comm.start_send(held.values, after, tag=COPY_TAG),
-        ]
-        self._coming = coming, requests
+    def _blank(self) -> HeldState:
+        """Room for the state that the rank before has now."""
+        assert self.iteration is not None
+        values = np.empty(3 * self._its_counts.sum(), self._own.values.dtype)
+        return replace(self._its, iteration=self.iteration, steps=self._stepped()[0], values=values)
 
-    def _end(self) -> bool:
-        """Whether there were any."""
-        if self._coming is None:
-            return False
-        held, requests = self._coming
-        for request in requests:
-            request.wait()
-        self.neighbours.insert(0, held)
-        self._coming = None
-        return True
+    def _start_copy(self, into: HeldState) -> list[MessageRequest]:
+        """Send the state to the next rank from where it lies, which must stay as it is, and receive."""
+        cuts = np.repeat(self._its_counts, 3).cumsum()[:-1]
+        return self._start_around(seat_arrays(self._copies), np.split(into.values, cuts))
 
-    def _hand_around(self, mine: NDArray[Any], its: NDArray[Any]) -> None:
+    def _start_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> list[MessageRequest]:
         """Send `mine` to the next rank, receive `its` from the one before."""
         comm = self._comm
-        request = comm.start_send(mine, (comm.rank + 1) % comm.world_size, tag=COPY_TAG)
-        comm.recv(its, (comm.rank - 1) % comm.world_size, tag=COPY_TAG)
-        request.wait()
+        after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        receives = [comm.start_recv(array, before, tag=COPY_TAG) for array in its]
+        return receives + [comm.start_send(array, after, tag=COPY_TAG) for array in mine]
+
+    def _hand_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> None:
+        for request in self._start_around(mine, its):
+            request.wait()

@@ -65,17 +65,15 @@ def _averages(stage: LayerStage) -> tuple[StageArray | None, StageArray | None]:
 
 
 def seat_units(layout: Layout, rank: int, *, sharded: bool) -> NDArray[np.uint8]:
-    """(units,) 1 for each unit of the state that the seat of `rank` has.
+    """(units,) 1 for the unit of the state that the seat of `rank` has.
 
-    Units are the weights of each place and part, which all copies have, then the averages of each copy, place and part;
-    those of all copies are alike, and one unit, if they are not `sharded`.
+    A unit is what one place and part has, alike in all copies; if they are `sharded`, what one copy of it answers for.
     """
     copies, places, parts = layout.shape
     copy, place, part = layout.where(rank)
     seats = places * parts
-    units = np.zeros(seats * (1 + (copies if sharded else 1)), np.uint8)
-    seat = place * parts + part
-    units[[seat, seats * (1 + (copy if sharded else 0)) + seat]] = 1
+    units = np.zeros(seats * (copies if sharded else 1), np.uint8)
+    units[(copy * seats if sharded else 0) + place * parts + part] = 1
     return units
 
 
@@ -101,21 +99,38 @@ def seat_places(copies: Copies) -> NDArray[np.int64]:
     """Where the numbers of `seat_values` are in all VECTORS of the whole model, one behind the other."""
     found = []
     for number, stage in copies.stages.items():
-        places, whole = stage.places(), sum(layer.num_whole for layer in stage.model.layers)
-        own = places[copies.part(number)]
-        found += [places, whole + own, 2 * whole + own]
+        whole, own = sum(layer.num_whole for layer in stage.model.layers), stage.places()[copies.part(number)]
+        found += [own, whole + own, 2 * whole + own]
     return np.concatenate(found)
 
 
+def seat_counts(copies: Copies) -> NDArray[np.int64]:
+    """(stages,) how many parameters of each of its stages this rank answers for: all, or if sharded its part."""
+    counts = [len(stage.places()[copies.part(number)]) for number, stage in copies.stages.items()]
+    return np.array(counts, np.int64)
+
+
+def seat_arrays(copies: Copies) -> list[StageArray]:
+    """Of each stage the parameters that this rank answers for, and their averages, as they lie if that is on the host.
+
+    Zeros before the first step.
+    """
+    found: list[StageArray] = []
+    for (number, stage), count in zip(copies.stages.items(), seat_counts(copies), strict=True):
+        averages = [np.zeros(count, stage.dtype) if x is None else _on_host(x)[:count] for x in _averages(stage)]
+        found += [_on_host(stage.parameters[copies.part(number)])[:count], *averages]
+    return found
+
+
 def seat_values(copies: Copies, out: StageArray | None = None) -> StageArray:
-    """(k,) all that this rank has of the state: of each stage weights, and both averages of its part. On the host."""
-    found = []
-    for number, stage in copies.stages.items():
-        count = len(stage.places())
-        own = len(range(count)[copies.part(number)])
-        averages = [np.zeros(own, stage.dtype) if x is None else _on_host(x)[:own] for x in _averages(stage)]
-        found += [_on_host(stage.parameters)[:count], *averages]
-    return np.concatenate(found, out=out)
+    """(k,) what `seat_arrays` are, one behind the other."""
+    return np.concatenate(seat_arrays(copies), out=out)
+
+
+def seat_gradients(copies: Copies) -> list[StageArray]:
+    """Of each stage the gradients of the parameters that this rank answers for, as `seat_arrays`."""
+    counts = zip(copies.stages.items(), seat_counts(copies), strict=True)
+    return [_on_host(stage.gradients[copies.part(number)])[:count] for (number, stage), count in counts]
 
 
 def put_state(state: TrainingState, copies: Copies) -> None:

@@ -47,6 +47,8 @@ Plans: TypeAlias = tuple[CheckedPlan, ...]
 Executor: TypeAlias = Callable[..., Measured]
 # Of what was measured, and when the gradients' all-reduces began and ended: a number, summed over the ranks.
 Vote: TypeAlias = Callable[[Measured, tuple[float, float]], float]
+# What is waited for, on all ranks, before any of them steps: it returns the seconds that it took.
+Agree: TypeAlias = Callable[[Copies], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +119,9 @@ class Trainer:
         device: the Device that the stages compute on; None for the CPU.
 
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
-    `iterations`, how many are done; `held`, after how many the state of the stages is, None amid a step or a move;
-    `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is given in their place; `copy`,
-    `place`, `part`, where this rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it.
+    `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is
+    given in their place; `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its pipeline, and
+    `plane`, the DataPlane on it.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
@@ -151,8 +153,8 @@ class Trainer:
         self.device = device
         self._execute: Executor = execute
         self._vote: Vote | None = None
+        self._agree: Agree = lambda copies: 0.0
         self.iterations: int = 0
-        self.held: int | None = None
         self.spill: Spill | None = None
         self._cap_nbytes = cap_nbytes
         self._spill_nbytes = spill_nbytes
@@ -174,14 +176,17 @@ class Trainer:
         """(copies,) ints: the microbatches of each copy."""
         return tuple(checked.plan.microbatches for checked in self.plans)
 
-    def use(self, execute: Executor | None = None, vote: Vote | None = None) -> Executor:
-        """Run iterations by `execute`, such as an Adapter's, and send the sum of the ranks' `vote` with the losses.
+    def use(self, execute: Executor | None = None, vote: Vote | None = None, agree: Agree | None = None) -> Executor:
+        """Run iterations by `execute`, such as an Adapter's, send the sum of the ranks' `vote` with the losses, and
+        call `agree` once all is computed, before the weights change: that it returns on one rank says that it was
+        called on all.
 
         Returns what ran them before, for what only adds to that. None: as before.
         """
         before = self._execute
         self._execute = execute or before
         self._vote = vote or self._vote
+        self._agree = agree or self._agree
         return before
 
     def iteration(self) -> Iteration:
@@ -215,10 +220,9 @@ class Trainer:
             for stage in idle:
                 self.copies.start(stage)
             ended_s = time.monotonic()
-            self.held = None
+            agreeing_s = self._agree(self.copies)
             self.copies.step()
-            self.held = self.iterations + 1
-            gradients_s = ended_s, time.monotonic()
+            gradients_s = ended_s, time.monotonic() - agreeing_s
             vote = self._vote(measured, gradients_s) if self._vote is not None else 0.0
             losses, votes = self._all_losses(first, total, vote)
         except LanterneError as error:
@@ -299,7 +303,6 @@ class Trainer:
         before, held = self.layout, hold(self.copies)
         self._open(plans, layout, self.starts, seed=None)
         move_state(self.comm, before, layout, held, self.copies)
-        self.held = self.iterations
 
     def state(self) -> TrainingState:
         """The TrainingState of training, on the host of every rank; every rank calls it."""
@@ -312,7 +315,7 @@ class Trainer:
             InputError: it is of another model.
         """
         put_state(state, self.copies)
-        self.iterations = self.held = state.iteration
+        self.iterations = state.iteration
 
     def close(self) -> None:
         """Release the data plane and the communicators that it made."""
@@ -329,7 +332,6 @@ class Trainer:
         """Communicators and stages for these plans; seed None: their state is going to be put there."""
         starts = self._check(plans, layout, starts)
         self.close()
-        self.held = 0 if seed is not None else None
         self.layout = layout
         self.starts: tuple[int, ...] = starts
         copies, places, parts = layout.shape

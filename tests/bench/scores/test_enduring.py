@@ -16,9 +16,9 @@ CALLS = {
     "grow": {"before": [50e-6]},
 }
 TRAINING = {
-    "plain": {"seconds": [1.0, 2.0], "shares": [0.0, 0.0]},
-    "enduring": {"seconds": [1.01, 2.02], "shares": [1.0, 1.5]},
-    "copies": {"seconds": [1.1, 2.2], "shares": [2.0, 2.5]},
+    "plain": {"seconds": [1.0, 2.0], "shares": [0.0, 0.0], "passing": [0.0, 0.0]},
+    "enduring": {"seconds": [1.01, 2.02], "shares": [1.0, 1.5], "passing": [0.0, 0.0]},
+    "copies": {"seconds": [1.1, 2.2], "shares": [2.0, 2.5], "passing": [0.3, 0.4]},
 }
 
 
@@ -35,10 +35,11 @@ def test_what_it_costs_is_told_by_pairs():
     assert small["more"] == pytest.approx(4e-6) and not small["met"]
     assert large["more"] == pytest.approx(0.005) and large["met"]
     assert grow["met"] and grow["without"] is None
-    enduring, copies, kept = training_records(TRAINING)
+    enduring, copies, kept, passing = training_records(TRAINING)
     assert (enduring["more"], enduring["met"]) == (pytest.approx(0.01), True)
     assert (copies["more"], copies["met"]) == (pytest.approx(0.1), False)
     assert (kept["more"], kept["met"]) == (1.0, True)
+    assert (passing["more"], passing["bar"]) == (0.4, None)
     assert call_records({}) == training_records({}) == []
 
 
@@ -70,5 +71,5 @@ def test_the_job():
     done = subprocess.run([sys.executable, "-m", "lanterne", *words], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["wrong"] == 0 and len(found["results"]) == 6
+    assert found["wrong"] == 0 and len(found["results"]) == 7
     assert all(each["with"] > 0 for each in found["results"])

@@ -1,6 +1,5 @@
 """Training that outlives its ranks has the losses of training in which nobody died."""
 
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer
 from lanterne.pipeline.train.enduring import Enduring, gather_held
-from lanterne.pipeline.train.neighbours import WHOLE, HeldCopies, HeldState
+from lanterne.pipeline.train.neighbours import WHOLE, HeldState
 from lanterne.pipeline.train.rank_layout import Layout, fit_layout
 from lanterne.pipeline.train.state import held_alone, places_of, runs_of, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer, plans
@@ -66,12 +65,17 @@ def run_with_deaths(size, places, falls, **options):
         def make(comm):
             trainer = trainer_of(comm, places, sharded)
             iteration, where = falls.get(comm.transport.rank, (None, None))
-            step = trainer.copies.step
+            step, wait = trainer.copies.step, trainer.copies.wait
 
             def executes(*args, **kwargs):
                 if trainer.iterations == iteration and where == "execute":
                     fall(comm, where)
                 return execute(*args, **kwargs)
+
+            def waits():
+                if trainer.iterations == iteration and where == "gradients":
+                    fall(comm, where)
+                wait()
 
             def steps():
                 if trainer.iterations == iteration and where == "step":
@@ -80,7 +84,7 @@ def run_with_deaths(size, places, falls, **options):
                 if trainer.iterations == iteration and where == "losses":
                     fall(comm, where)
 
-            execute, trainer.copies.step = trainer.use(executes), steps
+            execute, trainer.copies.step, trainer.copies.wait = trainer.use(executes), steps, waits
             return trainer
 
         training = Enduring(comm, make, **more)
@@ -97,7 +101,7 @@ def run_with_deaths(size, places, falls, **options):
     return found
 
 
-@pytest.mark.parametrize("where", ["execute", "step", "losses"])
+@pytest.mark.parametrize("where", ["execute", "gradients", "step", "losses"])
 @pytest.mark.parametrize(
     ("size", "places", "falls", "options"),
     [
@@ -200,8 +204,8 @@ def test_tensor_parts_must_divide():
 def test_seats_have_all_units_together_and_no_two_places_the_same(sharded):
     layout = Layout((((0, 1), (2, 3)), ((4, 5), (6, 7))))
     units = np.array([seat_units(layout, rank, sharded=sharded) for rank in range(8)])
-    assert units.any(0).all() and (units.sum(1) == 2).all()
-    assert (units.sum(0) == (([2] * 4 + [1] * 8) if sharded else [2] * 8)).all()
+    assert units.any(0).all() and (units.sum(1) == 1).all()
+    assert (units.sum(0) == ([1] * 8 if sharded else [2] * 4)).all()
 
 
 @pytest.mark.parametrize(
@@ -221,22 +225,34 @@ def test_copies_are_kept_only_of_what_a_rank_has_alone(shape, sharded, alone):
     assert held_alone(layout, sharded=sharded) == alone
 
 
-@pytest.mark.parametrize(("places", "kept"), [(2, (1, 0)), (4, (2, 2))], ids=["2x2", "pipeline of 4"])
-def test_a_rank_keeps_so_many_shares_of_state(places, kept):
-    """Its own, its neighbour's."""
+@pytest.mark.parametrize(
+    ("places", "options", "shares"),
+    [
+        (2, {}, 0),
+        (2, {"copies": 1}, 0),
+        (4, {"copies": 1}, 1),
+        (2, {"copies": 1, "sharded": True}, 1),
+        (4, {"copies": 1, "every": 2}, 2),
+    ],
+    ids=["2x2 without", "2x2", "pipeline of 4", "2x2 ZeRO-1", "every second"],
+)
+def test_a_rank_keeps_so_many_shares_of_state(places, options, shares):
+    """Its neighbour's; at intervals its own too: the sum over the ranks, for these are not alike."""
+    more = {name: value for name, value in options.items() if name != "sharded"}
 
     def run(comm):
-        with closing(trainer_of(comm, places)) as trainer:
-            held = HeldCopies(trainer, 1, copies=1)
-            held.meet()
-            for _ in range(4):
-                held.keep()
-                trainer.iteration()
-                held.end()
-            numbers = [[each.iteration for each in side] for side in (held.own, held.neighbours)]
-            return tuple(map(len, numbers)), numbers[0][0], held.live()[0].iteration
+        training = Enduring(comm, lambda comm: trainer_of(comm, places, options.get("sharded", False)), **more)
+        for _ in range(3):
+            training.iteration()
+        states = training.kept.states()
+        kept = sum(each.values.nbytes for each in states[1:])
+        training.finish(lambda comm: None)
+        # Units and runs are some bytes.
+        assert kept <= training.kept.nbytes <= kept + 3000
+        return kept, states[0].values.nbytes
 
-    assert lanterne.spawn(4, run) == [(kept, 3, 4)] * 4
+    kept, own = np.sum(lanterne.spawn(4, run), axis=0)
+    assert kept == shares * own
 
 
 def test_a_seat_is_what_the_state_says():
