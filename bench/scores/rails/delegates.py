@@ -24,9 +24,11 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
+from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
@@ -41,7 +43,7 @@ RAILS = {"memory": ("memory",), "tcp": ("tcp",)}
 # What `inline` goes over -> its transport, and the plane on the same link.
 OVER = {"mpi": ("mpi", "memory"), "tcp": ("ucx", "tcp")}
 BASE = "inline"
-BAR_RATIO, BAR_SEND_S = 1.05, 20e-6
+BAR_RATIO, BAR_SEND_US = 1.05, 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--microbatches", type=whole(1), default=8, metavar="M", help="of an iteration (default 8)")
     parser.add_argument("--iterations", type=whole(1), default=15, metavar="K", help="of each, in turn (default 15)")
-    parser.add_argument("--check", action="store_true", help="exit code 1 if a bar is missed")
+    parser.add_argument("--check", action="store_true", help="print the bars; exit code 1 if one is missed")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
@@ -94,16 +96,20 @@ def run(args: argparse.Namespace) -> int:
         for nbytes in sizes:
             records += compare(comm, nbytes, names, work_s, args)
     report.progress("")
-    missed = [record for record in records if record["plane"] == judged and is_missed(record)]
+    bars = [bar for record in records if record["plane"] == judged for bar in bars_of(record)] if args.check else []
     if comm.rank == 0:
         document = report.envelope(work_s=work_s, over=args.over, results=records)
-        report.tell(args.json, document, print_records)
-    return int(any(record["wrong"] for record in records) or (args.check and bool(missed)))
+        report.tell(args.json, document, partial(print_records, bars=bars))
+    return int(any(record["wrong"] for record in records) or not all(bar.is_met for bar in bars))
 
 
-def is_missed(record: Mapping[str, Any]) -> bool:
-    """Whether a record of delegates misses a bar."""
-    return record["over_inline"] > BAR_RATIO or statistics.median(record["send_cpu_s"]) > BAR_SEND_S
+def bars_of(record: Mapping[str, Any]) -> list[Bar]:
+    """What a record of delegates has to reach: its iterations over inline's, and what a send costs its rank."""
+    name, send_us = f"{record['plane']}, {record['nbytes']} B", 1e6 * statistics.median(record["send_cpu_s"])
+    return [
+        at_most(f"{name}: iterations over inline's", record["over_inline"], BAR_RATIO),
+        at_most(f"{name}: CPU of a send, us", send_us, BAR_SEND_US),
+    ]
 
 
 def compare(
@@ -198,8 +204,8 @@ def run_iteration(
     return float(every[:, 0].max()), int(every[:, 1].sum())
 
 
-def print_records(document: dict[str, Any], file: TextIO) -> None:
-    """The table of a delegate document."""
+def print_records(document: dict[str, Any], file: TextIO, *, bars: Sequence[Bar] = ()) -> None:
+    """The table of a delegate document, and a line for each of `bars`."""
     columns = [("size", "B"), ("plane", ""), ("queues", "")]
     columns += [("iteration", "median"), ("least", ""), ("most", "")]
     columns += [("over inline", "median")]
@@ -222,3 +228,5 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
     work = f"work {format_time(document['work_s'])} an action, inline over {document['over']}"
     notes = [f"{document['environment']['cpus']} cores, {work}"]
     report.print_table(columns, rows, notes=notes, left=(1,), file=file)
+    for bar in bars:
+        print(f"# bar {bar}", file=file)

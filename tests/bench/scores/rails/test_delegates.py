@@ -43,22 +43,28 @@ def test_failover(tmp_path):
 @pytest.mark.parametrize(
     ("record", "missed"),
     [
-        ({"over_inline": 1.04, "send_cpu_s": [1e-5, 1e-5, 1]}, False),
-        ({"over_inline": 1.06, "send_cpu_s": [1e-5]}, True),
-        ({"over_inline": 1.0, "send_cpu_s": [3e-5, 3e-5, 0]}, True),
+        ({"over_inline": 1.04, "send_cpu_s": [1e-5, 1e-5, 1]}, [False, False]),
+        ({"over_inline": 1.06, "send_cpu_s": [1e-5]}, [True, False]),
+        ({"over_inline": 1.0, "send_cpu_s": [3e-5, 3e-5, 0]}, [False, True]),
     ],
 )
 def test_bars(record, missed):
-    assert delegates.is_missed(record) is missed
+    bars = delegates.bars_of({"plane": "memory", "nbytes": 8} | record)
+    assert [not bar.is_met for bar in bars] == missed
+    assert all(str(bar).startswith(("met: memory, 8 B: ", "MISSED: memory, 8 B: ")) for bar in bars)
 
 
 @pytest.mark.parametrize(
     ("found", "words", "code"),
     [((2.0, 0), "", 0), ((2.0, 0), "--check", 1), ((0.1, 0), "--check", 0), ((0.1, 1), "", 1)],
 )
-def test_a_long_stall_fails_a_check_and_a_wrong_message_always(found, words, code, monkeypatch):
+def test_a_long_stall_fails_a_check_and_a_wrong_message_always(found, words, code, monkeypatch, capsys):
     monkeypatch.setattr(failover_trial, "run_trial", lambda trial: found)
     assert main(["bench", "failover", "--trials", "1", *words.split()]) == code
+    bars = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# bar ")]
+    cases = [f"{path}, {how}" for path in ("delegates", "mpi") for how in ("reset", "silent")] if words else []
+    verdict = "MISSED" if code else "met"
+    assert bars == [f"# bar {verdict}: {case}: longest stall, s: {found[0]:g}, expected at most 1" for case in cases]
 
 
 def test_failover_counts_what_is_wrong():
