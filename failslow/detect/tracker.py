@@ -35,6 +35,7 @@ from lanterne.failslow.detect.decisions import (
     MIN_FALL_ROWS,
     MIN_SAMPLES,
     SKIPPED_ROWS,
+    SMALL,
     EventFinding,
     JobState,
     findings,
@@ -89,6 +90,11 @@ class Tracker:
         return self._job.held.strongest >= PROVISIONAL
 
     @property
+    def noisy(self) -> bool:
+        """Times vary so much that a few rows cannot tell a shift of 10 %."""
+        return self._job.level.shift > SHIFT
+
+    @property
     def incidents(self) -> list[Incident]:
         """The incidents so far, the last one open where its `relief` is None; its `ratio` follows the level."""
         return self._confirmed.incidents
@@ -122,6 +128,32 @@ class Tracker:
             return None
         event = self._take(y, row)
         return self._look_back(row) if event is None and job.slow and row % REVIEW_ROWS == 0 else event
+
+    def believe_onset(self, index: int) -> LevelEvent | None:
+        """Confirm an onset at row `index` that something else than times tells; None where times do not bear it out.
+
+        They need not be certain of it, but rows since then must be slower, and no incident last.
+        """
+        job = self._job
+        if job.last is not None:
+            index = max(index, job.last.index + 1)
+        values = list(job.held.recent)[index - self.row :]
+        if job.slow or len(values) < MIN_SAMPLES:
+            return None
+        if min(median(values), median(values[-8:])) - job.level.median < SMALL:
+            return None
+        job.reference.drop(job.level.median)
+        return self._confirmed.confirm("onset", index, self.row - 1, self.row - 1, values, job.level.median)
+
+    def believe_relief(self, index: int) -> LevelEvent | None:
+        """Confirm the end of an incident at row `index` likewise: rows since then are nearer to those of before."""
+        job = self._job
+        if not job.slow or job.last is None or index <= job.last.index:
+            return None
+        values, base, told = list(job.held.recent)[index - self.row :], job.reference.base, job.reference.told
+        if len(values) < MIN_SAMPLES or max(median(values), median(values[-8:])) - base > (told - base) / 2:
+            return None
+        return self._confirmed.confirm("relief", index, self.row - 1, self.row - 1, values, told)
 
     def _take(self, y: float, row: int) -> LevelEvent | None:
         job = self._job

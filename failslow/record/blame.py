@@ -5,21 +5,27 @@ earliest half of them), summed over its calls. What counts is the median over it
 before: a few large waits, of a checkpoint or a busy machine, blame nobody. As many ranks are named as are late by a
 fair part of what iterations take longer, in most of them; the slow ones may change while the job is slow.
 
+Where iteration times vary much (ranks that share cores, a busy network) they tell late that a job is slow. One rank that
+comes later than any other, in nearly every iteration and not before, tells it sooner, if times since bear it out.
+
 One computation serves the live word and the final one: what is said while the job runs is what the report keeps.
 """
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import islice
 from math import inf
+from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.failslow.detect.votes import LIKELY, MAX_RATE, PROVISIONAL, VoteRun
 from lanterne.failslow.record.lateness import POLICY as LATENESS
 from lanterne.failslow.record.lateness import Matched
 from lanterne.transport.steering import steers, value
@@ -105,6 +111,26 @@ class BlamePolicy:
         half="chance changes who is blamed",
         double="another cause is told three iterations later",
     )
+    # A rank stands apart in an iteration in which it comes later than any other by so much.
+    apart: float = value(
+        0.05,
+        "chosen: share of an iteration; half of what counts as slow",
+        half="of recorded healthy jobs beside busy processes 2 of 6 have a rank blamed",
+        double="of 17 changes in recorded noisy jobs 11 are told in time, not 13",
+    )
+    # Iterations, all but one of them, in which those that were late are so no more.
+    gone: int = value(
+        8,
+        "chosen: chance makes so many low ones in no recorded job",
+        half="incidents of noisy jobs come and go",
+        double="recovery of a noisy job is told eight iterations later",
+    )
+    least_usual: int = value(
+        16,
+        "chosen: iterations that tell how often a rank stands apart as a rule, at least",
+        half="how often is not known when they begin to count",
+        double="who becomes late before iteration 40 is told by iteration times alone",
+    )
 
 
 POLICY = BlamePolicy()
@@ -185,6 +211,8 @@ class LateArrivals:
     @property
     def rows(self) -> Sequence[IterationArrivals]:
         """The latest iterations."""
+        if self._early is not None:
+            self.add()
         self._tell_rows()
         return self._rows
 
@@ -246,12 +274,17 @@ class LateArrivals:
 
     def between(self, first: int, end: int | None) -> list[IterationArrivals]:
         """Iterations [first, end) of those that are kept and had most of their calls in the sample."""
-        if self._early is not None:
-            self.add()
         rows = self.rows
         least = POLICY.whole * median([row.calls for row in islice(reversed(rows), POLICY.usual) if row.calls] or [0])
         chosen = (row for row in rows if row.index >= first and (end is None or row.index < end))
         return [row for row in chosen if row.calls and row.calls >= least]
+
+
+class Latecomer(NamedTuple):
+    """A rank that comes later than any other since iteration `since`, and did not before."""
+
+    rank: int
+    since: int
 
 
 def attribute(
@@ -259,12 +292,14 @@ def attribute(
     during: Sequence[IterationArrivals],
     extra_s: float,
     silent: Sequence[int] = (),
+    late: Latecomer | None = None,
 ) -> Cause:
     """The Cause of a slow spell, from iterations before it and in it.
 
     Args:
         extra_s: what an iteration takes longer.
         silent: ranks of which nothing is known.
+        late: who stands apart: beside it others are named that are late by half as much, not by a fair part.
 
     Ranks are named where their coming late has grown by a fair part of it; the calls, where they themselves have, and
     with them those that are silent: others may wait for these. Without evidence nobody is.
@@ -279,7 +314,8 @@ def attribute(
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
     calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
     if top >= max(POLICY.main_share * extra_s, calls_s):
-        ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= POLICY.fair_share * top]
+        share = POLICY.fair_share if late is None else POLICY.main_share
+        ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= share * top]
         ranks.sort(key=lambda rank: -grown[rank][0])
         told = ", ".join(f"rank {rank} by {min(grown[rank][0], extra_s) * 1e3:.3g} ms" for rank in ranks)
         who = "comes" if len(ranks) == 1 else "come"
@@ -311,6 +347,78 @@ def _spread(values: Sequence[float]) -> float:
     return 1.4826 * 1.25 * median(abs(value - middle) for value in values)
 
 
+class Latecomers:
+    """Finds ranks that become late by themselves: iterations vote, as those on times do.
+
+    Where iteration times vary much, what a rank does longer is lost in them; but it comes later than all others then in
+    nearly every iteration. How often it did so before tells what such an iteration is worth.
+
+    Args:
+        arrivals: who came late in the latest iterations.
+        first: the first iteration that counts.
+
+    Cost: some 10 us an iteration.
+    """
+
+    def __init__(self, arrivals: LateArrivals, first: int) -> None:
+        self._arrivals = arrivals
+        self._next = first
+        # Of iterations before a spell: the rank that stood apart, if one did.
+        self._usual: deque[int | None] = deque(maxlen=POLICY.usual)
+        self._runs: dict[int, VoteRun] = {}
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a rank may have become late: the next iterations tell."""
+        return any(run.score >= PROVISIONAL for run in self._runs.values())
+
+    def see(self, index: int, usual_s: float, *, learns: bool) -> Latecomer | None:
+        """Who has become late up to iteration `index`; of those before it that were not asked about only to learn.
+
+        Args:
+            usual_s: what an iteration takes as a rule.
+            learns: whether this one says what is usual: no spell lasts.
+        """
+        found: Latecomer | None = None
+        rows = self._arrivals.rows
+        for row in islice(rows, max(len(rows) - 1 - rows[-1].index + self._next, 0), None):
+            if row.index > index:
+                break
+            found = None
+            if row.calls:
+                rank = _apart(row.late_s, POLICY.apart * usual_s)
+                found = self._vote(rank, row.index)
+                if learns:
+                    self._usual.append(rank)
+        self._next = max(index + 1, self._next)
+        return found
+
+    def forget(self) -> None:
+        """What votes there are count no more: a spell has begun or ended."""
+        self._runs.clear()
+
+    def _vote(self, apart: int | None, index: int) -> Latecomer | None:
+        """Iteration `index` votes for the rank that stood apart in it, and against all others."""
+        if len(self._usual) < POLICY.least_usual:
+            return None
+        if apart is not None:
+            self._runs.setdefault(apart, VoteRun(0.0))
+        for rank, run in [*self._runs.items()]:
+            run.set_rate((self._usual.count(rank) + 1) / (len(self._usual) + 8))
+            run.add(inf if rank == apart else -inf, index)
+            # One that stands apart as a rule has not become late.
+            if run.score == 0.0 or run.rate >= MAX_RATE:
+                del self._runs[rank]
+        found = None if apart is None else self._runs.get(apart)
+        return None if apart is None or found is None or found.score < LIKELY else Latecomer(apart, found.start)
+
+
+def _apart(late_s: Mapping[int, float], least_s: float) -> int | None:
+    """The rank that is later than any other by `least_s`."""
+    first, second, *_ = *nlargest(2, late_s.items(), key=itemgetter(1)), (None, 0.0), (None, 0.0)
+    return first[0] if first[1] - second[1] > least_s else None
+
+
 class Blame:
     """Keeps who was blamed for each slow spell, and says so when that changes.
 
@@ -321,35 +429,93 @@ class Blame:
         self.causes: dict[int, list[Cause]] = {}
         self._arrivals = arrivals
         self._first = 0
-        self._differs = 0
+        # What the latest iterations showed, and how many times in a row.
+        self._latest: tuple[str, frozenset[int]] | None = None
+        self._times = 0
 
     def begin(
-        self, first: int, onset: int, last: int, usual_s: float, slow_s: float, silent: Sequence[int] = ()
+        self,
+        first: int,
+        onset: int,
+        last: int,
+        extra_s: float,
+        silent: Sequence[int] = (),
+        late: Latecomer | None = None,
     ) -> Cause:
-        """The job is slow since iteration `onset`, certainly at `last`: the Cause; `first` of those before it on."""
-        during = self._arrivals.between(onset, last + 1)
-        cause = attribute(self._arrivals.between(first, onset), during, slow_s - usual_s, silent)
+        """The job is slow since iteration `onset`, certainly at `last`: the Cause; `first` of those before it on.
+
+        Args:
+            late: who shows it by being late.
+        """
+        cause = self.suspect(first, onset, last, extra_s, silent, late)
         self._keep(onset, cause)
         self._first = first
-        self._differs = 0
+        self._times = 0
         return cause
 
+    def suspect(
+        self,
+        first: int,
+        onset: int,
+        last: int,
+        extra_s: float,
+        silent: Sequence[int] = (),
+        late: Latecomer | None = None,
+    ) -> Cause:
+        """What begin() would say; nothing is kept of it."""
+        before, during = self._arrivals.between(first, onset), self._arrivals.between(onset, last + 1)
+        return attribute(before, during, extra_s, silent, late)
+
     def follow(
-        self, onset: int, usual_s: float, latest_s: float, last: int, silent: Sequence[int] = ()
+        self,
+        onset: int,
+        usual_s: float,
+        latest_s: float,
+        last: int,
+        silent: Sequence[int] = (),
+        late: Latecomer | None = None,
     ) -> Cause | None:
-        """One more slow iteration, `last`; the latest take `latest_s`: the Cause if it is another by now, else None."""
+        """One more slow iteration, `last`; the latest take `latest_s`: the Cause if it is another by now, else None.
+
+        Args:
+            late: who has become late by then; where it is the cause, that need not be seen again.
+        """
         told = self.causes.get(onset)
-        during = self._arrivals.between(max(onset, last + 1 - POLICY.latest), last + 1)
+        if told is not None and late is not None and late.rank in told[-1].ranks:
+            late = None
+        since = last + 1 - POLICY.latest if late is None else late.since
+        during = self._arrivals.between(max(onset, since), last + 1)
         if told is None or len(during) < POLICY.latest - 2:
             return None
-        now = attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent)
-        same = now.kind == told[-1].kind and set(now.ranks) == set(told[-1].ranks)
-        self._differs = 0 if same or now.kind == "unknown" else self._differs + 1
-        if self._differs < POLICY.in_a_row:
+        now = attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent, late)
+        before, self._latest = self._latest, (now.kind, frozenset(now.ranks))
+        self._times = self._times + 1 if self._latest == before else 1
+        known = frozenset(told[-1].ranks)
+        if now.kind == "unknown" or self._latest == (told[-1].kind, known):
             return None
-        self._differs = 0
+        # Beside those that are known another comes late by chance sooner than instead of them.
+        least = POLICY.latest if known and known < self._latest[1] else POLICY.in_a_row
+        if self._times < least and (late is None or late.rank not in now.ranks):
+            return None
         told.append(now)
         return now
+
+    def gone(self, onset: int, last: int) -> int | None:
+        """Since when, of the iterations up to `last`, those that are blamed come late no more; None while they do."""
+        told = self.causes.get(onset)
+        if told is None or not told[-1].ranks or told[-1].since is None:
+            return None
+        since, until = told[-1].since, last + 1 - POLICY.gone
+        slow = self._arrivals.between(since, min(since + POLICY.usual, until))
+        before, latest = self._arrivals.between(self._first, onset), self._arrivals.between(max(since, until), last + 1)
+        if len(slow) < POLICY.in_a_row or not before:
+            return None
+        middle_s = {
+            rank: sum(median(row.late_s.get(rank, 0.0) for row in part) for part in (before, slow)) / 2
+            for rank in told[-1].ranks
+        }
+        low = [row.index for row in latest if all(row.late_s.get(rank, 0.0) < middle_s[rank] for rank in middle_s)]
+        return low[0] if len(low) >= POLICY.gone - 1 else None
 
     def recovered(
         self, first: int, relief: int, last: int, usual_s: float, slow_s: float, silent: Sequence[int] = ()

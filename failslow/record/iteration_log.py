@@ -11,7 +11,7 @@ from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.record.blame import POLICY as BLAME
-from lanterne.failslow.record.blame import UNKNOWN, Blame, Cause, LateArrivals
+from lanterne.failslow.record.blame import UNKNOWN, Blame, Cause, LateArrivals, Latecomer, Latecomers
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
 from lanterne.failslow.record.period import PeriodTracker
@@ -68,15 +68,6 @@ class Notice(NamedTuple):
     cause: Cause | None
 
 
-class Iterated(NamedTuple):
-    """Iteration `row` has ended: what the detector said then, in words, and whether iterations are slow since."""
-
-    row: int
-    event: LevelEvent | None = None
-    text: str = ""
-    slow: bool = False
-
-
 class Spells:
     """Whom slow iterations are put down to, while iterations are of one kind.
 
@@ -86,7 +77,7 @@ class Spells:
         first_row: the index of the first.
 
     Attributes: `blame`: the causes of all spells; `lasting`: of the spell that lasts the onset, its event, and what an
-    iteration took before; or None.
+    iteration took before; or None; `latecomers`: who comes late by itself.
     """
 
     def __init__(
@@ -99,14 +90,16 @@ class Spells:
         self.lasting: tuple[int, LevelEvent, float] | None = None
         self._iterations = iterations
         self.blame: Blame = Blame(late)
+        self.latecomers: Latecomers = Latecomers(late, first_row + SKIPPED_ROWS // 2)
         self._matcher = matcher
         self._first_row = first_row
 
-    def judge(self, event: LevelEvent, index: int, *, slow: bool) -> Cause | None:
+    def judge(self, event: LevelEvent, index: int, *, slow: bool, late: Latecomer | None = None) -> Cause | None:
         """Who made iterations slow, as known at `index`; None of an event that says nothing about it.
 
         Args:
             slow: whether iterations are, after `event`.
+            late: who has shown it by being late.
         """
         at = self._first_row + event.index
         usual = self._usual(at)
@@ -114,22 +107,36 @@ class Spells:
             if usual is None:
                 return UNKNOWN
             self.lasting = at, event, usual[1]
-            return self.blame.begin(usual[0], at, index, usual[1], self._time_s(at, index), self._silent())
+            self.latecomers.forget()
+            return self.blame.begin(usual[0], at, index, self._time_s(at, index) - usual[1], self._silent(), late)
         if event.ratio < 1.0 and (event.kind == "relief" or not slow):
             first, self.lasting = self.lasting is None and not self.blame.causes, None
+            self.latecomers.forget()
             if first and event.kind == "relief":
                 first_row = max(self._iterations[0][0] + 1, self._first_row + SKIPPED_ROWS // 2)
                 usual_s, slow_s = self._time_s(at, index), self._time_s(first_row, at - 1)
                 return self.blame.recovered(first_row, at, index, usual_s, slow_s, self._silent())
         return None
 
-    def follow(self, index: int) -> Notice | None:
-        """Who makes iterations slow now, at `index`, if that is another than before."""
+    def latecomer(self, index: int, usual_s: float) -> Latecomer | None:
+        """The rank that has become late up to iteration `index`, which takes `usual_s` as a rule, if there is one."""
+        return self.latecomers.see(index, usual_s, learns=self.lasting is None)
+
+    def blames(self, late: Latecomer, index: int) -> bool:
+        """Whether what iterations take longer, up to `index`, is put down to `late` and to nobody else."""
+        usual = self._usual(late.since)
+        if usual is None:
+            return False
+        more_s = self._time_s(late.since, index) - usual[1]
+        return self.blame.suspect(usual[0], late.since, index, more_s, late=late).ranks == (late.rank,)
+
+    def follow(self, index: int, late: Latecomer | None = None) -> Notice | None:
+        """Who makes iterations slow now, at `index`, if that is another than before; `late`, who has become late."""
         if self.lasting is None:
             return None
         onset, event, usual_s = self.lasting
         latest_s = self._time_s(index - POLICY.latest_times + 1, index)
-        cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent())
+        cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent(), late)
         return None if cause is None else Notice(event, f"iteration {index}: slow for another reason now", cause)
 
     def _silent(self) -> tuple[int, ...]:
@@ -218,9 +225,9 @@ class IterationLog:
         self._matcher = matcher
         self._settle = settle
         self._spells = Spells(self.iterations, self.late, matcher, 0)
-        # Iterations whose calls are not known yet; those of which there may be something to say.
+        # How many iterations there are whose calls are not known yet; those that nothing was made of, and their times.
         self._unjudged = 0
-        self._iterated: list[Iterated] = []
+        self._ended: list[tuple[int, float]] = []
         self._found: list[Notice] = []
         self._tracker = Tracker()
         self._first_row = 0
@@ -249,7 +256,12 @@ class IterationLog:
     @property
     def is_watched(self) -> bool:
         """Whether iterations are slow, or may be: the next ones tell."""
-        return self._spells.lasting is not None or self._tracker.slow or self._tracker.doubtful
+        return (
+            self._spells.lasting is not None
+            or self._tracker.slow
+            or self._tracker.doubtful
+            or self._spells.latecomers.doubtful
+        )
 
     @property
     def lasting(self) -> Incident | None:
@@ -286,29 +298,26 @@ class IterationLog:
         self.total_s += time_s
         self.late.end(index, end_s)
         self._unjudged += 1
-        event = self._tracker.update(time_s)
-        if event is not None and (event.confirmed_at is not None or event.kind == "onset"):
-            self._iterated.append(Iterated(index, event, self._words(event), self._tracker.slow))
-        elif self._iterated or self._spells.lasting is not None:
-            # While it is slow the cause may change.
-            self._iterated.append(Iterated(index))
+        self._ended.append((index, time_s))
 
     def judge(self, world_size: int | None) -> None:
         """See what there is to say of the iterations since the last time, all calls up to now being known."""
+        self._learn(world_size)
+        self._tell(world_size)
+
+    def _learn(self, world_size: int | None) -> None:
+        """See who came late to the calls up to now."""
         self._settle()
         self._unjudged = 0
         if world_size and len(self.iterations) > SKIPPED_ROWS:
             self._matcher.find_silent(world_size)
         self.late.add(self._matcher.take())
-        self._tell()
 
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
-        # Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
-        if self._names_causes or self._unjudged >= POLICY.max_unjudged:
-            self.judge(world_size)
-        else:
-            self._tell()
+        self._tell(world_size)
+        if self._unjudged >= POLICY.max_unjudged:
+            self._learn(world_size)
         self._unlisted += self._tracker.forget(POLICY.kept_events)
         found, self._found = self._found, []
         return found
@@ -370,28 +379,47 @@ class IterationLog:
         sure = "" if event.confirmed_at is not None else "perhaps "
         return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
 
-    @property
-    def _names_causes(self) -> bool:
-        """Whether somebody is to be named."""
-        events = (iterated.event for iterated in self._iterated)
-        certain = (event is not None and event.confirmed_at is not None for event in events)
-        return self._spells.lasting is not None or any(certain)
+    def _tell(self, world_size: int | None) -> None:
+        """See what there is to say of the iterations that have ended."""
+        for index, time_s in self._ended:
+            event = self._tracker.update(time_s)
+            is_sure = event is not None and event.confirmed_at is not None
+            # Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
+            asks = is_sure or self._spells.lasting is not None or self._tracker.noisy
+            if asks and self._unjudged:
+                self._learn(world_size)
+            self._found += self._notices(index, event, asks=asks)
+        self._ended.clear()
 
-    def _tell(self) -> None:
-        """See what there is to say of iterations."""
-        for iterated in self._iterated:
-            self._found += self._notices(iterated)
-        self._iterated.clear()
+    def _notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
+        """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
 
-    def _notices(self, iterated: Iterated) -> Iterator[Notice]:
-        """What is to be said after an iteration: its event, with who is to blame, or that it is another now."""
-        row, event, text, slow = iterated
-        if event is not None:
-            is_sure = event.confirmed_at is not None
-            cause = self._spells.judge(event, row, slow=slow) if is_sure else None
-            yield Notice(event, text, cause)
-        elif self._spells.lasting is not None and (notice := self._spells.follow(row)) is not None:
+        Args:
+            asks: whether it matters who came late.
+        """
+        late = self._spells.latecomer(index, self.usual_s or 0.0) if asks else None
+        if event is not None and event.confirmed_at is not None:
+            yield Notice(event, self._words(event), self._spells.judge(event, index, slow=self._tracker.slow))
+            return
+        if event is not None and event.kind == "onset":
+            yield Notice(event, self._words(event), None)
+        if self._spells.lasting is not None and (notice := self._spells.follow(index, late)) is not None:
             yield notice
+        elif self._tracker.noisy and (shown := self._shown(index, late)) is not None:
+            slow = self._tracker.slow
+            yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
+
+    def _shown(self, index: int, late: Latecomer | None) -> LevelEvent | None:
+        """The event that is certain by iteration `index` since a rank comes late by itself, or does so no more.
+
+        Times that vary much tell it late, or never.
+        """
+        if self._spells.lasting is not None:
+            gone = self._spells.blame.gone(self._spells.lasting[0], index)
+            return None if gone is None else self._tracker.believe_relief(gone - self._first_row)
+        if late is None or not self._spells.blames(late, index):
+            return None
+        return self._tracker.believe_onset(late.since - self._first_row)
 
     def _incident(self, incident: Incident) -> dict[str, Any]:
         record = _shifted(asdict(incident), self._first_row)

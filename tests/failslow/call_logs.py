@@ -20,6 +20,7 @@ def job_calls(
     later=(),
     own_s=OWN_S,
     transfer_s=TRANSFER_S,
+    uneven_s=0.0,
 ):
     """{rank: [(name, ranks, communicator, nbytes, start_s, end_s)]} of a synchronous job of 4 calls an iteration.
 
@@ -28,6 +29,7 @@ def job_calls(
         slow: (first iteration, end, seconds): every call takes so much longer.
         skew_s: {rank: seconds that its clock is ahead}.
         own_s, transfer_s: what a rank does before a call, and what that takes.
+        uneven_s: by how much longer, on average, as of ranks that share cores: each rank comes, and each call takes.
     """
     rng = random.Random(seed)
     logs, now_s = {rank: [] for rank in range(ranks)}, 100.0
@@ -37,7 +39,12 @@ def job_calls(
             for rank, first, end, late_s in (late, *later):
                 if rank is not None and first <= iteration < end:
                     starts[rank] += late_s
-            now_s = max(starts.values()) + transfer_s * (1 + noise * rng.random())
+            if uneven_s:
+                starts = {rank: start_s + uneven_s / 2 * rng.expovariate(1) for rank, start_s in starts.items()}
+                now_s = uneven_s * rng.expovariate(1)
+            else:
+                now_s = 0.0
+            now_s += max(starts.values()) + transfer_s * (1 + noise * rng.random())
             if slow[0] <= iteration < slow[1]:
                 now_s += slow[2]
             name = "barrier" if index == CALLS - 1 else "all_reduce"

@@ -166,6 +166,33 @@ def test_another_level_inside_an_incident():
     assert tracker.incidents[0].ratio == pytest.approx(2.0, rel=0.01)
 
 
+def noisy_tracker(*levels, seed=1):
+    """A Tracker that has seen rows of these (count, level), with noise of half the level."""
+    draw, tracker = random.Random(seed), Tracker()
+    for count, level in levels:
+        for _ in range(count):
+            tracker.update(level * (0.75 + draw.random() / 2))
+    return tracker
+
+
+def test_what_something_else_tells_is_believed_where_times_bear_it_out():
+    tracker = noisy_tracker((60, 1.0), (6, 1.25))
+    assert tracker.noisy and not tracker.slow and tracker.believe_relief(60) is None
+    onset = tracker.believe_onset(60)
+    assert (onset.kind, onset.index, onset.confirmed_at) == ("onset", 60, 65) and onset.ratio > 1.05
+    assert tracker.slow and tracker.believe_onset(60) is None and tracker.believe_relief(60) is None
+    for _ in range(8):
+        tracker.update(1.0)
+    assert tracker.believe_relief(66).kind == "relief" and not tracker.slow
+    assert [(one.onset, one.relief) for one in tracker.incidents] == [(60, 66)]
+
+
+@pytest.mark.parametrize(("levels", "index"), [(((60, 1.0), (8, 1.0)), 60), (((60, 1.0), (3, 1.5)), 60)])
+def test_what_times_do_not_bear_out_is_not_believed(levels, index):
+    tracker = noisy_tracker(*levels)
+    assert tracker.believe_onset(index) is None and not tracker.slow and tracker.events == []
+
+
 def test_no_best_ever_reference():
     """A spell faster than usual is not what later rows are measured against for ever."""
     tracker = track(series((400, 1.0), (60, 0.93), (400, 1.0)))

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from lanterne.failslow.record.blame import POLICY, Blame, IterationArrivals, LateArrivals, attribute
+from lanterne.failslow.record.blame import POLICY, Blame, IterationArrivals, LateArrivals, Latecomer, Latecomers, attribute
 from lanterne.failslow.record.lateness import Matched
 
 
@@ -128,7 +128,7 @@ def follow(blame, onset, last, end):
 def test_the_slow_one_moves():
     """Told within six iterations, once, and kept: what is said live is what the report says."""
     blame = Blame(arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {3: 0.1} if i >= 60 else {}))
-    first = blame.begin(0, 40, 44, 1.0, 1.1)
+    first = blame.begin(0, 40, 44, 0.1)
     ((told, second),) = follow(blame, 40, 44, 100)
     assert (first.ranks, second.ranks) == ((1,), (3,))
     assert 60 + POLICY.latest / 2 <= told <= 60 + 6
@@ -137,14 +137,65 @@ def test_the_slow_one_moves():
 
 def test_a_second_one_joins():
     blame = Blame(arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {1: 0.1, 2: 0.08} if i >= 60 else {}))
-    blame.begin(0, 40, 44, 1.0, 1.1)
+    blame.begin(0, 40, 44, 0.1)
     assert [set(cause.ranks) for _, cause in follow(blame, 40, 44, 100)] == [{1, 2}]
 
 
 def test_the_same_one_is_told_of_once():
     blame = Blame(arrivals_of(lambda i: {1: 0.1 + 0.02 * (i % 3)} if i >= 40 else {}))
-    blame.begin(0, 40, 44, 1.0, 1.1)
+    blame.begin(0, 40, 44, 0.1)
     assert follow(blame, 40, 44, 100) == []
+
+
+def seen(late_at, learned=100):
+    """(iteration, Latecomer) of each time that one was found in 100 iterations; none is usual from `learned` on."""
+    late = Latecomers(arrivals_of(late_at), 0)
+    found = [(i, late.see(i, 1.0, learns=i < learned)) for i in range(100)]
+    return [(i, one) for i, one in found if one is not None]
+
+
+def test_a_rank_that_comes_later_than_any_other_from_some_iteration_on():
+    (row, one), *_ = seen(lambda i: {1: 0.03 * (i % 3)} | ({2: 0.2} if i >= 60 else {}))
+    assert one == Latecomer(2, 60) and row <= 65
+
+
+@pytest.mark.parametrize(
+    "late_at",
+    [
+        lambda i: {2: 0.2},
+        lambda i: {2: 0.2} if i % 4 == 0 else {1: 0.2} if i % 4 == 2 else {},
+        lambda i: {i % 3: 0.2} if i >= 60 else {},
+        lambda i: {1: 0.2, 2: 0.22} if i >= 60 else {},
+        lambda i: {2: 0.04} if i >= 60 else {},
+        lambda i: {2: 3.0} if i in (60, 61, 64) else {},
+    ],
+    ids=["always", "as often as another", "in turn", "beside another", "a little", "a few times"],
+)
+def test_no_rank_has_become_late_by_itself(late_at):
+    assert seen(late_at) == []
+
+
+def test_votes_of_before_a_spell_are_forgotten():
+    late = Latecomers(arrivals_of(lambda i: {2: 0.2} if i >= 60 else {}), 0)
+    assert late.see(62, 1.0, learns=True) is None and late.doubtful
+    late.forget()
+    assert not late.doubtful
+    assert late.see(64, 1.0, learns=False) is None and late.see(70, 1.0, learns=False) == Latecomer(2, 63)
+
+
+def test_who_has_become_late_is_told_at_once():
+    """Whoever comes later than any other need not be seen three times in a row."""
+    arrivals = arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {3: 0.1} if i >= 60 else {})
+    blame = Blame(arrivals)
+    blame.begin(0, 40, 44, 0.1)
+    assert blame.follow(40, 1.0, 1.1, 63, late=Latecomer(3, 60)).ranks == (3,)
+
+
+def test_since_when_those_who_were_late_are_so_no_more():
+    blame = Blame(arrivals_of(lambda i: {1: 0.1 + 0.05 * (i % 3)} if 40 <= i < 60 or i == 63 else {1: 0.02 * (i % 2)}))
+    blame.begin(0, 40, 44, 0.1)
+    assert [blame.gone(40, last) for last in (45, 59, 65)] == [None] * 3
+    assert blame.gone(40, 67) == 60 and blame.gone(39, 67) is None
 
 
 def test_who_was_slow_from_the_start():
