@@ -15,10 +15,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
 from itertools import islice
 from math import inf
-from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -189,9 +187,10 @@ class LateArrivals:
 
     def __init__(self) -> None:
         self._rows: deque[IterationArrivals] = deque(maxlen=POLICY.kept)
-        # When the latest ended; how many have, by which they are numbered, of how many there are rows; the last index.
+        # When the latest ended; how many have, by which they are numbered, of how many there are rows; how many had when
+        # calls were taken last; the last index.
         self._ends: deque[float] = deque(maxlen=POLICY.kept)
-        self._ended = self._made = self._index = 0
+        self._ended = self._made = self._added = self._index = 0
         self._sums: deque[ArrivalSums] = deque()
         self._early: Matched | None = None
 
@@ -200,7 +199,7 @@ class LateArrivals:
         self._rows.clear()
         self._ends.clear()
         self._sums.clear()
-        self._ended = self._made = 0
+        self._ended = self._made = self._added = 0
 
     def end(self, index: int, end_s: float) -> None:
         """Iteration `index` has ended, the next after the last."""
@@ -211,7 +210,7 @@ class LateArrivals:
     @property
     def rows(self) -> Sequence[IterationArrivals]:
         """The latest iterations."""
-        if self._early is not None:
+        if self._early is not None and self._ended > self._added:
             self.add()
         self._tell_rows()
         return self._rows
@@ -240,6 +239,7 @@ class LateArrivals:
 
     def add(self, found: Iterable[Matched] = ()) -> None:
         """Take calls that all ranks came to."""
+        self._added = self._ended
         parts = [*found] if self._early is None else [self._early, *found]
         if not parts:
             return
@@ -381,10 +381,10 @@ class Latecomers:
         """
         found: Latecomer | None = None
         rows = self._arrivals.rows
-        for row in islice(rows, max(len(rows) - 1 - rows[-1].index + self._next, 0), None):
-            if row.index > index:
-                break
-            found = None
+        last = len(rows) - 1 - rows[-1].index
+        # By number from the end: a deque has no way to its middle.
+        for at in range(max(last + self._next, 0), last + index + 1):
+            row, found = rows[at], None
             if row.calls:
                 rank = _apart(row.late_s, POLICY.apart * usual_s)
                 found = self._vote(rank, row.index)
@@ -415,8 +415,8 @@ class Latecomers:
 
 def _apart(late_s: Mapping[int, float], least_s: float) -> int | None:
     """The rank that is later than any other by `least_s`."""
-    first, second, *_ = *nlargest(2, late_s.items(), key=itemgetter(1)), (None, 0.0), (None, 0.0)
-    return first[0] if first[1] - second[1] > least_s else None
+    second, first = ([0.0, 0.0] + sorted(late_s.values()))[-2:]
+    return max(late_s, key=late_s.__getitem__) if first - second > least_s else None
 
 
 class Blame:
