@@ -15,6 +15,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
 from lanterne.transport.machine import THIS_MACHINE
@@ -201,17 +202,19 @@ class Guard:
                 code, reason = exit_code(status)
                 if code > 128 and self._why and was_told:
                     reason += f": {self._why}"
-                if code not in (0, BAD_INPUT) and self._restarts and self._why != STOPPED:
-                    self._start_again(reason)
+                may_restart = code not in (0, BAD_INPUT) and self._restarts > 0 and self._why != STOPPED
+                if may_restart and self._start_again(reason):
                     return
                 self._told = [self._rank, code, reason.encode()]
                 self._call(Kind.ENDED, self._told)
                 self._end_descendants()
 
-    def _start_again(self, reason: str) -> None:
+    def _start_again(self, reason: str) -> bool:
+        """Whether it was: not for a job that is over."""
         self._end_descendants()
         self._restarts -= 1
-        self._call(Kind.RESTART, [self._rank, reason.encode()])
+        if not self._call(Kind.RESTART, [self._rank, reason.encode()])[0]:
+            return False
         # What was told until then is of the process that has ended.
         self._client.notices.clear()
         self._outside = True
@@ -219,15 +222,16 @@ class Guard:
         self._why = ""
         os.environ["LANTERNE_JOIN"] = os.environ["LANTERNE_STORE"]
         self._child = _start(self._command)
+        return True
 
-    def _call(self, kind: Kind, fields: list[int | bytes]) -> None:
-        """Tell the store, or the one that has taken over from it."""
+    def _call(self, kind: Kind, fields: list[int | bytes]) -> list[Any]:
+        """What the store answers, or the one that has taken over from it."""
         try:
-            self._client.call(kind, fields)
+            return self._client.call(kind, fields)
         except StoreLost as error:
             self._come_back(error)
-            if not self._told:  # else it knows that by now
-                self._client.call(kind, fields)
+            # What it was told when this came back it knows by now.
+            return [] if self._told else self._client.call(kind, fields)
 
     def _come_back(self, error: StoreLost) -> None:
         """To the store that has taken over from the one that was lost; raise `error` if none does."""

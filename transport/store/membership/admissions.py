@@ -44,12 +44,16 @@ class Applicant:
 
 
 class Admissions:
-    """Holds applicants until the members take them in, and decides who comes in where."""
+    """Holds applicants until the members take them in, and decides who comes in where.
+
+    Attributes: `is_over`: nobody is left who could take in anybody, and those that waited were told so.
+    """
 
     def __init__(self, store: Service, epoch: Grown, job: Admitting) -> None:
         self._store = store
         self._epoch = epoch  # in force
         self._job = job
+        self.is_over: bool = False
         self._waiting: list[Applicant] = []
         self._taken: list[tuple[Applicant, int]] = []  # with its place
         store.route(Kind.APPLY, "iibi", self._apply)
@@ -85,6 +89,7 @@ class Admissions:
             return
         if epoch.places and not epoch.living and epoch.all_came:
             if not self._job.begin_anew():
+                self.is_over = True
                 for applicant in list(self._waiting):
                     self._refuse(applicant, "the job is over")
         elif placed := self._placed(epoch, epoch.living):

@@ -102,11 +102,14 @@ class Guards:
         return ()
 
     def _restart(self, connection: Connection, _request_id: int, number: int, reason: bytes) -> Answer:
+        """Whether it can be started again: not if that is for a job that is over, which it was told."""
         self._check_guard(connection, number)
+        if self._admissions.is_over:
+            return [0]
         self._tell_watchers(Kind.RESTART_NOTICE, [number, reason])
         for epoch in self._job.epochs:
             epoch.process_ended(number, 1, reason)
-        return ()
+        return [1]
 
     def _record_end(self, number: int, code: int, reason: bytes) -> None:
         if number in self._ended:
