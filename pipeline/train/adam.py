@@ -18,9 +18,9 @@ class AdamPolicy:
 
     cut: int = value(
         1 << 15,
-        "reasoned: what a step makes on its way, some four such arrays, stays in a core's cache",
-        half="twice as many calls of NumPy",
-        double="caches of 1 MiB are too small for it",
+        "measured: 0.97 of the time of whole vectors of 2 Mi; what is made on the way takes 0.5 MB, not four vectors",
+        half="1.01 of their time, and 1.3 with a quarter of it",
+        double="1.02 of their time, and 1 MB",
     )
 
 
