@@ -25,6 +25,8 @@ from lanterne.transport.store.succession import (
     Term,
     electorates,
     is_backed,
+    is_heard_by_enough,
+    names_of,
     succeed,
 )
 from lanterne.transport.wire import Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
@@ -147,8 +149,7 @@ class Heirs:
     def _hears_a_majority(self) -> bool:
         """Whether a majority answers: who hears nobody, but is heard, must not write that all others have died."""
         log, known = self._own.log, self._own.known
-        answering = {name for name in _names(log, known) if name == self._name or self._answers(name)}
-        return not log or is_backed(log, known, answering)
+        return not log or is_heard_by_enough(log, known, self._name, self._answers)
 
     def _answers(self, name: str) -> bool:
         return self._ask(name, Kind.REFUSED, []) is not None
@@ -160,7 +161,7 @@ class Heirs:
         """Whether `log`, of which so many are known to be decided, is with a majority, and so all of it is."""
         votes: set[str] = set()
         (count, name), packed = self._term, _pack_log(log)
-        for elector in _names(log, known):
+        for elector in names_of(log, known):
             if elector == self._name:
                 own = self._own.write(self._term, log, known)
                 self._own = own or self._own
@@ -267,7 +268,7 @@ class Heirs:
 
     def _next_to_ask(self, promises: dict[str, Elector], asked: set[str]) -> str:
         """An elector, as far as one knows who they are; the store that led last."""
-        names = {name for each in promises.values() for name in _names(each.log, each.known)} - asked
+        names = {name for each in promises.values() for name in names_of(each.log, each.known)} - asked
         return min(names, key=lambda name: (name == self._own.written[1], name), default="")
 
     def connection_closed(self, connection: Connection) -> None:
@@ -280,10 +281,6 @@ class Heirs:
         if self.leads and not self.is_lost:
             self._fellows.tell(Kind.OVER, POLICY.ask_s)  # One that misses it ends by itself, later.
         self._fellows.close()
-
-
-def _names(log: Log, known: int) -> list[str]:
-    return list(dict.fromkeys(name for electors in electorates(log, known) for name in electors))
 
 
 def _pack_log(log: Log) -> list[bytes]:

@@ -2,14 +2,14 @@
 
 Values and pure functions, Paxos as in L. Lamport, "Paxos made simple", 2001, over a list that only grows. The store
 that leads writes the list, with what it wants to add, to the electors. It is decided, and may be told, once a majority
-has it. Who wants to succeed it has a majority promise to take no more from it, and goes on with the list that was written
-last. Two stores that both lead can so never both decide.
+has it. Who wants to succeed it has a majority promise to take no more from it, and goes on with the list that was
+written last. Two stores that both lead can so never both decide.
 
 Who the electors are is in the list itself: as long as it is not known to be decided that others are, a majority of
 those before and one of those after is needed.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -66,10 +66,26 @@ def electorates(log: Log, known: int) -> list[tuple[str, ...]]:
     return found
 
 
+def names_of(log: Log, known: int) -> list[str]:
+    """All who decide on the `log`, in order."""
+    return list(dict.fromkeys(name for electors in electorates(log, known) for name in electors))
+
+
 def is_backed(log: Log, known: int, by: Collection[str]) -> bool:
     """Whether `by` are enough to decide on the `log`."""
     asked = electorates(log, known)
     return bool(asked) and all(2 * len({*electors} & {*by}) > len(electors) for electors in asked)
+
+
+def is_heard_by_enough(log: Log, known: int, own: str, answers: Callable[[str], bool]) -> bool:
+    """Whether `own` and those electors that answer are enough; no more are asked than it takes to know."""
+    heard, unasked = {own}, [name for name in names_of(log, known) if name != own]
+    while not is_backed(log, known, heard):
+        if not is_backed(log, known, heard.union(unasked)):
+            return False
+        if answers(name := unasked.pop(0)):
+            heard.add(name)
+    return True
 
 
 def succeed(promises: Mapping[str, Elector]) -> Elector | None:

@@ -7,7 +7,7 @@ import pytest
 
 from lanterne.transport.rank_group import electors_of
 from lanterne.transport.store import succession
-from lanterne.transport.store.succession import Decided, Elector, electorates, is_backed, succeed
+from lanterne.transport.store.succession import Decided, Elector, electorates, is_backed, is_heard_by_enough, succeed
 
 AGENTS = "a", "b", "c"
 FIRST = Decided(b"first", AGENTS)
@@ -182,3 +182,24 @@ def test_a_late_shorter_log_of_the_same_term_takes_nothing_back():
 )
 def test_each_host_has_one_elector(names, hosts, expected):
     assert electors_of(names, hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("silent", "heard", "asked"),
+    [
+        ("", True, "bc"),
+        ("b", True, "bcd"),
+        ("bc", True, "bcde"),
+        ("bcd", False, "bcd"),
+        ("bcde", False, "bcd"),
+    ],
+)
+def test_no_more_are_asked_than_it_takes_to_know(silent, heard, asked):
+    """Of five, the first asks."""
+    log, calls = (Decided(b"first", tuple("abcde")),), []
+
+    def answers(name):
+        calls.append(name)
+        return name not in silent
+
+    assert (is_heard_by_enough(log, 1, "a", answers), "".join(calls)) == (heard, asked)
