@@ -30,6 +30,7 @@ from lanterne.bench.scores.simulation.simulated_machine import guard
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import TransportError, TransportTimeout
 from lanterne.transport.rank_group import Group
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.server import Store
 from lanterne.transport.tcp.over_tcp import TcpTransport
 
@@ -187,8 +188,9 @@ def judge_parting(world: PartingWorld) -> Iterator[str]:
     """Who was cut off has not gone on without the others, and says that it was; the others name one that fell."""
     fallen = {process.place for process in world.processes if process.befallen}
     for process in world.processes:
-        # A wait that ends by its own limit names who was waited for, which may itself have waited.
-        known = [error for error in process.told if not isinstance(error, TransportTimeout)]
+        # A wait that ends by its own limit names who was waited for, which may itself have waited; where the store has
+        # ended, no rank is to blame.
+        known = [error for error in process.told if not isinstance(error, TransportTimeout | StoreLost)]
         for error in () if process.befallen else known:
             if not named(error) & fallen:
                 yield f"nobody named: {process.name}: {type(error).__name__}: {error}; fell: {sorted(fallen)}"
