@@ -39,7 +39,7 @@ def test_what_it_costs_is_told_by_pairs():
     assert (enduring["more"], enduring["met"]) == (pytest.approx(0.01), True)
     assert (copies["more"], copies["met"]) == (pytest.approx(0.1), False)
     assert (kept["more"], kept["met"]) == (1.0, True)
-    assert (passing["more"], passing["bar"]) == (0.4, None)
+    assert (passing["more"], passing["bar"]) == (pytest.approx(0.35), None)
     assert call_records({}) == training_records({}) == []
 
 
