@@ -119,7 +119,7 @@ class Spells:
         return None
 
     def latecomer(self, index: int, usual_s: float) -> Latecomer | None:
-        """The rank that has become late up to iteration `index`, which takes `usual_s` as a rule, if there is one."""
+        """Who has become late up to iteration `index`, if somebody has; `usual_s`: what one takes as a rule."""
         return self.latecomers.see(index, usual_s, learns=self.lasting is None)
 
     def blames(self, late: Latecomer, index: int) -> bool:
@@ -128,7 +128,7 @@ class Spells:
         if usual is None:
             return False
         more_s = self._time_s(late.since, index) - usual[1]
-        return self.blame.suspect(usual[0], late.since, index, more_s, late=late).ranks == (late.rank,)
+        return {*self.blame.suspect(usual[0], late.since, index, more_s, late=late).ranks} == late.ranks
 
     def follow(self, index: int, late: Latecomer | None = None) -> Notice | None:
         """Who makes iterations slow now, at `index`, if that is another than before; `late`, who has become late."""
@@ -410,7 +410,7 @@ class IterationLog:
             yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
 
     def _shown(self, index: int, late: Latecomer | None) -> LevelEvent | None:
-        """The event that is certain by iteration `index` since a rank comes late by itself, or does so no more.
+        """The event that is certain by iteration `index` since ranks come late by themselves, or do so no more.
 
         Times that vary much tell it late, or never.
         """

@@ -5,7 +5,15 @@ import random
 import numpy as np
 import pytest
 
-from lanterne.failslow.record.blame import POLICY, Blame, IterationArrivals, LateArrivals, Latecomer, Latecomers, attribute
+from lanterne.failslow.record.blame import (
+    POLICY,
+    Blame,
+    IterationArrivals,
+    LateArrivals,
+    Latecomer,
+    Latecomers,
+    attribute,
+)
 from lanterne.failslow.record.lateness import Matched
 
 
@@ -156,7 +164,12 @@ def seen(late_at, learned=100):
 
 def test_a_rank_that_comes_later_than_any_other_from_some_iteration_on():
     (row, one), *_ = seen(lambda i: {1: 0.03 * (i % 3)} | ({2: 0.2} if i >= 60 else {}))
-    assert one == Latecomer(2, 60) and row <= 65
+    assert one == Latecomer(frozenset({2}), 60) and row <= 65
+
+
+def test_two_ranks_that_come_later_than_any_other_from_some_iteration_on():
+    (row, one), *_ = seen(lambda i: {1: 0.2 + 0.06 * (i % 2), 2: 0.22, 3: 0.05} if i >= 60 else {3: 0.05})
+    assert one == Latecomer(frozenset({1, 2}), 60) and row <= 65
 
 
 @pytest.mark.parametrize(
@@ -165,11 +178,12 @@ def test_a_rank_that_comes_later_than_any_other_from_some_iteration_on():
         lambda i: {2: 0.2},
         lambda i: {2: 0.2} if i % 4 == 0 else {1: 0.2} if i % 4 == 2 else {},
         lambda i: {i % 3: 0.2} if i >= 60 else {},
-        lambda i: {1: 0.2, 2: 0.22} if i >= 60 else {},
+        lambda i: {1: 0.2, 2: 0.22, 3: 0.12} if i >= 60 else {},
+        lambda i: {1: 0.08, 2: 0.09} if i >= 60 else {},
         lambda i: {2: 0.04} if i >= 60 else {},
         lambda i: {2: 3.0} if i in (60, 61, 64) else {},
     ],
-    ids=["always", "as often as another", "in turn", "beside another", "a little", "a few times"],
+    ids=["always", "as often as another", "in turn", "beside others", "two, a little", "a little", "a few times"],
 )
 def test_no_rank_has_become_late_by_itself(late_at):
     assert seen(late_at) == []
@@ -180,7 +194,7 @@ def test_votes_of_before_a_spell_are_forgotten():
     assert late.see(62, 1.0, learns=True) is None and late.doubtful
     late.forget()
     assert not late.doubtful
-    assert late.see(64, 1.0, learns=False) is None and late.see(70, 1.0, learns=False) == Latecomer(2, 63)
+    assert late.see(64, 1.0, learns=False) is None and late.see(70, 1.0, learns=False) == Latecomer(frozenset({2}), 63)
 
 
 def test_who_has_become_late_is_told_at_once():
@@ -188,7 +202,7 @@ def test_who_has_become_late_is_told_at_once():
     arrivals = arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {3: 0.1} if i >= 60 else {})
     blame = Blame(arrivals)
     blame.begin(0, 40, 44, 0.1)
-    assert blame.follow(40, 1.0, 1.1, 63, late=Latecomer(3, 60)).ranks == (3,)
+    assert blame.follow(40, 1.0, 1.1, 63, late=Latecomer(frozenset({3}), 60)).ranks == (3,)
 
 
 def test_since_when_those_who_were_late_are_so_no_more():
