@@ -101,6 +101,7 @@ class Algorithm(NamedTuple):
         stream: all that a rank receives comes from one peer, where ranks are more than two; of those that take nodes,
             what comes from others, where these have as many ranks each.
         leaves: takes `slow`, the nodes with slow NICs, which its name lists: "hier_slow.2.5".
+        in_turn: its ranks post few sends at once, in the order of the rounds, where receives are few (credits).
         outside: it is not of the registry (outside.py).
     """
 
@@ -120,6 +121,7 @@ class Algorithm(NamedTuple):
     slow: bool = False
     stream: bool = False
     leaves: bool = False
+    in_turn: bool = False
     outside: bool = False
 
     @property
@@ -156,7 +158,7 @@ _LINES: tuple[Algorithm, ...] = (
               late=True, chunked=True, law=lambda p: (1, p - 1, 1, 1), early=lambda p, m: (m + p - 3, 1)),
     Algorithm("all_reduce", "late_group", late_group.late_group_all_reduce,
               "several late ranks bring their chunks to the owners of sums", late_join.refuses_one, late=True,
-              several=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
+              several=True, chunked=True, law=lambda p: (1, p, 1, 1), in_turn=True),
     Algorithm("all_reduce", "late_join_allpairs", late_join_allpairs.late_join_allpairs_all_reduce,
               "the late rank exchanges with all at once; few rounds, needs a switch", late_join.refuses_one,
               late=True, chunked=True, law=lambda p: (1 / (p - 1), 1, p - 1, p - 1)),

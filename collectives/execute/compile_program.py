@@ -60,6 +60,7 @@ def compile_program(
     mean: bool = False,
     align: int = 1,
     neighbours: Collection[int] = (),
+    in_turn: bool = False,
 ) -> RankProgram:
     """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
 
@@ -71,6 +72,8 @@ def compile_program(
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
         neighbours: peers of the same node; from each NEIGHBOUR_CREDITS receives are posted at once.
+        in_turn: as many sends as `credits` are posted at once, at most, in the order of the rounds: the port then serves
+            its peers in the order in which they wait, not in that of their receives.
         align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
 
     Cost: some 30 us per action.
@@ -95,6 +98,8 @@ def compile_program(
     compiler.add_results()
     if credits is not None:
         compiler.log.limit_receives(credits, neighbours)
+        if in_turn:
+            compiler.log.limit_sends(credits)
     return compiler.finish(join_start)
 
 
@@ -217,6 +222,12 @@ class _ActionLog:
             window = credits if peer is None else NEIGHBOUR_CREDITS
             for before, receive in zip(indices, indices[window:], strict=False):
                 self.events[receive].add(before)
+
+    def limit_sends(self, window: int) -> None:
+        """Let every send wait for the completion of the one `window` before it."""
+        sends = [index for index, action in enumerate(self.actions) if type(action) is Message and action.sends]
+        for before, send in zip(sends, sends[window:], strict=False):
+            self.events[send].add(before)
 
     def linked(self) -> tuple[list[int], list[list[int]], list[int]]:
         """(waits, successors, next_post) of a RankProgram, of each action."""

@@ -233,6 +233,7 @@ class RankPrograms:
             mean=key.op == "mean",
             align=max(1, alignment_nbytes // dtype.nbytes),
             neighbours=next(ranks for ranks in nodes if rank in ranks) if line.nodes and len(nodes) > 1 else (),
+            in_turn=line.in_turn,
         )
 
 

@@ -137,6 +137,16 @@ def test_credits_bound_the_posted_receives(credits):
         assert receive in program.successors[before], (before, receive)
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_sends_are_posted_in_turn_where_that_is_asked_for(in_turn):
+    """A send to another peer than the one before waits for that one but one only then."""
+    (*_, program) = programs_of("all_to_all", "pairwise", 4, 64 * 64, 64, credits=2, in_turn=in_turn)
+    sends = [i for i, action in enumerate(program.actions) if type(action) is Message and action.sends]
+    assert len(sends) > 10
+    waits = [send in program.successors[before] for before, send in zip(sends, sends[2:], strict=False)]
+    assert all(waits) if in_turn else not any(waits)
+
+
 def test_neighbours_have_credits_of_their_own():
     """Those of the same node do not wait for messages from others, nor these for theirs."""
     (program, *_) = programs_of("all_to_all", "pairwise", 4, 64 * 64, 64, credits=1, neighbours=(0, 1, 2))

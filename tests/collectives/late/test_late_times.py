@@ -11,6 +11,7 @@ import pytest
 from timed_world import RATE_BYTES_PER_S, TimedWorld
 
 from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.execute.compile_program import _ActionLog
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.late.turn import COMPLETE, Turn
 from lanterne.collectives.schedule.cost import CostModel
@@ -90,6 +91,20 @@ def test_a_queue_with_a_late_rank(one_after_the_other):
     one_after_the_other()
     assert job.x(late_by(1.1), calls=4) > long + 0.3
     assert job.x(late_by(0.5), calls=4) > short + 0.1
+
+
+def test_two_late_ranks_together(monkeypatch):
+    """The others begin without both once they know, and whole messages pass through the ports in turn: 1.33."""
+
+    def x():
+        job, delays = Job(letter_s=1e-3), [*late_by(0.0)[2:], 1.1, 1.1]
+        job.x(delays)
+        return job.x(delays)
+
+    together = x()
+    assert together < 1.35
+    monkeypatch.setattr(_ActionLog, "limit_sends", lambda log, window: None)
+    assert x() > together + 0.03
 
 
 def test_one_slow_nic_costs_what_its_bytes_do():
