@@ -384,6 +384,12 @@ FIGURES: list[Row] = [
     Row("calls", "broadcast 1 MiB and 16 MiB over native", "1.3", "./run bench calls --only large"),
     Row("calls", "other collectives over native, 2 ranks, 1 KiB / 1 MiB", "3 / 1.3", "./run bench calls --only large"),
     Row("calls", "two late together by 1.1; three by 0.5, 1 and 1.5", "1.20; 1.35", f"{ARRIVALS} --patterns two,three"),
+    Row(
+        "calls",
+        "in virtual time: two late by 1.1; three by 0.5, 1, 1.5; a slow backward",
+        "1.20; 1.35; 1.3",
+        "./run test -m slow tests/collectives/late/test_late_times.py",
+    ),
     Row("calls", "CPU seconds for a GB that a rank sends", "3.0", f"{CALLS_8} cpu"),
     Row("calls", "n = 4,096: a rank's own part made, checked, compiled", "1 s, 100 MiB", f"{STARTING} own"),
     Row("calls", "first init on a host, 4 ranks", "1 s", f"{STARTING} init"),

@@ -72,8 +72,8 @@ def compile_program(
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
         neighbours: peers of the same node; from each NEIGHBOUR_CREDITS receives are posted at once.
-        in_turn: as many sends as `credits` are posted at once, at most, in the order of the rounds: the port then serves
-            its peers in the order in which they wait, not in that of their receives.
+        in_turn: no more sends than `credits` are posted at once, in the order of the rounds: the port then serves its
+            peers in the order in which they wait, not in that of their receives.
         align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
 
     Cost: some 30 us per action.

@@ -27,7 +27,8 @@ BOUND = 2 * (HOSTS - 1) / HOSTS
 class Job:
     """HOSTS ranks, whose calls begin and end as time passes."""
 
-    def __init__(self, letter_s, slowdown=None, topology=None):
+    def __init__(self, letter_s, slowdown=None, topology=None, count=COUNT):
+        self.count = count
         self.world = TimedWorld(HOSTS, letter_s, slowdown)
         self.comms = [Communicator(transport) for transport in self.world.transports]
         for comm in self.comms:
@@ -38,25 +39,30 @@ class Job:
 
     def x(self, delays, calls=1):
         """The x of so many calls, started at once; rank r comes after delays[r] of all of them."""
-        world, unit_s = self.world, calls * UNIT_S
-        requests, began, ended = [[] for _ in self.comms], [0.0] * HOSTS, [0.0] * HOSTS
-        ins = [np.full(COUNT, rank + 1, np.float32) for rank in range(HOSTS)]
-        outs = [[np.full(COUNT, -1, np.float32) for _ in range(calls)] for _ in self.comms]
+        return self.left(delays, calls, gap=0.0) / calls
 
-        def start(rank):
+    def left(self, delays, calls, gap):
+        """The same in multiples of one call's x, from the last start: calls begin `gap` x after one another."""
+        world, unit_s = self.world, self.count * UNIT_S / COUNT
+        requests, began, ended = [[] for _ in self.comms], [0.0] * HOSTS, [0.0] * HOSTS
+        ins = [np.full(self.count, rank + 1, np.float32) for rank in range(HOSTS)]
+        outs = [[np.full(self.count, -1, np.float32) for _ in range(calls)] for _ in self.comms]
+
+        def start(rank, out):
             began[rank] = world.at_s
-            requests[rank] += [self.comms[rank].start_all_reduce(ins[rank], out) for out in outs[rank]]
+            requests[rank].append(self.comms[rank].start_all_reduce(ins[rank], out))
             world.woken.add(rank)
 
         def poll(rank):
             core = core_of(self.comms[rank])
             while core.progress():
                 pass
-            if not ended[rank] and len(requests[rank]) == calls and all(each.test() for each in requests[rank]):
+            if not ended[rank] and len(requests[rank]) == calls and all(each.done for each in requests[rank]):
                 ended[rank] = world.at_s
 
         for rank, delay in enumerate(delays):
-            world.at(world.at_s + 0.01 + delay * unit_s, partial(start, rank))
+            for number, out in enumerate(outs[rank]):
+                world.at(world.at_s + 0.01 + (delay * calls + gap * number) * unit_s, partial(start, rank, out))
         world.run([partial(poll, rank) for rank in range(HOSTS)], lambda: all(ended))
         assert all((out == HOSTS * (HOSTS + 1) / 2).all() for its in outs for out in its)
         return (max(ended) - max(began)) / unit_s
@@ -105,6 +111,21 @@ def test_two_late_ranks_together(monkeypatch):
     assert together < 1.35
     monkeypatch.setattr(_ActionLog, "limit_sends", lambda log, window: None)
     assert x() > together + 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("delays", "bar"), [((1.1, 1.1), 1.21), ((0.5, 1.0, 1.5), 1.35)])
+def test_several_late_ranks_of_large_calls(delays, bar):
+    """8 ranks, 4 MiB; what the schedule's rounds alone take with two late is 1.20, letters 0.01."""
+    job, delays = Job(letter_s=1e-3, count=4 * COUNT), [*late_by(0.0)[len(delays) :], *delays]
+    job.x(delays)
+    assert job.x(delays) < bar
+
+
+@pytest.mark.slow
+def test_buckets_of_a_slow_backward():
+    """A bucket's time between starts, one rank behind by 1.1 of all: what is left after its last start, in buckets."""
+    assert Job(letter_s=1e-3, count=4 * COUNT).left(late_by(1.1), calls=8, gap=1.0) < 1.3
 
 
 def test_one_slow_nic_costs_what_its_bytes_do():
