@@ -259,8 +259,9 @@ def nbytes_of(training: "Trainer | Enduring") -> tuple[int, int, int]:
 
     trainer = training.trainer if isinstance(training, Enduring) else training
     assert trainer is not None, "nobody is out"
-    kept = (training.kept.nbytes, training.kept.passing_nbytes) if isinstance(training, Enduring) else (0, 0)
-    return *kept, seat_values(trainer.copies).nbytes
+    own = training.kept if isinstance(training, Enduring) else None
+    kept, passing = (0, 0) if own is None else (own.nbytes, own.passing_nbytes)
+    return kept, passing, seat_values(trainer.copies).nbytes
 
 
 # -- what is made of it

@@ -194,9 +194,9 @@ def _option(
     """The Option of the late algorithm `name` where `absent` are late, with the chunk count that `links` like best."""
     line, late = find_algorithm(collective, name), len(absent) if isinstance(absent, tuple) else 1
     chunks = late_num_chunks(line, world_size, nbytes, links)
-    if late > 1 and chunks is not None and not line.nodes:
+    if late > 1 and chunks is not None and chunks > world_size and not line.nodes:
         # Whole slices: the last one takes as long with fewer chunks.
-        chunks -= chunks % (world_size - late) if chunks > world_size else 0
+        chunks -= chunks % (world_size - late)
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
     # whatever the size of the messages, which are cut alike.

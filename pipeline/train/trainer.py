@@ -177,11 +177,10 @@ class Trainer:
         return tuple(checked.plan.microbatches for checked in self.plans)
 
     def use(self, execute: Executor | None = None, vote: Vote | None = None, agree: Agree | None = None) -> Executor:
-        """Run iterations by `execute`, such as an Adapter's, send the sum of the ranks' `vote` with the losses, and
-        call `agree` once all is computed, before the weights change: that it returns on one rank says that it was
-        called on all.
+        """Run iterations by `execute`, such as an Adapter's, and send the sum of the ranks' `vote` with the losses.
 
-        Returns what ran them before, for what only adds to that. None: as before.
+        `agree` is called once all is computed, before the weights change: that it returns on one rank says that it was
+        called on all. Returns what ran iterations before, for what only adds to that. None: as before.
         """
         before = self._execute
         self._execute = execute or before
