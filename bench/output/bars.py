@@ -1,7 +1,7 @@
 """What an experiment's records have to reach: figures with their bars; --check prints and checks them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 
@@ -44,6 +44,12 @@ def at_most(what: str, found: float, limit: float, form: str = "{:.3g}") -> Bar:
 def at_least(what: str, found: float, limit: float, form: str = "{:.3g}") -> Bar:
     """The Bar that a figure must reach."""
     return Bar(what, found, limit, True, form)
+
+
+def print_bars(bars: Iterable[Bar], file: TextIO | None = None) -> None:
+    """A line for each (default: on standard output), as --check shows them under a table."""
+    for bar in bars:
+        print(f"# bar {bar}", file=file)
 
 
 def near_simulator(records: Iterable[Record], limit: float, what: str = "measured off simulated") -> Bar:

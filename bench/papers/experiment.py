@@ -62,7 +62,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import Bar
+from lanterne.bench.output.bars import Bar, print_bars
 from lanterne.bench.output.load import busy_note
 from lanterne.bench.output.plots import in_style, lift_legends
 from lanterne.collectives.auto.load_meter import LoadMeter
@@ -173,8 +173,8 @@ def run(args: argparse.Namespace) -> int:
         report.print_table(experiment.COLUMNS, rows, title=title, notes=experiment.NOTES.strip().splitlines())
         for line in getattr(experiment, "findings", lambda _: [])(records):
             print(line)
-        for bar in bars if args.check and not busy else ():
-            print(f"# bar {bar}")
+        if args.check and not busy:
+            print_bars(bars)
         if busy:
             print(busy)
     if args.plot:

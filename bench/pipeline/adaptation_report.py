@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import Bar, at_least, at_most
+from lanterne.bench.output.bars import Bar, at_least, at_most, print_bars
 from lanterne.bench.output.plots import COLOURS, label_ends
 from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.adaptation import ADAPT, FIXED, KNOWN, Mode, outcomes, run_modes
@@ -108,8 +108,8 @@ def print_document(document: Document, file: TextIO | None = None, *, with_bars:
     if rows:
         print(file=file)
         report.print_table(EVENT_COLUMNS, rows, left=(0, 1), file=file)
-    for bar in bars(document["results"]) if with_bars else ():
-        print(f"# bar {bar}", file=file)
+    if with_bars:
+        print_bars(bars(document["results"]), file)
 
 
 def bars(records: Iterable[Document], *, must_change: bool = False) -> list[Bar]:

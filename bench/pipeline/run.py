@@ -49,7 +49,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import Bar, near_simulator_by_plane
+from lanterne.bench.output.bars import Bar, near_simulator_by_plane, print_bars
 from lanterne.bench.output.units import format_count, format_time, is_number, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
@@ -355,8 +355,8 @@ def print_records(document: dict[str, Any], file: TextIO, *, with_bars: bool = F
         f"{document['environment']['cpus']} cores"
     ]
     report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
-    for bar in bars(results) if with_bars else ():
-        print(f"# bar {bar}", file=file)
+    if with_bars:
+        print_bars(bars(results), file)
 
 
 def row(result: Mapping[str, Any]) -> list[str]:

@@ -67,21 +67,20 @@ class Copies:
 
     def wait(self) -> None:
         """Wait for the gradients of all stages, each of which was started. `step` does, stage by stage."""
-        # In one order on all copies: who waits moves nothing but what it waits for.
-        for stage in self.comms:
-            self._wait(stage)
+        for stage, comm in self.comms.items():
+            if comm.world_size > 1:
+                self._requests[stage].wait()
 
     def step(self) -> None:
         """Wait for the gradients, then update the weights of all stages, each of which was started."""
+        # In one order on all copies: who waits moves nothing but what it waits for.
         for stage in self.comms:
-            self._wait(stage)
+            if self.comms[stage].world_size > 1:
+                self._requests.pop(stage).wait()
             self._step(stage)
         for stage in self.comms:
-            self._wait(stage)
-
-    def _wait(self, stage: int) -> None:
-        if stage in self._requests:
-            self._requests.pop(stage).wait()
+            if stage in self._requests:
+                self._requests.pop(stage).wait()
 
     def update(self, number: int) -> None:
         """One step of what this copy answers for of a stage, with gradients that are there; no rank is told."""

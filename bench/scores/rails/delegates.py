@@ -28,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import Bar, at_most
+from lanterne.bench.output.bars import Bar, at_most, print_bars
 from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
@@ -228,5 +228,4 @@ def print_records(document: dict[str, Any], file: TextIO, *, bars: Sequence[Bar]
     work = f"work {format_time(document['work_s'])} an action, inline over {document['over']}"
     notes = [f"{document['environment']['cpus']} cores, {work}"]
     report.print_table(columns, rows, notes=notes, left=(1,), file=file)
-    for bar in bars:
-        print(f"# bar {bar}", file=file)
+    print_bars(bars, file)
