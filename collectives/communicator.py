@@ -24,7 +24,7 @@ from lanterne.collectives.core import Closing, CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.native import algorithm_names
 from lanterne.collectives.execute.requests import MessageRequest
-from lanterne.collectives.growth import enter, known_to
+from lanterne.collectives.growth import KnownLinks, enter, node_names
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Exchanges, RootMovements
@@ -126,6 +126,8 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         self.newcomers: tuple[int, ...] = ()
         self.tuning: Tuning = Tuning(self)
         core.tuning = self.tuning
+        # Of the job's links, if it is more than the tuning of these ranks.
+        self._known: KnownLinks | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -340,11 +342,11 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         core = self._core.shrink(timeout_s)
         for _ in range(self.world_size - 1):
             try:
-                return self._child(core)
+                return self._survivors(core)
             except TransportError:
                 # Another one has died since they met.
                 core = core.shrink(timeout_s)
-        return self._child(core)
+        return self._survivors(core)
 
     def grow(self, model: str = "", timeout_s: float | None = None) -> Self:
         """The Communicator of these ranks and those that wait to be taken in; this one if nobody does.
@@ -373,7 +375,8 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         if groups is None:
             return self
         before, group = groups
-        told = known_to(self.tuning.model, deterministic=self.deterministic)
+        known = self._links_of_job()
+        told = known.told(known.place_of[self.ranks[self.rank]], deterministic=self.deterministic, whole=self.rank == 0)
         grown = enter(group, core.transport.name, self._of_epoch, limit_s, told)
         if grown is None:
             return self
@@ -383,21 +386,36 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         return grown
 
     @classmethod
-    def _of_epoch(cls, opened: Transport, group: Group, model: CostModel | None, deterministic: bool) -> Self:
+    def _of_epoch(cls, opened: Transport, group: Group, known: KnownLinks | None, deterministic: bool) -> Self:
         """That of all ranks of `group`, which have come to know each other by `grow`. A collective call."""
-        made = cls(opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group), epoch=group.epoch)
+        links = None if known is None else known.placed(group.hosts)
+        hosts = node_names(group.hosts, None if links is None else links.topology_here)
+        made = cls(opened, ranks_here=group.ranks_here, hosts=hosts, closes=(opened, group), epoch=group.epoch)
         made.newcomers = group.newcomers
         made.deterministic = deterministic
         try:
             made._core.share_memory()
-            if model is None:
-                made.tuning.learn(shares_memory=made._core.shares_memory)
+            if links is not None:
+                links.teach(made.tuning)
+            elif known is not None and known.also_of(group.hosts):
+                made.tuning.adopt(known.model, "told")
             else:
-                made.tuning.adopt(model, "told")
+                made.tuning.learn(shares_memory=made._core.shares_memory)
         except LanterneError:
             made.close()
             raise
+        made._known = links or KnownLinks.of(made.tuning, group.hosts, made.ranks)
         return made
+
+    def _links_of_job(self) -> KnownLinks:
+        """What is known of the links of this job's ranks, the dead too, for those that are taken in."""
+        return self._known or KnownLinks.of(self.tuning, self.hosts, self.ranks)
+
+    def _survivors(self, core: CommunicatorCore) -> Self:
+        """As `_child`, of those that live; they remember the links of the dead."""
+        child = self._child(core)
+        child._known = self._links_of_job()
+        return child
 
     def _child(self, core: CommunicatorCore) -> Self:
         """The face of `core`, which came from this one."""

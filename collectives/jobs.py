@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 from lanterne import __version__
 from lanterne.collectives.auto.tuning import GPUS, THREADS
-from lanterne.collectives.growth import enter
+from lanterne.collectives.growth import KnownLinks, enter, node_names
 from lanterne.collectives.topology.presets import find_topology
 from lanterne.collectives.topology.topology import Topology
 from lanterne.collectives.topology.topology_json import to_document
@@ -238,12 +238,14 @@ def open_communicator(
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
     from lanterne.collectives.communicator import Communicator, core_of
 
-    hosts = group.hosts if topology is None else tuple(f"node {node}" for node in topology.node_of)
+    hosts = node_names(group.hosts, topology)
     communicator = Communicator(opened, ranks_here=group.ranks_here, hosts=hosts, closes=(opened, group))
     communicator.deterministic = deterministic
     try:
         if topology is not None:
             communicator.tuning.adopt(topology.slowest, "given", (), topology)
+            # By their hosts, for those that are taken in later.
+            communicator._known = KnownLinks.of(communicator.tuning, group.hosts, communicator.ranks)
         elif opened.capabilities.stream_ordered and opened.shares_devices:
             # A test: ranks that take turns on a GPU tell nothing of links.
             communicator.tuning.adopt(GPUS, "assumed")

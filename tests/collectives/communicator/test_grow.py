@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import lanterne
+from lanterne.collectives.auto.predict import Factor
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError, PeerFailed, TransportError, Unavailable
@@ -110,6 +111,21 @@ def test_a_rank_that_was_killed_comes_back_in_its_place(job):
     assert [(comm.rank, comm.newcomers, comm.epoch) for comm in comms] == [(2, (0,), 2), (1, (0,), 2), (0, (0,), 2)]
     halves = job.run(*(lambda comm=comm: comm.split(comm.rank == 0) for comm in comms))
     assert sorted(job.run(*(lambda comm=comm: total(comm) for comm in halves))) == [1.0, 3.0, 3.0]
+    job.run(*(comm.close for comm in comms))
+
+
+def test_who_comes_back_and_the_others_choose_as_before(job):
+    factors = (Factor("all_reduce", "rhd", 1 << 12, 0.01),)
+    comms = job.begin(3)
+    for comm in comms:
+        comm.tuning.adopt(MODEL, "test", factors)
+    chosen = comms[0].tuning.choose("all_reduce", 1 << 12)
+    die(comms.pop(1))
+    comms = job.run(*(lambda comm=comm: survive(comm) for comm in comms))
+    comms = job.run(*(lambda comm=comm: grown(comm) for comm in comms), lambda: job.join(place=1))
+    for comm in comms:
+        assert comm.tuning.factors == factors, comm
+        assert comm.tuning.choose("all_reduce", 1 << 12)[:2] == chosen[:2], comm
     job.run(*(comm.close for comm in comms))
 
 

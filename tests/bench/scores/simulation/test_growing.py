@@ -97,8 +97,5 @@ def test_that_an_epoch_begins_without_somebody_is_found(monkeypatch):
 
 
 def test_that_a_newcomer_knows_other_links_is_found(monkeypatch):
-    monkeypatch.setattr(growth, "known_to", lambda *_, **__: b"")
-    from lanterne.collectives import communicator
-
-    monkeypatch.setattr(communicator, "known_to", growth.known_to)
+    monkeypatch.setattr(growth.KnownLinks, "told", lambda *_, **__: b"")
     assert some_fail(range(20))
