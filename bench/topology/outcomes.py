@@ -136,7 +136,8 @@ def auto_names(topology: Topology, nbytes: int, late: LateRank) -> tuple[str, st
         ordinary = "ring" if nodes_of_links(links) is None else "hier_ring"
         ordinary_s = ordinary_by_law_s(size, nbytes, links)
     else:
-        ordinary, _, ordinary_s = predictions("all_reduce", size, nbytes, links)[0]
+        first = predictions("all_reduce", size, nbytes, links)[0]
+        ordinary, ordinary_s = first.algorithm, first.time_s
     if late is None or size < 3 or (many and number > 1):
         return ordinary, None
     if isinstance(late, tuple):

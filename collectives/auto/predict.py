@@ -1,6 +1,7 @@
 """What the algorithms of a collective are predicted to take, and how predictions are corrected by trials."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
@@ -18,7 +19,7 @@ from lanterne.collectives.algorithms.catalogue import (
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
 from lanterne.collectives.auto.pacing import POLICY as PACING
-from lanterne.collectives.auto.pacing import over_nodes, start_s, sustained
+from lanterne.collectives.auto.pacing import STREAM, over_nodes, segment_nbytes, start_s, sustained
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.topology import Topology
@@ -49,11 +50,15 @@ class Factor(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """An algorithm, its num_chunks (None: its own), and the seconds that it is predicted to take."""
+    """An algorithm, its num_chunks (None: its own), and the seconds that it is predicted to take.
+
+    `overlaps`: its rounds do, so that starts, and all else that takes as long for any size, pass beside its bytes.
+    """
 
     algorithm: str
     num_chunks: int | None
     time_s: float
+    overlaps: bool = False
 
 
 @functools.cache
@@ -219,10 +224,24 @@ def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> 
     for line in candidates(collective, world_size, nodes is not None, leaf_sets_of(links)):
         chunks = chunk_count(line, world_size, nbytes, links)
         over = nodes if line.nodes else None
-        at = in_series(links) if over and isinstance(links, Topology) else links
-        cost = price(priced_schedule(collective, line.name, world_size, chunks, nodes=over), nbytes, at)
-        rows.append(Prediction(line.name, chunks, max(cost.makespan_s, cost.load * pass_s(links, nbytes))))
+        schedule = priced_schedule(collective, line.name, world_size, chunks, nodes=over)
+        overlaps = line.stream and not over and rounds_overlap(schedule, nbytes, _port(links))
+        at = flowing(links) if overlaps else in_series(links) if over and isinstance(links, Topology) else links
+        cost = price(schedule, nbytes, at)
+        rows.append(Prediction(line.name, chunks, max(cost.makespan_s, cost.load * pass_s(links, nbytes)), overlaps))
     return sorted(rows, key=lambda row: row.time_s)
+
+
+def rounds_overlap(schedule: CollectiveSchedule, nbytes: float, model: CostModel) -> bool:
+    """Whether ranks send parts of a chunk on before the whole has come, of a `schedule` that is one stream to each."""
+    chunk_nbytes = math.ceil(nbytes / schedule.num_chunks)
+    return chunk_nbytes > segment_nbytes(model, chunk_nbytes, STREAM)
+
+
+@functools.lru_cache(16)
+def flowing(links: Links) -> Links:
+    """`links` as a stream of messages finds them that are posted ahead: see pacing.sustained."""
+    return links.with_models(sustained) if isinstance(links, Topology) else sustained(links)
 
 
 def pass_s(links: Links, nbytes: float) -> float:
@@ -235,21 +254,28 @@ def pass_s(links: Links, nbytes: float) -> float:
     return nbytes * sustained(links).beta_s_per_byte
 
 
-def correction(factors: Iterable[Factor], collective: str, algorithm: str, nbytes: int) -> float:
+def correction(
+    factors: Iterable[Factor], collective: str, algorithm: str, nbytes: int, *, overlaps: bool = False
+) -> float:
     """What to multiply a prediction by: interpolated in log(nbytes) between the sizes tried; 1 where none was.
 
     Larger sizes were not tried because they take long: there the seconds above the prediction stay as they were, since
-    they are those of rounds and of the trials' disturbances, not of bytes.
+    they are those of rounds and of the trials' disturbances, not of bytes; where rounds overlap (see Prediction), a
+    part of them.
     """
     tried = sorted((row.nbytes, row.factor) for row in factors if row[:2] == (collective, algorithm))
     if not tried:
         return 1.0
     sizes, values = np.array(tried).T
     beyond = max(1.0, nbytes / sizes[-1])
-    return float(1 + (np.interp(np.log(max(nbytes, 1)), np.log(sizes), values) - 1) / beyond)
+    part = PACING.overlapped if overlaps and beyond > 1 else 1.0
+    return float(1 + part * (np.interp(np.log(max(nbytes, 1)), np.log(sizes), values) - 1) / beyond)
 
 
 def corrected(rows: Iterable[Prediction], factors: Sequence[Factor], collective: str, nbytes: int) -> list[Prediction]:
     """`rows` with their seconds corrected by trials, cheapest first."""
-    rows = [row._replace(time_s=row.time_s * correction(factors, collective, row.algorithm, nbytes)) for row in rows]
-    return sorted(rows, key=lambda row: row.time_s)
+
+    def factor(row: Prediction) -> float:
+        return correction(factors, collective, row.algorithm, nbytes, overlaps=row.overlaps)
+
+    return sorted((row._replace(time_s=row.time_s * factor(row)) for row in rows), key=lambda row: row.time_s)

@@ -229,7 +229,7 @@ def measure_factors(
             continue
         took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
         found = {row.algorithm: time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)}
-        factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
+        factors += [Factor(TRIED, row.algorithm, nbytes, found.get(row.algorithm, max(found.values()))) for row in rows]
         spent_s += contest_s
     return tuple(factors)
 

@@ -156,7 +156,7 @@ class Tuning:
             if world_size > MAX_PRICED_RANKS and links is not None:
                 found = ordinary_by_law_s(world_size, nbytes, links)
             else:
-                found = self.explain(collective, nbytes)[0][2]
+                found = self.explain(collective, nbytes)[0].time_s
             if len(self._ordinary_s) >= MAX_SIZES:
                 self._ordinary_s.clear()
             self._ordinary_s[key] = found
@@ -201,8 +201,9 @@ class Tuning:
             names = [line.name for line in lines]
         else:
             names = [row.algorithm for row in predicted]
-        algorithm, chunks, time_s = next(near[name] for name in names if name in near)
-        return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
+        best = next(near[name] for name in names if name in near)
+        reason = f"predicted to take {best.time_s * 1e6:.1f} us ({self.source} model)"
+        return Choice(best.algorithm, best.num_chunks, reason)
 
 
 def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:

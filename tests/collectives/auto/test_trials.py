@@ -35,7 +35,7 @@ def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favour
         factors = {row.algorithm: row.factor for row in results[0] if row.nbytes == nbytes}
         assert set(factors) == {line.name for line in candidates("all_reduce", 3)}, nbytes
         assert factors[rows[0][0]] == pytest.approx(1e-3 / rows[0][2]), nbytes
-        assert {factors[name] for name, _, _ in rows[2:]} == {max(factors.values())}, nbytes
+        assert {factors[name] for name, *_ in rows[2:]} == {max(factors.values())}, nbytes
 
 
 def test_no_job_waits_for_long_and_later_ones_try_what_is_left(monkeypatch):
@@ -123,11 +123,11 @@ def test_a_call_is_compared_with_the_others_of_its_round():
 
 def test_trying_again_turns_the_factors_and_lowers_all_of_a_size_where_less_was_taken(monkeypatch):
     predicted = predictions("all_reduce", 3, 1 << 10, MODEL)
-    (first, _, first_s), (second, _, second_s), *_ = predicted
+    (first, _, first_s, _), (second, _, second_s, _), *_ = predicted
     # Only the first two are near each other.
     before = tuple(
         Factor("all_reduce", name, 1 << 10, {first: 2.0, second: 2.0 * first_s / second_s}.get(name, 20.0))
-        for name, _, _ in predicted
+        for name, *_ in predicted
     )
 
     def changes(first_took, second_took):
