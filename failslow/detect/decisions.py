@@ -10,7 +10,7 @@ from lanterne.failslow.detect.evidence import Weighing, is_abrupt, level_start
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
 from lanterne.failslow.detect.level import Level
 from lanterne.failslow.detect.reference import Reference
-from lanterne.failslow.detect.votes import CERTAIN, LIKELY, SHIFT, VoteRun, median
+from lanterne.failslow.detect.votes import CERTAIN, LIKELY, SHIFT, VoteRun, best_split, median, split
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
 # worth recording.
@@ -69,6 +69,13 @@ class EventFinding(NamedTuple):
     run: VoteRun
 
 
+class SeenLevel(NamedTuple):
+    """Rows of a level of their own, logs of seconds, from row `first` on."""
+
+    first: int
+    values: list[float]
+
+
 def findings(state: JobState, row: int) -> Iterator[EventFinding]:
     """What the suspects up to `row` may be certain to be, the likeliest first."""
     yield from _weighed(state, row)
@@ -96,6 +103,57 @@ def other_level(state: JobState, row: int) -> tuple[list[float], int, float] | N
     old, new = median(values[:start]), median(values[start:])
     error = level.error(start, len(values) - start) * min(1.0, level.scale_of_steps(values) / level.scale)
     return (values, start, old) if abs(new - old) >= max(ACCEPT, APART * error) else None
+
+
+def seen_level(state: JobState, finding: EventFinding, row: int) -> SeenLevel | None:
+    """The level that `finding`, no end of a warm-up, tells of at `row`; None while too few rows have followed."""
+    kind, suspects, run = finding
+    if kind == "relief" and state.slow:
+        # It follows rows of any height, and begins where the last of them was: with the run.
+        rows = list(state.held.recent)[-min(row + 1 - run.start, state.since(row) - 1) :]
+        least = MIN_SAMPLES
+        start = split(rows, state.level.median, median(suspects[-8:]))
+    else:
+        rows, start = state.placed(suspects, row)
+        least = {"onset": MIN_SAMPLES, "relief": MIN_FALL_ROWS, "change": 2 * MIN_SAMPLES}[kind]
+    if len(rows) - start < least:
+        return None
+    index = row + 1 - len(rows) + start
+    if state.last is not None and index <= state.last.index and kind != "change":
+        index, start = state.last.index + 1, start + state.last.index + 1 - index
+    return SeenLevel(index, rows[start:])
+
+
+def seen_in_window(state: JobState, old: float, row: int) -> SeenLevel:
+    """The level that the window shows up to `row`, from where it has left the level `old`."""
+    values = list(state.level.window.values)
+    start = best_split(values, old, state.level.median, SHIFT)
+    index = row + 1 - len(values) + start
+    if state.last is not None:
+        # The window may hold rows of before the last incident.
+        index = max(index, state.last.index + 1)
+    return SeenLevel(index, values[start:])
+
+
+def seen_onset(state: JobState, index: int, row: int) -> SeenLevel | None:
+    """The level of an onset that something else than times puts at `index`; None where times up to `row` deny it."""
+    if state.last is not None:
+        index = max(index, state.last.index + 1)
+    values = list(state.held.recent)[index - row - 1 :]
+    if state.slow or len(values) < MIN_SAMPLES:
+        return None
+    rise = min(median(values), median(values[-8:])) - state.level.median
+    return SeenLevel(index, values) if rise >= SMALL else None
+
+
+def seen_relief(state: JobState, index: int, row: int) -> SeenLevel | None:
+    """The level after an incident likewise: it is nearer to that of before the incident than to the incident's."""
+    if not state.slow or state.last is None or index <= state.last.index:
+        return None
+    values, base, told = list(state.held.recent)[index - row - 1 :], state.reference.base, state.reference.told
+    if len(values) < MIN_SAMPLES or max(median(values), median(values[-8:])) - base > (told - base) / 2:
+        return None
+    return SeenLevel(index, values)
 
 
 def _are_mixed(before: Sequence[float], after: Sequence[float]) -> bool:

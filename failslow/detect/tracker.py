@@ -32,14 +32,15 @@ from math import exp, inf, log
 from lanterne.errors import InputError
 from lanterne.failslow.detect.confirmed import ConfirmedEvents
 from lanterne.failslow.detect.decisions import (
-    MIN_FALL_ROWS,
-    MIN_SAMPLES,
     SKIPPED_ROWS,
-    SMALL,
     EventFinding,
     JobState,
     findings,
     other_level,
+    seen_in_window,
+    seen_level,
+    seen_onset,
+    seen_relief,
 )
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing
@@ -47,7 +48,7 @@ from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
 from lanterne.failslow.detect.learning import Learning
 from lanterne.failslow.detect.level import REVIEW_ROWS, Level
 from lanterne.failslow.detect.reference import Healthy, Reference
-from lanterne.failslow.detect.votes import MIN_RATE, PROVISIONAL, SHIFT, best_split, median, split
+from lanterne.failslow.detect.votes import MIN_RATE, PROVISIONAL, SHIFT, median
 
 # Suspects that are taken once more where all were let go: an incident may have begun with them.
 TAKEN_AGAIN = 8
@@ -134,26 +135,18 @@ class Tracker:
 
         They need not be certain of it, but rows since then must be slower, and no incident last.
         """
-        job = self._job
-        if job.last is not None:
-            index = max(index, job.last.index + 1)
-        values = list(job.held.recent)[index - self.row :]
-        if job.slow or len(values) < MIN_SAMPLES:
+        level, row = self._job.level, self.row - 1
+        if (seen := seen_onset(self._job, index, row)) is None:
             return None
-        if min(median(values), median(values[-8:])) - job.level.median < SMALL:
-            return None
-        job.reference.drop(job.level.median)
-        return self._confirmed.confirm("onset", index, self.row - 1, self.row - 1, values, job.level.median)
+        self._job.reference.drop(level.median)
+        return self._confirmed.confirm("onset", seen.first, row, row, seen.values, level.median)
 
     def believe_relief(self, index: int) -> LevelEvent | None:
         """Confirm the end of an incident at row `index` likewise: rows since then are nearer to those of before."""
-        job = self._job
-        if not job.slow or job.last is None or index <= job.last.index:
+        row = self.row - 1
+        if (seen := seen_relief(self._job, index, row)) is None:
             return None
-        values, base, told = list(job.held.recent)[index - self.row :], job.reference.base, job.reference.told
-        if len(values) < MIN_SAMPLES or max(median(values), median(values[-8:])) - base > (told - base) / 2:
-            return None
-        return self._confirmed.confirm("relief", index, self.row - 1, self.row - 1, values, told)
+        return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.reference.told)
 
     def _take(self, y: float, row: int) -> LevelEvent | None:
         job = self._job
@@ -197,14 +190,9 @@ class Tracker:
 
     def _slow_path(self, kind: str, row: int) -> LevelEvent | None:
         """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
-        job, values = self._job, list(self._job.level.window.values)
-        old = job.reference.anchor if kind == "onset" else job.reference.told
-        start = best_split(values, old, job.level.median, SHIFT)
-        index = row + 1 - len(values) + start
-        if job.last is not None:
-            # The window may hold rows of before the last incident.
-            index = max(index, job.last.index + 1)
-        return self._confirmed.confirm(kind, index, row, row, values[start:], old)
+        old = self._job.reference.anchor if kind == "onset" else self._job.reference.told
+        seen = seen_in_window(self._job, old, row)
+        return self._confirmed.confirm(kind, seen.first, row, row, seen.values, old)
 
     def _look_back(self, row: int) -> LevelEvent | None:
         """Confirm another level inside an incident that its last rows show together."""
@@ -247,30 +235,19 @@ class Tracker:
     def _settle(self, finding: EventFinding, row: int) -> LevelEvent | None:
         """Confirm the event of `finding` where its level began, if enough rows have followed."""
         job, (kind, suspects, run) = self._job, finding
-        level, new = job.level, median(suspects[-8:])
         if kind == "warm":
             # A warm-up ends downwards; that is no event.
             self._confirmed.restart(suspects[-SKIPPED_ROWS:])
             job.reference.drop(job.level.median)
             return None
-        if kind == "relief" and job.slow:
-            # It follows rows of any height, and begins where the last of them was: with the run.
-            rows = list(job.held.recent)[-min(row + 1 - run.start, job.since(row) - 1) :]
-            least = MIN_SAMPLES
-            start = split(rows, level.median, new)
-        else:
-            rows, start = job.placed(suspects, row)
-            least = {"onset": MIN_SAMPLES, "relief": MIN_FALL_ROWS, "change": 2 * MIN_SAMPLES}[kind]
-        if len(rows) - start < least:
+        if (seen := seen_level(job, finding, row)) is None:
             return None
-        index = row + 1 - len(rows) + start
-        if job.last is not None and index <= job.last.index and kind != "change":
-            index, start = job.last.index + 1, start + job.last.index + 1 - index
-        if kind == "change" and self._confirmed.is_same_fact(index, new > level.median):
-            self._confirmed.restart(rows[start:])
+        level = job.level
+        if kind == "change" and self._confirmed.is_same_fact(seen.first, median(suspects[-8:]) > level.median):
+            self._confirmed.restart(seen.values)
             if not job.slow:
                 job.reference.drop(job.level.median)
             return None
         suspected = run.suspected if run.suspected is not None else row
         old = job.reference.anchor if kind == "onset" else level.median
-        return self._confirmed.confirm(kind, index, max(suspected, index), row, rows[start:], old)
+        return self._confirmed.confirm(kind, seen.first, max(suspected, seen.first), row, seen.values, old)
