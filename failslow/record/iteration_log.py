@@ -207,6 +207,114 @@ class Marks:
             yield times_s[at], time_s, before + at + 1 if is_new else None
 
 
+class Stretch:
+    """Iterations that end with one marker: what their times show, and whom slow ones are put down to.
+
+    Args:
+        iterations, late: as Spells has them.
+        first_row: the index of the first.
+        spacing: how many calls one has; None where that is not known.
+
+    Attributes: `tracker`, which has taken their times; `first_row`.
+    """
+
+    def __init__(
+        self,
+        iterations: deque[tuple[int, float, float]],
+        late: LateArrivals,
+        matcher: Matcher,
+        first_row: int = 0,
+        spacing: int | None = None,
+    ) -> None:
+        self.tracker: Tracker = Tracker()
+        self.first_row: int = first_row
+        self._spacing = spacing
+        self._spells = Spells(iterations, late, matcher, first_row)
+
+    @property
+    def usual_s(self) -> float | None:
+        """What an iteration takes when nothing is slow."""
+        lasting = self._spells.lasting
+        return self.tracker.level_s if lasting is None else lasting[2]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether iterations are slow, or may be: the next ones tell."""
+        return (
+            self._spells.lasting is not None
+            or self.tracker.slow
+            or self.tracker.doubtful
+            or self._spells.latecomers.doubtful
+        )
+
+    @property
+    def lasting(self) -> Incident | None:
+        """The incident that lasts."""
+        return self.tracker.incidents[-1] if self.tracker.slow else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """The detector's, counted in iterations of the job."""
+        return [_shifted(asdict(event), self.first_row) for event in self.tracker.events]
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """The slow spells, each with its cause, counted in iterations of the job."""
+        return [self._incident(incident) for incident in self.tracker.incidents]
+
+    def asks(self, event: LevelEvent | None) -> bool:
+        """Whether it matters who came late to an iteration, of whose time the tracker says `event`.
+
+        Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
+        """
+        is_sure = event is not None and event.confirmed_at is not None
+        return is_sure or self._spells.lasting is not None or self.tracker.noisy
+
+    def notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
+        """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
+
+        Args:
+            asks: whether it matters who came late.
+        """
+        late = self._spells.latecomer(index, self.usual_s or 0.0) if asks else None
+        if event is not None and event.confirmed_at is not None:
+            yield Notice(event, self._words(event), self._spells.judge(event, index, slow=self.tracker.slow))
+            return
+        if event is not None and event.kind == "onset":
+            yield Notice(event, self._words(event), None)
+        if self._spells.lasting is not None and (notice := self._spells.follow(index, late)) is not None:
+            yield notice
+        elif self.tracker.noisy and (shown := self._shown(index, late)) is not None:
+            slow = self.tracker.slow
+            yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
+
+    def _words(self, event: LevelEvent) -> str:
+        at = self.first_row + event.index
+        slower = event.ratio >= 1
+        level = f"{event.ratio:.2f} times as long as before" if slower else f"{1 / event.ratio:.2f} times faster"
+        level_s = self.tracker.level_s
+        if event.kind == "relief" and level_s is not None:
+            level = f"back to {level_s * 1e3:.4g} ms"
+        sure = "" if event.confirmed_at is not None else "perhaps "
+        return f"iteration {self.first_row + self.tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
+
+    def _shown(self, index: int, late: Latecomer | None) -> LevelEvent | None:
+        """The event that is certain by iteration `index` since ranks come late by themselves, or do so no more.
+
+        Times that vary much tell it late, or never.
+        """
+        if self._spells.lasting is not None:
+            gone = self._spells.blame.gone(self._spells.lasting[0], index)
+            return None if gone is None else self.tracker.believe_relief(gone - self.first_row)
+        if late is None or not self._spells.blames(late, index):
+            return None
+        return self.tracker.believe_onset(late.since - self.first_row)
+
+    def _incident(self, incident: Incident) -> dict[str, Any]:
+        record = _shifted(asdict(incident), self.first_row)
+        causes = self._spells.blame.of(record["onset"], record["relief"])
+        about = {"lasts": record["relief"] is None, "calls": self._spacing, "cause": causes[0], "causes": causes}
+        return record | about
+
+
 class IterationLog:
     """The iterations as the calls of one rank, the lead, show them.
 
@@ -224,16 +332,13 @@ class IterationLog:
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
         self._settle = settle
-        self._spells = Spells(self.iterations, self.late, matcher, 0)
+        self._stretch = Stretch(self.iterations, self.late, matcher)
         # How many iterations there are whose calls are not known yet; those that nothing was made of, and their times.
         self._unjudged = 0
         self._ended: list[tuple[int, float]] = []
         self._found: list[Notice] = []
-        self._tracker = Tracker()
-        self._first_row = 0
-        self._spacing: int | None = None
         self._earlier: deque[dict[str, Any]] = deque(maxlen=256)
-        # Incidents that are in neither.
+        # Incidents that are neither there nor in the Stretch.
         self._unlisted = 0
         self._marks = Marks()
 
@@ -250,31 +355,25 @@ class IterationLog:
     @property
     def usual_s(self) -> float | None:
         """What an iteration takes when nothing is slow."""
-        lasting = self._spells.lasting
-        return self._tracker.level_s if lasting is None else lasting[2]
+        return self._stretch.usual_s
 
     @property
     def is_watched(self) -> bool:
         """Whether iterations are slow, or may be: the next ones tell."""
-        return (
-            self._spells.lasting is not None
-            or self._tracker.slow
-            or self._tracker.doubtful
-            or self._spells.latecomers.doubtful
-        )
+        return self._stretch.is_watched
 
     @property
     def lasting(self) -> Incident | None:
         """The incident that lasts."""
-        return self._tracker.incidents[-1] if self._tracker.slow else None
+        return self._stretch.lasting
+
+    def events(self) -> list[dict[str, Any]]:
+        """The detector's, counted in iterations of the job."""
+        return self._stretch.events()
 
     def recent(self) -> list[tuple[int, float]]:
         """The latest (index, seconds) that a status shows."""
         return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), POLICY.recent)][::-1]
-
-    def events(self) -> list[dict[str, Any]]:
-        """The detector's, counted in iterations of the job."""
-        return [_shifted(asdict(event), self._first_row) for event in self._tracker.events]
 
     def add(
         self,
@@ -293,7 +392,7 @@ class IterationLog:
 
     def _end(self, end_s: float, time_s: float) -> None:
         """An iteration has ended."""
-        index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
+        index = self.iterations[-1][0] + 1 if self.iterations else self._stretch.first_row
         self.iterations.append((index, end_s, time_s))
         self.total_s += time_s
         self.late.end(index, end_s)
@@ -318,7 +417,7 @@ class IterationLog:
         self._tell(world_size)
         if self._unjudged >= POLICY.max_unjudged:
             self._learn(world_size)
-        self._unlisted += self._tracker.forget(POLICY.kept_events)
+        self._unlisted += self._stretch.tracker.forget(POLICY.kept_events)
         found, self._found = self._found, []
         return found
 
@@ -328,20 +427,18 @@ class IterationLog:
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
         self.judge(world_size)
-        self._unlisted += self._tracker.forget(POLICY.kept_events)
-        for incident in self._tracker.incidents:
-            record = self._incident(incident)
-            end = self._first_row + self._tracker.row
+        stretch = self._stretch
+        self._unlisted += stretch.tracker.forget(POLICY.kept_events)
+        end = stretch.first_row + stretch.tracker.row
+        for record in stretch.incidents():
             self._unlisted += len(self._earlier) == self._earlier.maxlen
             self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
-        spacing = self._spacing = self._marks.spacing
+        spacing = self._marks.spacing
         assert spacing is not None
         self._matcher.set_spacing(spacing)
-        self._tracker = Tracker()
-        self._first_row = calls // spacing
         self.iterations.clear()
         self.late.clear()
-        self._spells = Spells(self.iterations, self.late, self._matcher, self._first_row)
+        self._stretch = Stretch(self.iterations, self.late, self._matcher, calls // spacing, spacing)
 
     def age_s(self, index: int) -> float:
         """How long before the latest iteration iteration `index` ended; 0 where neither is known."""
@@ -352,16 +449,17 @@ class IterationLog:
 
     def incidents(self) -> list[dict[str, Any]]:
         """The slow spells up to now, each with its cause, counted in iterations of the job."""
-        return [*self._earlier, *(self._incident(incident) for incident in self._tracker.incidents)]
+        return [*self._earlier, *self._stretch.incidents()]
 
     def notes(self, *, runs: bool) -> Iterator[str]:
         """What there is to say beside; not of the end, while the job runs."""
-        if self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
-            timed = f"{self._tracker.row} of the iterations were timed, too few to judge"
+        tracker = self._stretch.tracker
+        if self.iterations and tracker.row < 2 * SKIPPED_ROWS:
+            timed = f"{tracker.row} of the iterations were timed, too few to judge"
             yield f"{timed}: the first {SKIPPED_ROWS} show what is normal"
         if self._unlisted:
             yield f"{self._unlisted} incidents before those listed are only counted"
-        if not runs and any(incident.relief is None for incident in self._tracker.incidents):
+        if not runs and any(incident.relief is None for incident in tracker.incidents):
             yield "the job ended inside an incident"
 
     @property
@@ -369,63 +467,15 @@ class IterationLog:
         """How often the lead's clock went backwards."""
         return self._marks.dropped
 
-    def _words(self, event: LevelEvent) -> str:
-        at = self._first_row + event.index
-        slower = event.ratio >= 1
-        level = f"{event.ratio:.2f} times as long as before" if slower else f"{1 / event.ratio:.2f} times faster"
-        level_s = self._tracker.level_s
-        if event.kind == "relief" and level_s is not None:
-            level = f"back to {level_s * 1e3:.4g} ms"
-        sure = "" if event.confirmed_at is not None else "perhaps "
-        return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
-
     def _tell(self, world_size: int | None) -> None:
         """See what there is to say of the iterations that have ended."""
         for index, time_s in self._ended:
-            event = self._tracker.update(time_s)
-            is_sure = event is not None and event.confirmed_at is not None
-            # Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
-            asks = is_sure or self._spells.lasting is not None or self._tracker.noisy
+            event = self._stretch.tracker.update(time_s)
+            asks = self._stretch.asks(event)
             if asks and self._unjudged:
                 self._learn(world_size)
-            self._found += self._notices(index, event, asks=asks)
+            self._found += self._stretch.notices(index, event, asks=asks)
         self._ended.clear()
-
-    def _notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
-        """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
-
-        Args:
-            asks: whether it matters who came late.
-        """
-        late = self._spells.latecomer(index, self.usual_s or 0.0) if asks else None
-        if event is not None and event.confirmed_at is not None:
-            yield Notice(event, self._words(event), self._spells.judge(event, index, slow=self._tracker.slow))
-            return
-        if event is not None and event.kind == "onset":
-            yield Notice(event, self._words(event), None)
-        if self._spells.lasting is not None and (notice := self._spells.follow(index, late)) is not None:
-            yield notice
-        elif self._tracker.noisy and (shown := self._shown(index, late)) is not None:
-            slow = self._tracker.slow
-            yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
-
-    def _shown(self, index: int, late: Latecomer | None) -> LevelEvent | None:
-        """The event that is certain by iteration `index` since ranks come late by themselves, or do so no more.
-
-        Times that vary much tell it late, or never.
-        """
-        if self._spells.lasting is not None:
-            gone = self._spells.blame.gone(self._spells.lasting[0], index)
-            return None if gone is None else self._tracker.believe_relief(gone - self._first_row)
-        if late is None or not self._spells.blames(late, index):
-            return None
-        return self._tracker.believe_onset(late.since - self._first_row)
-
-    def _incident(self, incident: Incident) -> dict[str, Any]:
-        record = _shifted(asdict(incident), self._first_row)
-        causes = self._spells.blame.of(record["onset"], record["relief"])
-        about = {"lasts": record["relief"] is None, "calls": self._spacing, "cause": causes[0], "causes": causes}
-        return record | about
 
 
 def _shifted(record: dict[str, Any], first_row: int) -> dict[str, Any]:
