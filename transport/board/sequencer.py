@@ -15,7 +15,7 @@ they came. A rank that has come to one of them by then has reported.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -152,6 +152,54 @@ class _Call:
     late: int = -1
 
 
+class PastGaps:
+    """The Gaps of the latest calls of each signature; signatures that were used longest ago make room."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, deque[Gaps]] = OrderedDict()
+
+    def of(self, signature: str) -> Sequence[Gaps]:
+        """Those of calls of `signature`, the latest last."""
+        return self._of.get(signature, ())
+
+    def note(self, signature: str, times_s: Iterable[float]) -> float:
+        """Ranks came to a call at `times_s`; between the last but one and the last of them, s."""
+        latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
+        gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
+        if signature:
+            self._of.setdefault(signature, deque(maxlen=POLICY.max_delays)).append(gaps_s)
+            self._of.move_to_end(signature)
+            if len(self._of) > POLICY.max_signatures:
+                self._of.popitem(last=False)
+        return gaps_s[0]
+
+
+class Reports:
+    """Arrivals at calls that need not ask, which each rank reports in the same order, until all have reported one."""
+
+    def __init__(self, world_size: int) -> None:
+        self._waiting: list[deque[tuple[float, str]]] = [deque() for _ in range(world_size)]  # (s, signature) by rank
+        # By rank: this clock less the rank's own, and a message's time, the least of late; and when that was reckoned.
+        self._clocks = [(float("inf"), 0.0)] * world_size
+
+    def behind_s(self, rank: int, its_now_s: float, now_s: float) -> float:
+        """What to add to times of `rank`, whose clock says `its_now_s` in a message that came at `now_s`."""
+        behind_s, then_s = self._clocks[rank]
+        behind_s = min(behind_s + POLICY.max_drift * (now_s - then_s), now_s - its_now_s)
+        self._clocks[rank] = behind_s, now_s
+        return behind_s
+
+    def add(self, rank: int, arrivals: Sequence[tuple[float, str]]) -> Iterator[tuple[str, list[float]]]:
+        """Take what `rank` reports, (s of this clock, signature); calls reported by all: signature and s, by rank."""
+        waiting = self._waiting[rank]
+        if len(waiting) + len(arrivals) > POLICY.max_reports:
+            return
+        waiting.extend(arrivals)
+        while all(self._waiting):
+            came = [reports.popleft() for reports in self._waiting]
+            yield came[0][1], [at_s for at_s, _ in came]
+
+
 class Sequencer:
     """The calls of one communicator of `world_size` ranks. Every method returns what to tell whom."""
 
@@ -159,12 +207,10 @@ class Sequencer:
         self.world_size = world_size
         self._calls: dict[int, _Call] = {}
         self._floor = 0  # calls up to this number are forgotten
-        self._gaps: OrderedDict[str, deque[Gaps]] = OrderedDict()  # by signature
+        self._gaps = PastGaps()
         self._died: dict[int, str] = {}
         self._free: dict[str, int] = {}  # by signature, the last call that need not ask
-        self._reports: list[deque[tuple[float, str]]] = [deque() for _ in range(world_size)]  # (s, signature) by rank
-        # By rank: this clock less the rank's own, and a message's time, the least of late; and when that was reckoned.
-        self._clocks = [(float("inf"), 0.0)] * world_size
+        self._reports = Reports(world_size)
 
     def arrive(
         self, rank: int, number: int, signature: str, policy: Policy, now_s: float, ready: bool = True
@@ -179,7 +225,7 @@ class Sequencer:
             call = self._calls[number] = _Call(signature, policy)
             if policy.options:
                 # Here, where nobody waits for it yet.
-                call.starts = starts(policy, self._gaps.get(signature, ()))
+                call.starts = starts(policy, self._gaps.of(signature))
             self._make_room()
         if rank in call.arrivals:
             return []
@@ -202,7 +248,7 @@ class Sequencer:
     def _advance(self, number: int, call: _Call, rank: int, now_s: float) -> Told:
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
-            delay_s = self._note_gaps(call.signature, call.arrivals.values())
+            delay_s = self._gaps.note(call.signature, call.arrivals.values())
             if call.decision is None:
                 call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(number, call))
             call.outcome = call.decision
@@ -234,7 +280,7 @@ class Sequencer:
         return [rank for rank in range(self.world_size) if rank not in call.arrivals]
 
     def _free_calls(self, number: int, call: _Call) -> int:
-        policy, past = call.policy, self._gaps[call.signature]
+        policy, past = call.policy, self._gaps.of(call.signature)
         punctual, asking_s = POLICY.punctual_calls, POLICY.asking_s
         if policy.normal_s > POLICY.free_below_s or len(past) < punctual or not policy.options:
             return 0
@@ -263,22 +309,14 @@ class Sequencer:
 
         All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
         """
-        behind_s, then_s = self._clocks[rank]
-        behind_s = min(behind_s + POLICY.max_drift * (now_s - then_s), now_s - its_now_s)
-        self._clocks[rank] = behind_s, now_s
+        behind_s = self._reports.behind_s(rank, its_now_s, now_s)
         return self._see(rank, [(at_s + behind_s, signature) for at_s, signature in arrivals])
 
     def _see(self, rank: int, arrivals: Sequence[tuple[float, str]]) -> Told:
         """`rank` came to calls that need not ask: `arrivals`, (s of this clock, signature)."""
-        waiting = self._reports[rank]
         seen: list[int] = []
-        if len(waiting) + len(arrivals) > POLICY.max_reports:
-            return []
-        waiting.extend(arrivals)
-        while all(self._reports):
-            came = [reports.popleft() for reports in self._reports]
-            times_s = [at_s for at_s, _ in came]
-            delay_s = self._note_gaps(came[0][1], times_s)
+        for signature, times_s in self._reports.add(rank, arrivals):
+            delay_s = self._gaps.note(signature, times_s)
             seen += [times_s.index(max(times_s)), round(delay_s * 1e9)]
         record = Record(0, SEEN, text=" ".join(map(str, seen)))
         return [(each, record) for each in range(self.world_size)] if seen else []
@@ -338,16 +376,6 @@ class Sequencer:
 
     def _tell(self, call: _Call, record: Record) -> Told:
         return [(rank, record) for rank in call.arrivals]
-
-    def _note_gaps(self, signature: str, times_s: Iterable[float]) -> float:
-        latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
-        gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
-        if signature:
-            self._gaps.setdefault(signature, deque(maxlen=POLICY.max_delays)).append(gaps_s)
-            self._gaps.move_to_end(signature)
-            if len(self._gaps) > POLICY.max_signatures:
-                self._gaps.popitem(last=False)
-        return gaps_s[0]
 
     def _close_if_complete(self, number: int) -> None:
         if len(self._calls[number].arrivals) == self.world_size:
