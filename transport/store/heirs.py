@@ -10,7 +10,7 @@ Asking takes the store's one thread, for a few messages' time; an elector that s
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lanterne.errors import TransportError
 from lanterne.transport.steering import steers, value
@@ -27,6 +27,7 @@ from lanterne.transport.store.succession import (
     is_backed,
     is_heard_by_enough,
     names_of,
+    next_to_ask,
     succeed,
 )
 from lanterne.transport.wire import Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
@@ -135,8 +136,9 @@ class Heirs:
         left = tuple(name for name in electors if name == self._name or name in self._fellows)
         if len(left) < len(electors):
             left = left if len(left) >= LEAST_ELECTORS else (self._name,)
-            fields = [field for name, ranks in self._ranks_of() if name in left for field in (name.encode(), ranks)]
-            self._decide(Decided(pack_frame(Kind.ELECTORS, self._epoch, fields), left))
+            epoch, ranks_of = electors_of(self.decided)
+            fields = [field for name, ranks in ranks_of if name in left for field in (name.encode(), ranks)]
+            self._decide(Decided(pack_frame(Kind.ELECTORS, epoch, fields), left))
 
     def _decide(self, decision: Decided) -> bool:
         log, known = (*self._own.log, decision), self._own.known
@@ -180,21 +182,11 @@ class Heirs:
         """What another store answers, in so many times ask_s; None: nothing."""
         return self._fellows.ask(name, kind, fields, POLICY.ask_s, times * POLICY.ask_s)
 
-    @property
-    def _epoch(self) -> int:
-        return max((epoch for kind, epoch, _body in self.decided if kind == Kind.ELECTORS), default=0)
-
-    def _ranks_of(self) -> list[tuple[str, bytes]]:
-        """The ranks, packed, beside each elector, as the last decision on those says."""
-        bodies = [body for kind, _epoch, body in self.decided if kind == Kind.ELECTORS]
-        fields = unpack_fields(bodies[-1], "b*") if bodies else []
-        return [(name.decode(errors="replace"), ranks) for name, ranks in zip(fields[::2], fields[1::2], strict=True)]
-
     def out_of_reach(self, epoch: int) -> list[int]:
         """Ranks of `epoch` on hosts that did not answer when this store took over."""
-        fellows = self._fellows
-        silent = [ranks for name, ranks in self._ranks_of() if name in fellows.silent and name not in fellows]
-        return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == self._epoch else []
+        fellows, (its_epoch, ranks_of) = self._fellows, electors_of(self.decided)
+        silent = [ranks for name, ranks in ranks_of if name in fellows.silent and name not in fellows]
+        return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == its_epoch else []
 
     # -- it stands by
 
@@ -252,7 +244,7 @@ class Heirs:
         # It promises itself what others do only if they are enough: one that leads, and was busy, goes on else.
         promises = {self._name: replace(self._own, promised=term)}
         asked = {self._name}
-        while (found := succeed(promises)) is None and (name := self._next_to_ask(promises, asked)):
+        while (found := succeed(promises)) is None and (name := next_to_ask(promises, asked, self._own.written[1])):
             asked.add(name)
             # It looks for the one that led first.
             answer = self._ask(name, Kind.PROMISE, [name.encode(), term[0], self._name.encode()], 3)
@@ -266,11 +258,6 @@ class Heirs:
         electors = max((electorates(each.log, each.known)[-1] for each in promises.values() if each.log), key=len)
         return f"{len({*electors} & promises.keys())} of {len(electors)} hosts of the job follow it, no majority"
 
-    def _next_to_ask(self, promises: dict[str, Elector], asked: set[str]) -> str:
-        """An elector, as far as one knows who they are; the store that led last."""
-        names = {name for each in promises.values() for name in names_of(each.log, each.known)} - asked
-        return min(names, key=lambda name: (name == self._own.written[1], name), default="")
-
     def connection_closed(self, connection: Connection) -> None:
         """A client is gone."""
         if connection is self._leader:
@@ -281,6 +268,21 @@ class Heirs:
         if self.leads and not self.is_lost:
             self._fellows.tell(Kind.OVER, POLICY.ask_s)  # One that misses it ends by itself, later.
         self._fellows.close()
+
+
+class PackedElectors(NamedTuple):
+    """Who decides: the epoch whose ranks they serve, and each one's name, beside those ranks, packed."""
+
+    epoch: int
+    ranks_of: list[tuple[str, bytes]]
+
+
+def electors_of(decided: Sequence[tuple[int, int, bytes]]) -> PackedElectors:
+    """What ELECTORS say, of frames of any kind that were `decided`: kind, epoch, body."""
+    frames = [(epoch, body) for kind, epoch, body in decided if kind == Kind.ELECTORS]
+    fields = unpack_fields(frames[-1][1], "b*") if frames else []
+    names = [name.decode(errors="replace") for name in fields[::2]]
+    return PackedElectors(max((epoch for epoch, _ in frames), default=0), [*zip(names, fields[1::2], strict=True)])
 
 
 def _pack_log(log: Log) -> list[bytes]:

@@ -88,6 +88,12 @@ def is_heard_by_enough(log: Log, known: int, own: str, answers: Callable[[str], 
     return True
 
 
+def next_to_ask(promises: Mapping[str, Elector], asked: Collection[str], last: str) -> str:
+    """An elector that those who made `promises` know, not `asked` yet; `last` when no other is left; empty: none is."""
+    names = {name for each in promises.values() for name in names_of(each.log, each.known)} - {*asked}
+    return min(names, key=lambda name: (name == last, name), default="")
+
+
 def succeed(promises: Mapping[str, Elector]) -> Elector | None:
     """What a store goes on with to which these electors have made promises, as they were then; None: too few have.
 
