@@ -30,8 +30,9 @@ from lanterne.bench.scores.simulation.world import run
 # Whose conditions are turned around, one by one.
 MODULES = (
     *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "connection", "server", "values")),
-    *(f"lanterne.transport.store.membership.{name}" for name in ("admissions", "epoch", "guards", "meetings")),
-    *(f"lanterne.transport.store.membership.{name}" for name in ("members", "returns", "together")),
+    *(f"lanterne.transport.store.membership.{name}" for name in ("admissions", "census", "epoch")),
+    *(f"lanterne.transport.store.membership.{name}" for name in ("guards", "meetings", "members")),
+    *(f"lanterne.transport.store.membership.{name}" for name in ("returns", "together")),
     *(f"lanterne.transport.board.{name}" for name in ("seat", "sequencer")),
     "lanterne.transport.rank_group",
 )

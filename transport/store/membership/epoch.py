@@ -6,6 +6,7 @@ from typing import Protocol
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
+from lanterne.transport.store.membership.census import Census
 from lanterne.transport.store.membership.meetings import BEGIN_KEY, Meetings
 from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
 from lanterne.transport.wire import Kind, pack_frame, pack_ranks, unpack_fields
@@ -66,10 +67,7 @@ class Epoch:
         self.places: tuple[int, ...] = tuple(places)
         self.numbers: tuple[int, ...] = self.places
         self.meetings: Meetings = Meetings(store, self)
-        self._members: dict[int, Connection] = {}
-        self._left: set[int] = set()
-        self._died: dict[int, bytes] = {}  # why, by rank
-        self._gone: list[tuple[Kind, list[int | bytes]]] = []  # the notices of both
+        self._census = Census(store)
         self._votes = Votes(store)
         self._gathers = Gathers(store)
 
@@ -81,13 +79,7 @@ class Epoch:
 
     def enter(self, connection: Connection, request_id: int, rank: int) -> None:
         """`connection` is that of `rank` from now on."""
-        if rank in self._died:
-            raise Refusal(f"got rank {rank}, which is dead to this job: {self._died[rank].decode(errors='replace')}")
-        if not 0 <= rank < len(self.places):
-            raise Refusal(f"got rank {rank}, expected 0 to {len(self.places) - 1}")
-        if rank in self._members or rank in self._left:
-            raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
-        self._members[rank] = connection
+        self._census.enter(connection, rank, len(self.places))
         self._welcome(connection, request_id, rank)
 
     def _welcome(self, connection: Connection, request_id: int, rank: int) -> None:
@@ -98,7 +90,7 @@ class Epoch:
 
     def come_back(self, connection: Connection, request_id: int, rank: int) -> None:
         """As `enter`, of one that was here at another store; who has died meanwhile learns it as the others do."""
-        if rank in self._died:
+        if rank in self._census.died:
             self._welcome(connection, request_id, rank)
         else:
             self.enter(connection, request_id, rank)
@@ -118,41 +110,32 @@ class Epoch:
             self._tell_left(rank)
 
     def tell_gone(self, connection: Connection) -> None:
-        """Who has left or died, in that order: who comes late blames the first."""
-        for kind, fields in self._gone:
-            self._store.send(connection, kind, 0, fields)
+        """Tell one that comes late who has left or died."""
+        self._census.tell_gone(connection)
 
     def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
         """Send a notice to all members."""
-        for member in self._members.values():
-            self._store.send(member, kind, 0, fields)
+        self._census.tell(kind, fields)
 
     def leave(self, connection: Connection, _request_id: int) -> Answer:
         """LEAVE."""
         rank = self.rank_of(connection)
-        self._members.pop(rank)
+        self._census.members.pop(rank)
         self._tell_left(rank)
         return ()
 
     def _tell_left(self, rank: int) -> None:
-        self._left.add(rank)
-        self._gone.append((Kind.LEFT_NOTICE, [rank]))
-        self.tell(Kind.LEFT_NOTICE, [rank])
+        self._census.leave(rank)
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, None)
 
     def rank_of(self, connection: Connection) -> int:
         """The rank of a member."""
-        if connection.rank in self._died:
-            reason = self._died[connection.rank].decode(errors="replace")
-            raise Refusal(f"got a request of rank {connection.rank}, which is dead to this job: {reason}")
-        if connection.rank is None or self._members.get(connection.rank) is not connection:
-            raise Refusal("got a request of a member from a client that has not joined, or has left")
-        return connection.rank
+        return self._census.rank_of(connection)
 
     def lives(self, rank: int) -> bool:
         """Whether `rank` is a member, or may become one."""
-        return rank not in self._died and rank not in self._left
+        return self._census.lives(rank)
 
     @property
     def living(self) -> list[int]:
@@ -162,27 +145,24 @@ class Epoch:
     @property
     def somebody_left(self) -> bool:
         """Whether a rank has ended in order, or said goodbye."""
-        return bool(self._left)
+        return bool(self._census.left)
 
     @property
     def all_came(self) -> bool:
         """Whether every rank has joined, or never will."""
-        return all(rank in self._members or not self.lives(rank) for rank in range(len(self.places)))
+        return all(map(self.knows, range(len(self.places))))
 
     def knows(self, rank: int) -> bool:
         """Whether `rank` has joined, or is known never to."""
-        return rank in self._members or not self.lives(rank)
+        return self._census.knows(rank)
 
     # -- ends
 
     def declare_dead(self, rank: int, reason: bytes) -> None:
         """From now on `rank` is dead to this job: all are told, it too if it can still hear."""
-        if rank in self._died or not self.decide(Kind.DIED_NOTICE, [rank, reason]):
+        if rank in self._census.died or not self.decide(Kind.DIED_NOTICE, [rank, reason]):
             return
-        self._died[rank] = reason
-        self._gone.append((Kind.DIED_NOTICE, [rank, reason]))
-        self.tell(Kind.DIED_NOTICE, [rank, reason])
-        self._members.pop(rank, None)
+        self._census.die(rank, reason)
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, reason)
 
@@ -194,15 +174,15 @@ class Epoch:
         """The process below guard `number` has ended."""
         if number in self.numbers:
             rank = self.numbers.index(number)
-            if code != 0 or rank in self._members:
+            if code != 0 or rank in self._census.members:
                 self.declare_dead(rank, reason)
-            elif rank not in self._left:  # who never joined is not waited for either
+            elif rank not in self._census.left:  # who never joined is not waited for either
                 self._tell_left(rank)
 
     @property
     def places_here(self) -> list[int]:
         """Those whose ranks are members now."""
-        return [self.places[rank] for rank in self._members]
+        return [self.places[rank] for rank in self._census.members]
 
     def place_died(self, place: int, reason: bytes) -> None:
         """Whoever has `place` is dead in another epoch, in which it still was."""
@@ -214,7 +194,7 @@ class Epoch:
         rank = connection.rank
         assert rank is not None
         self._votes.is_gone(rank, len(self.places))
-        if self._members.get(rank) is connection:
+        if self._census.members.get(rank) is connection:
             lost = connection.lost.encode()
             delay_s = POLICY.verdict_s if self._job.guards.has(self.numbers[rank]) else 0
             self._store.after(delay_s, lambda: self.declare_dead(rank, lost))
@@ -246,7 +226,7 @@ class Epoch:
         present = self._gathers.present(name)
         absent = [rank for rank in range(len(self.places)) if rank not in present]
         for rank in absent:
-            if rank not in self._members and rank not in self._left:
+            if rank not in self._census.members and rank not in self._census.left:
                 self.declare_dead(rank, f"it did not join within the time of rank {connection.rank}".encode())
         return absent
 
