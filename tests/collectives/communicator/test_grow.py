@@ -62,7 +62,7 @@ def die(comm):
     """What a process that is killed leaves of a rank: nothing."""
     core_of(comm)._closes = ()
     comm.transport._group.abandon()
-    for _, duplex in list(comm.transport._by_fd.values()):
+    for _, duplex in list(comm.transport._polled.by_fd.values()):
         duplex.close()
     comm.transport.closed = True
 
