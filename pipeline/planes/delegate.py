@@ -9,10 +9,10 @@ Paper: ADAPTRA, section 5.2.
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 from time import monotonic_ns as now_ns
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout, Unavailable
 from lanterne.pipeline.device.message_staging import MessageStaging
+from lanterne.pipeline.planes.arena_arrays import NearArrays, OwnArrays, nbytes_of
 from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape, free_nbytes
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.transport.base import timeout_error
@@ -34,41 +35,10 @@ if TYPE_CHECKING:
 
 WITHOUT = "without a direct plane every pair has delegates"
 
-Kind: TypeAlias = tuple[Shape, np.dtype[Any]]
-
 # Of the memory that the host has free, for all ranks together.
 MEMORY_SHARE = 0.5
 # Messages with which the rate of a queue is measured, and their size.
 PROBES, PROBE_NBYTES = 16, 1 << 20
-
-
-class NearArrays:
-    """The arrays of messages that are read where they lie: in the arenas of peers that share memory.
-
-    Args:
-        arenas: by peer, as bytes.
-    """
-
-    def __init__(self, arenas: Mapping[int, memoryview]) -> None:
-        self.arenas = arenas
-        # (peer, offset, shape, dtype) -> array; id -> (peer, offset) of those that are read now.
-        self._made: dict[tuple[int, int, Shape, np.dtype[Any]], Buffer] = {}
-        self._read: dict[int, tuple[int, int]] = {}
-
-    def read(
-        self, peer: int, offset: int, shape: Shape, dtype: np.dtype[Any], staged: Callable[[Buffer], Buffer]
-    ) -> Buffer:
-        """The array at `offset` of a peer's arena; a new one is `staged` first."""
-        key = peer, offset, shape, dtype
-        array = self._made.get(key)
-        if array is None:
-            array = self._made[key] = staged(_array(self.arenas[peer], offset, shape, dtype))
-        self._read[id(array)] = peer, offset
-        return array
-
-    def take_place(self, buffer: Buffer) -> tuple[int, int] | None:
-        """The peer and offset of an array that is not read any more; None if it is none of these."""
-        return self._read.pop(id(buffer), None)
 
 
 class DelegatePlane(DataPlane):
@@ -120,12 +90,13 @@ class DelegatePlane(DataPlane):
             self._sent,
             token=None if store is None else store.secret(b"lanterne/delegates").hex(),
         )
-        self._memory = self.delegates.arena.view
         self.near: NearArrays = NearArrays(self.delegates.arenas)
         self._senders = self.delegates.senders
-        # Arrays that are free; id -> (offset, nbytes, array) of all.
-        self._free: dict[Kind, list[Buffer]] = {}
-        self._lent: dict[int, tuple[int, int, Buffer]] = {}
+        self._arrays = OwnArrays(self.delegates.arena, self._staged)
+        # Held here as well, since every message touches them: see `send`.
+        self._free = self._arrays.free
+        self._lent = self._arrays.lent
+        self._give = self._arrays.give
         # Offset -> array of those that are sent and not released yet; offsets of those from earlier iterations.
         self._out: dict[int, Buffer] = {}
         self._earlier: set[int] = set()
@@ -172,7 +143,7 @@ class DelegatePlane(DataPlane):
             return self.direct.receive(shape, dtype, peer)
         # What a neighbour sends is read in its memory.
         buffer = None if peer in self.near.arenas else self._take(shape, dtype)
-        offset, nbytes = (0, _nbytes(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
+        offset, nbytes = (0, nbytes_of(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
         receive = self._receive(shape, dtype, peer, buffer)
         self.delegates.receive(offset, nbytes, peer, receive.arrived)
         return receive
@@ -212,7 +183,7 @@ class DelegatePlane(DataPlane):
             self.direct.set_link(source, destination, link)
 
     def stage_on(self, device: "Device") -> None:
-        self._staging = MessageStaging(device, landed_counter(self._memory))
+        self._staging = MessageStaging(device, landed_counter(self.delegates.arena.view))
         if self.direct is not None:
             self.direct.stage_on(device)
 
@@ -248,30 +219,20 @@ class DelegatePlane(DataPlane):
             self.progress()
         if not free:
             try:
-                self._extend(shape, dtype)
+                self._arrays.extend(shape, dtype)
             except InputError:
                 if not self._earlier:
                     raise
                 # An iteration of both would not fit: what was sent in an earlier one is about to be released.
                 _Wait(self, lambda: bool(free) or not self._earlier, self.delegates.peers).wait()
                 if not free:
-                    self._extend(shape, dtype)
+                    self._arrays.extend(shape, dtype)
         return free.pop()
-
-    def _extend(self, shape: Shape, dtype: np.dtype[Any]) -> None:
-        nbytes = _nbytes(shape, dtype)
-        offset = self.delegates.arena.allocate(nbytes)
-        array = self._staged(_array(self._memory, offset, shape, dtype))
-        self._lent[id(array)] = offset, nbytes, array
-        self._give(array)
 
     def _staged(self, array: Buffer) -> Buffer:
         if self._staging is not None:
             self._staging.adopt(array)
         return array
-
-    def _give(self, array: Buffer) -> None:
-        self._free.setdefault((array.shape, array.dtype), []).append(array)
 
 
 def near_pairs(comm: Communicator) -> list[tuple[int, int]]:
@@ -425,16 +386,6 @@ def _wait_until(arrival_s: float, deadline_s: float, late: TransportTimeout) -> 
     if arrival_s > deadline_s:
         raise late
     return looked_s
-
-
-def _array(memory: memoryview, offset: int, shape: Shape, dtype: np.dtype[Any]) -> Buffer:
-    """(shape) of dtype at `offset` of a memoryview of bytes."""
-    nbytes = _nbytes(shape, dtype)
-    return np.frombuffer(memory, np.uint8, max(nbytes, 1), offset)[:nbytes].view(dtype).reshape(shape)
-
-
-def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
-    return math.prod(shape) * dtype.itemsize
 
 
 def _delegated_peers(
