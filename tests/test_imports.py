@@ -18,6 +18,8 @@ PACKAGE = Path(lanterne.__file__).parent
 ORDER = ["torch", "bench", "failslow", "pipeline", "collectives", "transport", "kernels"]
 # What only redoes our own figures: no other folder needs it.
 YARDSTICKS = ("bench/papers", "bench/scores")
+# Those of more than 200 lines: what users call, a job's ranks, rails, training.
+LARGE_CLASSES = {"Communicator", "CommunicatorCore", "Group", "SpareTransport", "Trainer"}
 
 
 def find_modules(package):
@@ -144,6 +146,20 @@ def test_few_numbers_have_only_a_name():
 def test_numbers_that_only_have_a_name_are_seen(line, names):
     figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
     assert figures.numeric_constants(ast.parse(line)) == names
+
+
+def test_classes_have_walls():
+    """A class with more to it is cut along what it holds. One that is cut leaves this list, and none is added."""
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    found = {name for path in FILES for name in figures.large_classes(tree_of(PACKAGE / path))}
+    assert found == LARGE_CLASSES
+    assert len(found) <= figures.LARGE_CLASSES
+
+
+@pytest.mark.parametrize(("lines", "names"), [(200, []), (201, ["C"])])
+def test_large_classes_are_seen(lines, names):
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    assert figures.large_classes(ast.parse("class C:\n" + "    x = 1\n" * (lines - 1))) == names
 
 
 @pytest.mark.parametrize(

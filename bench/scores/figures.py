@@ -27,8 +27,10 @@ from lanterne.bench.scores.gpu import without_device
 
 TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow", "bench")
 YARDSTICKS = ("bench/papers", "bench/scores")
-# The bar that tests/test_imports.py holds.
+# The bars that tests/test_imports.py holds: of numeric constants, and of classes over so many lines.
 LINES_PER_CONSTANT = 250
+CLASS_LINES = 200
+LARGE_CLASSES = 5
 FIRST_SCREEN = "python -m lanterne.bench.scores.first_screen"
 OPERATORS = "python -m lanterne.bench.scores.operators"
 EXPERIMENT = "./run experiment"
@@ -166,15 +168,19 @@ def ignored() -> tuple[str, bool]:
     return f"{len(found)}, {len(bare)} without a rule", len(found) <= 40 and not bare
 
 
-def large_classes() -> tuple[str, bool]:
-    """Classes of more than 200 lines."""
-    found = [
+def large_classes(tree: ast.Module) -> list[str]:
+    """The names of a module's classes of more than CLASS_LINES lines, their docstrings included."""
+    return [
         node.name
-        for module in modules()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno > 200
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > CLASS_LINES
     ]
-    return f"{len(found)} {' '.join(sorted(found))}", len(found) <= 5
+
+
+def walls() -> tuple[str, bool]:
+    """Classes of more than CLASS_LINES lines."""
+    found = sorted(name for module in modules() for name in large_classes(module.tree))
+    return f"{len(found)} {' '.join(found)}", len(found) <= LARGE_CLASSES
 
 
 def numeric_constants(tree: ast.Module) -> list[str]:
@@ -319,7 +325,7 @@ FIGURES: list[Row] = [
     Row("house", "the quick part of the suite", "90 s", "./run test -m quick"),
     Row("first screen", "quiet runs of `./run bench` with a verdict", "19 of 20", FIRST_SCREEN),
     Row("first screen", "wrong verdicts in 20 beside 4 busy processes", "0", f"{FIRST_SCREEN} --busy 4"),
-    Row("one way", "classes over 200 lines", "5", large_classes),
+    Row("one way", f"classes over {CLASS_LINES} lines", str(LARGE_CLASSES), walls),
     Row("one way", "numeric module constants", f"1 in {LINES_PER_CONSTANT} lines", constants),
     Row("one way", "loops of tests with an assert whose message does not name the case", "0", asserting_loops),
     Row("one way", "loops that wait, besides the one function", "0", waiting_loops),
