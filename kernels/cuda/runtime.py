@@ -16,7 +16,7 @@ from lanterne.kernels.arrays import Event, Stream, import_cupy, require_device
 from lanterne.kernels.cuda.device_memory import DeviceMemory
 from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.cuda.here import Here
-from lanterne.kernels.cuda.streams import own_stream
+from lanterne.kernels.cuda.foreign_stream import own_stream
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
 _NOT_READY = 600  # cudaErrorNotReady
@@ -135,7 +135,7 @@ class CudaRuntime:
         return str(self.device.pci_bus_id)
 
     def as_stream(self, stream: Stream) -> Stream:
-        """The stream object of `stream`; see streams.own_stream."""
+        """The stream object of `stream`; see foreign_stream.own_stream."""
         return own_stream(self._here, self._cupy, stream)
 
     def device_of(self, address: int) -> int:

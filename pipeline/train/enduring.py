@@ -24,7 +24,7 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError, TransportError, Unavailable
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
 from lanterne.pipeline.train.kept import KeptStates
-from lanterne.pipeline.train.neighbours import WHOLE, HeldState
+from lanterne.pipeline.train.memory_checkpoint import WHOLE, HeldState
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 # The communicator's tag of what ranks bring together; that of copies is in neighbours.py.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.train.data_parallel import Copies
-from lanterne.pipeline.train.neighbours import HeldState, Seat
+from lanterne.pipeline.train.memory_checkpoint import HeldState, MemoryCheckpoint
 from lanterne.pipeline.train.replayed import ReplayedCopies
 from lanterne.pipeline.train.spaced import SpacedCopies
 from lanterne.pipeline.train.trainer import Trainer
@@ -20,7 +20,7 @@ class KeptStates:
     def __init__(self, *, copies: int, every: int) -> None:
         self._copies = copies
         self._every = every
-        self._seat: Seat | None = None
+        self._seat: MemoryCheckpoint | None = None
         self._seconds = 0.0  # with trainers before
         # What was held when this layout began, after so many iterations, until an iteration has been done with it.
         self._before: list[HeldState] = []
@@ -78,7 +78,7 @@ class KeptStates:
             trainer.use(agree=self._agree)
         # Alike on all ranks, those that were out until now too.
         number = 1 + (comm.epoch << 48 | comm.communicator_id << 32 | iterations)
-        seat: Seat = ReplayedCopies(trainer, number, copies=self._copies > 0)
+        seat: MemoryCheckpoint = ReplayedCopies(trainer, number, copies=self._copies > 0)
         if seat.is_copying and self._every > 1:
             seat = SpacedCopies(trainer, number, every=self._every)
         self._seat = seat

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from lanterne.pipeline.model.stage_layers import Optimizer
 from lanterne.pipeline.train.data_parallel import Copies
-from lanterne.pipeline.train.neighbours import HeldState, Seat
+from lanterne.pipeline.train.memory_checkpoint import HeldState, MemoryCheckpoint
 from lanterne.pipeline.train.state import seat_gradients
 from lanterne.pipeline.train.trainer import Trainer
 
 
-class ReplayedCopies(Seat):
-    """See Seat; optimizers are alike on all ranks, and each is all that a checkpoint holds of it.
+class ReplayedCopies(MemoryCheckpoint):
+    """See MemoryCheckpoint; optimizers are alike on all ranks, and each is all that a checkpoint holds of it.
 
     Cost: beside the state in its stages a rank keeps its neighbour's, once; and from when it has computed until all
     have, when it holds no activations, its gradients. An iteration takes a barrier more, the gradients' way and the
@@ -102,7 +102,9 @@ def replay(held: HeldState, gradients: Sequence[NDArray[Any]], optimizer: Optimi
     for gradient in gradients:
         parameters, mean, square = held.values[at : at + 3 * len(gradient)].reshape(3, -1)
         its = copy(optimizer)
-        its.steps, its.mean, its.square = held.steps, mean, square
+        its.steps = held.steps
+        its.mean = mean
+        its.square = square
         its.step(parameters, gradient)
         for before, after in ((mean, its.mean), (square, its.square)):
             if after is not before:

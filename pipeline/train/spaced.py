@@ -8,12 +8,12 @@ import time
 
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.pipeline.train.data_parallel import Copies
-from lanterne.pipeline.train.neighbours import HeldState, Seat
+from lanterne.pipeline.train.memory_checkpoint import HeldState, MemoryCheckpoint
 from lanterne.pipeline.train.trainer import Trainer
 
 
-class SpacedCopies(Seat):
-    """See Seat.
+class SpacedCopies(MemoryCheckpoint):
+    """See MemoryCheckpoint.
 
     Args:
         every: iterations between copies.

@@ -26,8 +26,8 @@ from lanterne.errors import ScheduleError
 MAX_SWEEPS = 1 << 13
 
 
-class Place(NamedTuple):
-    """A chunk of a buffer of a rank."""
+class ChunkRef(NamedTuple):
+    """A place: a chunk of a buffer of a rank, as MSCCLang's chunk references are."""
 
     rank: int
     buffer: str
@@ -183,29 +183,29 @@ class _Program:
         self.head = head
         self.blocks = blocks
         self.order = order
-        self.outputs: dict[Place, int] = {}
+        self.outputs: dict[ChunkRef, int] = {}
         # Where input and output are the same memory, the place of the output.
-        self.same: dict[Place, Place] = {}
-        self.held: dict[Place, Value] = {}
+        self.same: dict[ChunkRef, ChunkRef] = {}
+        self.held: dict[ChunkRef, Value] = {}
         self.transfers = _Transfers()
         # Where a cell's value lies.
-        self.places: dict[Cell, set[Place]] = defaultdict(set)
+        self.places: dict[Cell, set[ChunkRef]] = defaultdict(set)
         # Of a block, its sends and receives so far.
         self.sends, self.receives = [0] * len(blocks), [0] * len(blocks)
         self.lines: dict[tuple[int, int, int], deque[Sent]] = defaultdict(deque)
         for rank in range(head.world_size):
             outputs = output_chunks(head, rank).tolist()
             index_of = {chunk: index for index, chunk in enumerate(outputs)}
-            self.outputs |= {Place(rank, "o", index): chunk for index, chunk in enumerate(outputs)}
+            self.outputs |= {ChunkRef(rank, "o", index): chunk for index, chunk in enumerate(outputs)}
             for index, chunk in enumerate(input_chunks(head, rank).tolist()):
-                place = Place(rank, "i", index)
+                place = ChunkRef(rank, "i", index)
                 if program.in_place and chunk in index_of:
-                    self.same[place] = Place(rank, "o", index_of[chunk])
+                    self.same[place] = ChunkRef(rank, "o", index_of[chunk])
                 self.transfers.begin((rank, chunk))
                 self._put(self.same.get(place, place), Own(chunk, 0))
         # Of a place, the steps that use it, and whether each reads it before it writes.
-        self.uses: dict[Place, list[int]] = defaultdict(list)
-        self.reads: dict[Place, list[bool]] = defaultdict(list)
+        self.uses: dict[ChunkRef, list[int]] = defaultdict(list)
+        self.reads: dict[ChunkRef, list[bool]] = defaultdict(list)
         for now, (number, at) in enumerate(order):
             block, step = blocks[number], blocks[number].steps[at]
             for index in range(step.chunks):
@@ -234,7 +234,7 @@ class _Program:
             build.rounds(turn, *np.array(rows).T)
         return build.build()
 
-    def _touched(self, block: Block, step: Step, index: int) -> Iterator[tuple[Place, bool]]:
+    def _touched(self, block: Block, step: Step, index: int) -> Iterator[tuple[ChunkRef, bool]]:
         """The places that `step` uses for its chunk `index`, and whether it reads them first."""
         kind = step.kind
         if kind.adds or not kind.receives:
@@ -242,8 +242,8 @@ class _Program:
         if kind.stores:
             yield self._at(block, step.dst, index), kind.adds and not kind.receives
 
-    def _at(self, block: Block, where: tuple[str, int], index: int) -> Place:
-        place = Place(block.rank, where[0], where[1] + index)
+    def _at(self, block: Block, where: tuple[str, int], index: int) -> ChunkRef:
+        place = ChunkRef(block.rank, where[0], where[1] + index)
         return self.same.get(place, place)
 
     def _run(self, now: int, number: int, step: Step, index: int) -> None:
@@ -253,7 +253,7 @@ class _Program:
             return
         if not kind.stores and kind.adds:
             # Added, sent, and not kept: what the source held is not the rank's cell any more.
-            target = Place(block.rank, "", len(self.transfers.found))
+            target = ChunkRef(block.rank, "", len(self.transfers.found))
         if kind.receives:
             line = self.lines[block.recv, block.rank, block.channel]
             message = line.popleft()._replace(received=(number, self.receives[number]))
@@ -279,7 +279,7 @@ class _Program:
             sent = Sent(block.rank, value.chunk, value.version, turn, turn)
             self.lines[block.rank, block.send, block.channel].append(sent)
 
-    def _put(self, place: Place, value: Value) -> None:
+    def _put(self, place: ChunkRef, value: Value) -> None:
         before = self.held.get(place)
         if isinstance(before, Own):
             self.places[place.rank, before.chunk].discard(place)
@@ -287,7 +287,7 @@ class _Program:
         if isinstance(value, Own):
             self.places[place.rank, value.chunk].add(place)
 
-    def _value(self, place: Place, where: str) -> Value:
+    def _value(self, place: ChunkRef, where: str) -> Value:
         value = self.held.get(place)
         if value is None:
             raise ScheduleError(f"msccl: {where}: buffer {place.buffer} holds nothing at {place.offset}")
@@ -298,7 +298,7 @@ class _Program:
             )
         return value
 
-    def _needs(self, now: int, rank: int, chunk: int, but: Place) -> bool:
+    def _needs(self, now: int, rank: int, chunk: int, but: ChunkRef) -> bool:
         """Whether `rank` needs what its cell of `chunk` holds after step `now`, in another place than `but`."""
         version = self.transfers.version((rank, chunk))
         return any(
@@ -306,7 +306,7 @@ class _Program:
             for place in self.places[rank, chunk]
         )
 
-    def _is_read(self, place: Place, now: int) -> bool:
+    def _is_read(self, place: ChunkRef, now: int) -> bool:
         """Whether what `place` holds after step `now` is read, or a result."""
         at = bisect_right(self.uses[place], now)
         return self.reads[place][at] if at < len(self.uses[place]) else place in self.outputs
@@ -325,7 +325,7 @@ class _Program:
             own = self.transfers.add(rank, message, REDUCE)
         return own
 
-    def _settle(self, now: int, place: Place, guests: Guests, where: str) -> Own:
+    def _settle(self, now: int, place: ChunkRef, guests: Guests, where: str) -> Own:
         """The guests of `place` put into the rank's cell, which it does not need."""
         rank, chunk = place.rank, guests[0].chunk
         if self._needs(now, rank, chunk, place):

@@ -14,7 +14,7 @@ from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.enduring import gather_held
-from lanterne.pipeline.train.neighbours import HeldState
+from lanterne.pipeline.train.memory_checkpoint import HeldState
 from lanterne.pipeline.train.rank_layout import fit_layout
 from lanterne.pipeline.train.replayed import ReplayedCopies, replay
 from lanterne.pipeline.train.spaced import SpacedCopies

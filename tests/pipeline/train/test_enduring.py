@@ -13,7 +13,7 @@ from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer
 from lanterne.pipeline.train.enduring import Enduring, gather_held
-from lanterne.pipeline.train.neighbours import WHOLE, HeldState
+from lanterne.pipeline.train.memory_checkpoint import WHOLE, HeldState
 from lanterne.pipeline.train.rank_layout import Layout, fit_layout
 from lanterne.pipeline.train.state import held_alone, places_of, runs_of, seat_places, seat_units, seat_values
 from lanterne.pipeline.train.trainer import Trainer, plans

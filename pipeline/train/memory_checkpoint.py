@@ -53,7 +53,7 @@ class HeldState:
         return replace(self, values=self.values.copy())
 
 
-class Seat(ABC):
+class MemoryCheckpoint(ABC):
     """The state that a rank has in the stages of a Trainer's layout, and what is kept so that no death loses any.
 
     Args:
