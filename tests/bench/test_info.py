@@ -99,7 +99,7 @@ def test_kernels_come_in_order_from_several_processes(tmp_path, monkeypatch, cap
     found = []
     for jobs in ("1", "2"):
         file = tmp_path / f"{jobs}.json"
-        assert main(["info", "--kernels", *chosen, "--jobs", jobs, "--json", str(file)]) == 0
+        assert main(["info", "--kernels", *chosen, "--jobs", jobs, "--json", str(file)]) == 0, f"--jobs {jobs}"
         found.append(json.loads(file.read_text())["kernels"])
     assert [kernel["dtype"] for kernel in found[0]] == ["uint8", "uint8", "bool", *[None] * (len(found[0]) - 3)]
     assert found[0] == found[1]

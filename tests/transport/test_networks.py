@@ -41,15 +41,15 @@ def test_without_mpi(monkeypatch, hosts, ucxx, rdma, trusted, expected):
         assert registry.host_transport(SimpleNamespace(hosts=tuple(hosts), exchange=exchange)) == expected, rank
 
 
-def test_whoever_asks_for_encryption_between_hosts_gets_tcp(monkeypatch):
+@pytest.mark.parametrize("by_mpi", [True, False])
+def test_whoever_asks_for_encryption_between_hosts_gets_tcp(monkeypatch, by_mpi):
     monkeypatch.setenv(networks.ENCRYPT, "1")
-    for is_rank in (True, False):
-        monkeypatch.setattr(registry, "is_started_by_mpi", lambda is_rank=is_rank: is_rank)
-        group = SimpleNamespace(hosts=("a", "b"), exchange=lambda _name, mine, _timeout_s: [mine, bytes((1, 1, 1))])
-        assert registry.host_transport(group) == "tcp"
-        refused = r"LANTERNE_ENCRYPT=1: got transport ucx between hosts.* expected transport tcp"
-        with pytest.raises(InputError, match=refused):
-            registry.open_transport("ucx", group)
+    monkeypatch.setattr(registry, "is_started_by_mpi", lambda: by_mpi)
+    group = SimpleNamespace(hosts=("a", "b"), exchange=lambda _name, mine, _timeout_s: [mine, bytes((1, 1, 1))])
+    assert registry.host_transport(group) == "tcp"
+    refused = r"LANTERNE_ENCRYPT=1: got transport ucx between hosts.* expected transport tcp"
+    with pytest.raises(InputError, match=refused):
+        registry.open_transport("ucx", group)
 
 
 def test_what_is_not_yes_or_no(monkeypatch):

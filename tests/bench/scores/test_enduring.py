@@ -22,12 +22,12 @@ TRAINING = {
 }
 
 
-def test_each_is_as_often_first_as_last():
-    for names in ("ab", "abc"):
-        orders = [in_turn(number, names) for number in range(2 * len(names))]
-        assert all(sorted(order) == [*names] for order in orders)
-        ends = [[order[at] for order in orders].count(name) for at in (0, -1) for name in names]
-        assert set(ends) == {2}
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_each_is_as_often_first_as_last(names):
+    orders = [in_turn(number, names) for number in range(2 * len(names))]
+    assert all(sorted(order) == [*names] for order in orders)
+    ends = [[order[at] for order in orders].count(name) for at in (0, -1) for name in names]
+    assert set(ends) == {2}
 
 
 def test_what_it_costs_is_told_by_pairs():

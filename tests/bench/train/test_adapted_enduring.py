@@ -101,9 +101,9 @@ def test_the_losses_are_those_of_one_process(alone, monkeypatch, rank, at, where
     found = fallen(rank, at, where)
     assert sorted(found) == [each for each in range(4) if each != rank]
     heard = set()
-    for losses, changes, counted in found.values():
+    for each, (losses, changes, counted) in found.items():
         heard |= losses.keys()
-        assert counted == ITERATIONS and [change.ranks for change in changes] == [3]
+        assert counted == ITERATIONS and [change.ranks for change in changes] == [3], f"rank {each}"
         for number, values in losses.items():
-            np.testing.assert_allclose(values, alone[number], rtol=1e-5, err_msg=f"iteration {number}")
+            np.testing.assert_allclose(values, alone[number], rtol=1e-5, err_msg=f"rank {each}, iteration {number}")
     assert heard >= {*range(ITERATIONS)} - {at, at - 1}

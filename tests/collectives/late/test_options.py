@@ -104,13 +104,13 @@ def test_options_differ_by_who_is_late():
     assert len(found) <= options.MAX_PLACES * options.MAX_PLACE_OPTIONS
     for rank in range(7):
         its = [option for option in found if option.fits((rank,))]
-        assert its == sorted(its, key=lambda option: option.join_s) and its
-        assert all(later.before_s < sooner.before_s for sooner, later in pairwise(its))
+        assert its == sorted(its, key=lambda option: option.join_s) and its, f"rank {rank}"
+        assert all(later.before_s < sooner.before_s for sooner, later in pairwise(its)), f"rank {rank}: {its}"
         for option in its:
             name = option.choice.partition("/")[0]
             (place,) = (place for place in options.places_of(topology) if rank in place.ranks)
             priced = options._option("all_reduce", name, 7, 16 << 20, topology, place.sample)
-            assert option == priced._replace(ranks=place.ranks)
+            assert option == priced._replace(ranks=place.ranks), f"rank {rank}"
     assert len({option.join_s for option in found}) > 2
 
 

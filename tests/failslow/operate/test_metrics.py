@@ -31,7 +31,7 @@ def parse(text):
         unescape = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
         pairs = ((k, re.sub(r'\\[n"\\]', lambda m: unescape[m[0]], v)) for k, v in LABEL.findall(labels or ""))
         key = name, tuple(sorted(pairs))
-        assert key not in samples, "a sample twice"
+        assert key not in samples, f"a sample twice: {key}"
         samples[key] = float(value)
     return samples, kinds
 

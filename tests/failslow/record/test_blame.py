@@ -123,7 +123,7 @@ def test_rows_are_the_same_whenever_they_are_asked_for():
             unasked.end(i, float(end))
         asked.add([matched(*calls)])
         unasked.add([matched(*calls)])
-        assert asked.rows[-1].index == end - 1
+        assert asked.rows[-1].index == end - 1, f"iterations from {begin} on"
     assert unasked.rows == asked.rows
     assert [row.index for row in unasked.rows] == [*range(end - POLICY.kept, end)]
     assert sum(row.calls for row in unasked.rows) > POLICY.kept and any(len(row.late_s) > 1 for row in unasked.rows)

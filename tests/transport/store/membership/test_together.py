@@ -24,7 +24,7 @@ def test_a_gather_gives_all_the_payloads_in_rank_order_to_everybody(order):
     answers = Answers()
     gathers = Gathers(answers)
     for count, rank in enumerate(order):
-        assert (not answers, set(gathers.present(b"x"))) == (True, set(order[:count]))
+        assert (not answers, set(gathers.present(b"x"))) == (True, set(order[:count])), f"before rank {rank}"
         gathers.bring(b"x", rank, b"%d" % rank, Waiting(rank, 7), 3)
     assert answers == {rank: [b"0", b"1", b"2"] for rank in range(3)}
     assert not gathers.present(b"x")
