@@ -156,6 +156,35 @@ def test_classes_have_walls():
     assert len(found) <= figures.LARGE_CLASSES
 
 
+def test_loops_of_tests_say_which_case_failed():
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    tests = Path(__file__).parent
+    assert not [
+        f"{path.relative_to(tests)}:{line}"
+        for path in sorted(tests.rglob("*.py"))
+        for line, names in figures.asserting_loops(ast.parse(path.read_text()))
+        if not names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("assert x", [False]),
+        ("assert x, 'words'", [False]),
+        ("assert x, case", [True]),
+        ("assert x, f'rank {case}'", [True]),
+        ("np.testing.assert_array_equal(x, y)", [False]),
+        ("np.testing.assert_array_equal(x, y, err_msg=str(case))", [True]),
+        ("f(x)", []),
+    ],
+)
+def test_loops_that_hide_the_case_are_seen(line, names):
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    found = figures.asserting_loops(ast.parse(f"for case in cases:\n    {line}\n"))
+    assert [its for _, its in found] == names
+
+
 @pytest.mark.parametrize(("lines", "names"), [(200, []), (201, ["C"])])
 def test_large_classes_are_seen(lines, names):
     figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")

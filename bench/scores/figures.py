@@ -203,21 +203,35 @@ def constants() -> tuple[str, bool]:
     return f"1 in {lines // max(1, found)} lines", lines >= LINES_PER_CONSTANT * found
 
 
-def _names_the_case(assertion: ast.Assert) -> bool:
-    """Whether an assert's message says for which case it failed: it holds a value, not only words."""
-    return assertion.msg is not None and not isinstance(assertion.msg, ast.Constant)
+def _names_the_case(node: ast.AST) -> bool | None:
+    """Whether the message of an assert, or of one of NumPy's, holds a value, not only words; None: it is no assert."""
+    if isinstance(node, ast.Assert):
+        message = node.msg
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("np.testing.assert_"):
+        message = next((keyword.value for keyword in node.keywords if keyword.arg == "err_msg"), None)
+    else:
+        return None
+    return message is not None and not isinstance(message, ast.Constant)
 
 
-def asserting_loops() -> tuple[str, bool]:
+def asserting_loops(tree: ast.Module) -> list[tuple[int, bool]]:
+    """The loops of a test file that have asserts: the line of each, and whether all their messages name the case."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For):
+            named = [its for its in map(_names_the_case, ast.walk(node)) if its is not None]
+            found += [(node.lineno, all(named))] if named else []
+    return found
+
+
+def hiding_loops() -> tuple[str, bool]:
     """Loops of tests that hide which case failed: those with an assert whose message does not name the case."""
-    loops = hiding = 0
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.For):
-                found = [inner for inner in ast.walk(node) if isinstance(inner, ast.Assert)]
-                loops += bool(found)
-                hiding += not all(map(_names_the_case, found))
-    return f"{hiding} (and {loops - hiding} whose messages name the case)", not hiding
+    named = [
+        names
+        for path in (ROOT / "tests").rglob("*.py")
+        for _, names in asserting_loops(ast.parse(path.read_text()))
+    ]
+    return f"{named.count(False)} (and {named.count(True)} whose messages name the case)", all(named)
 
 
 def waiting_loops() -> tuple[str, bool]:
@@ -327,7 +341,7 @@ FIGURES: list[Row] = [
     Row("first screen", "wrong verdicts in 20 beside 4 busy processes", "0", f"{FIRST_SCREEN} --busy 4"),
     Row("one way", f"classes over {CLASS_LINES} lines", str(LARGE_CLASSES), walls),
     Row("one way", "numeric module constants", f"1 in {LINES_PER_CONSTANT} lines", constants),
-    Row("one way", "loops of tests with an assert whose message does not name the case", "0", asserting_loops),
+    Row("one way", "loops of tests with an assert whose message does not name the case", "0", hiding_loops),
     Row("one way", "loops that wait, besides the one function", "0", waiting_loops),
     Row("one way", "methods patched from outside", "0", patches),
     Row("one way", "restatements of what F, B and W need, untested", "0", restatements),

@@ -36,7 +36,7 @@ def test_a_graph_gives_what_the_call_gives(algorithm, world_size):
             request.wait()
             expected = np.zeros(x.values.size, np.float32)
             comm.all_reduce(x.values.copy(), expected, algorithm="ring")
-            np.testing.assert_array_equal(out.values, expected)
+            np.testing.assert_array_equal(out.values, expected, err_msg=f"turn {turn}")
             # Other calls between the launches, with the same scratch.
             same(comm, "all_reduce", 9000, algorithm="ring")
         captured.close()

@@ -38,7 +38,7 @@ def calls(rank, port):
         comm.broadcast(x, root)
         comm.reduce(x, out, root, "max")
         comm.scatter(rows, row, root)
-        np.testing.assert_array_equal(row, np.arange(20).reshape(2, 10)[rank] + root)
+        np.testing.assert_array_equal(row, np.arange(20).reshape(2, 10)[rank] + root, err_msg=f"root {root}")
         comm.gather(row, gathered, root)
         comm.send_recv(row, gathered[0].copy(), rank)
     comm.all_to_all(rows, gathered)

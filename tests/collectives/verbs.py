@@ -30,17 +30,17 @@ def gathers(comm, named):
         everything = np.concatenate([np.arange(5) + 10 * rank for rank in range(n)])
         out = np.full(5 * n, -1)
         comm.gather(mine, out if me == root else None, root, algorithm=named("gather"))
-        np.testing.assert_array_equal(out, everything if me == root else -1)
+        np.testing.assert_array_equal(out, everything if me == root else -1, err_msg=f"root {root}")
         part = np.empty(5, int)
         comm.start_scatter(out if me == root else None, part, root, algorithm=named("scatter")).wait()
-        np.testing.assert_array_equal(part, mine)
+        np.testing.assert_array_equal(part, mine, err_msg=f"root {root}")
         if me == root:
             out[:] = np.where(np.arange(5 * n) // 5 == me, out, -1)
         inside = out[5 * me : 5 * me + 5]
         comm.gather(inside if me == root else mine, out, root, algorithm=named("gather"))
-        np.testing.assert_array_equal(out, everything if me == root else -1)
+        np.testing.assert_array_equal(out, everything if me == root else -1, err_msg=f"root {root}")
         comm.scatter(out, inside if me == root else part, root, algorithm=named("scatter"))
-        np.testing.assert_array_equal(out, everything if me == root else -1)
+        np.testing.assert_array_equal(out, everything if me == root else -1, err_msg=f"root {root}")
 
 
 def uneven(comm, named):
@@ -69,7 +69,7 @@ def uneven(comm, named):
         values = np.repeat(100 * me + np.arange(n), sent)
         got = np.empty(sum(come), int)
         comm.all_to_all(values, got, algorithm=direct["all_to_all"], in_counts=sent, out_counts=come)
-        np.testing.assert_array_equal(got, np.repeat(100 * np.arange(n) + me, come))
+        np.testing.assert_array_equal(got, np.repeat(100 * np.arange(n) + me, come), err_msg=f"{sent} sent")
 
 
 def scans(comm, named):
@@ -78,10 +78,10 @@ def scans(comm, named):
     for op, reduce in (("sum", np.add), ("max", np.maximum), ("bxor", np.bitwise_xor)):
         out = np.full(40, -1)
         comm.scan(values[me], out, op, algorithm=named("scan"))
-        np.testing.assert_array_equal(out, reduce.reduce(values[: me + 1]))
+        np.testing.assert_array_equal(out, reduce.reduce(values[: me + 1]), err_msg=op)
         out[:] = -1
         comm.exscan(values[me], out, op, algorithm=named("exscan"))
-        np.testing.assert_array_equal(out, reduce.reduce(values[:me]) if me else -1)
+        np.testing.assert_array_equal(out, reduce.reduce(values[:me]) if me else -1, err_msg=op)
     out = values[me].copy()
     comm.start_scan(out, out, algorithm=named("scan")).wait()
     np.testing.assert_array_equal(out, sum(values[: me + 1]))
@@ -97,23 +97,23 @@ def types(comm, named):
         for op, reduce in INTEGER_OPS.items():
             out = np.empty(33, dtype)
             comm.all_reduce(values[me], out, op, algorithm=named("all_reduce"))
-            np.testing.assert_array_equal(out, reduce.reduce(values) if n > 1 else values[0], err_msg=op)
+            np.testing.assert_array_equal(out, reduce.reduce(values) if n > 1 else values[0], err_msg=f"{dtype} {op}")
     for op, wanted in (("sum", any), ("prod", all)):
         out = np.empty(2, bool)
         comm.all_reduce(np.array([me > 0, True]), out, op, algorithm=named("all_reduce"))
-        assert out.tolist() == [wanted(rank > 0 for rank in range(n)), True]
+        assert out.tolist() == [wanted(rank > 0 for rank in range(n)), True], op
     for dtype in ("complex64", "complex128"):
         values = [(np.arange(17) + 1j * (rank + 1)).astype(dtype) for rank in range(n)]
         for op, wanted in (("sum", sum(values)), ("avg", sum(values) / n), ("prod", np.prod(values, axis=0))):
             out = np.empty(17, dtype)
             comm.all_reduce(values[me], out, op, algorithm=named("all_reduce"))
-            np.testing.assert_allclose(out, wanted, rtol=1e-5)
+            np.testing.assert_allclose(out, wanted, rtol=1e-5, err_msg=f"{dtype} {op}")
     for dtype in ("float32", "int64"):
         values, out = np.arange(9).astype(dtype), np.empty(9, dtype)
         comm.all_reduce(values, out, PremulSum(me + 2), algorithm=named("all_reduce"))
-        np.testing.assert_array_equal(out, values * sum(range(2, n + 2)))
+        np.testing.assert_array_equal(out, values * sum(range(2, n + 2)), err_msg=dtype)
         comm.all_reduce(values, values, PremulSum(me + 2), algorithm=named("all_reduce"))
-        np.testing.assert_array_equal(out, values)
+        np.testing.assert_array_equal(out, values, err_msg=dtype)
     # Arrays that are not contiguous, in and out.
     values, out = np.arange(24.0).reshape(4, 6)[::2, ::3], np.zeros((2, 4)).T[::2]
     comm.start_all_reduce(values, out, algorithm=named("all_reduce")).wait()
@@ -175,6 +175,6 @@ def check_messages(comm):
         for peer in range(1, n):
             request = box.start_recv(large, peer)
             request.wait()
-            assert request.received == (peer, 5, 240_000)
-            assert (large[:30_000] == peer).all()
+            assert request.received == (peer, 5, 240_000), peer
+            assert (large[:30_000] == peer).all(), peer
     comm.barrier()

@@ -201,7 +201,7 @@ def check_foreign_arrays(comm):
         x = torch.ones(1000, device="cuda", dtype=dtype)
         comm.all_reduce(x, x, algorithm="ring")
         torch.cuda.synchronize()
-        assert bool((x == comm.world_size).all())
+        assert bool((x == comm.world_size).all()), dtype
 
 
 def check_late_rank_by_its_stream(comm):
@@ -215,13 +215,13 @@ def check_late_rank_by_its_stream(comm):
     x, out = cupy.full(500_000, comm.rank + 1, np.float32), cupy.zeros(500_000, np.float32)
     delay(0.0)
     before = comm.arrivals().to_json()
-    for _ in range(3):
+    for turn in range(3):
         if comm.rank == 1:
             delay(LATE_S)
         comm.all_reduce(x, out)
         cupy.cuda.get_current_stream().synchronize()
         n = comm.world_size
-        assert set(out.get().tolist()) == {float(n * (n + 1) // 2)}
+        assert set(out.get().tolist()) == {float(n * (n + 1) // 2)}, turn
     after = comm.arrivals().to_json()
     assert after["last"][1] - before["last"][1] >= 2, after
 
@@ -360,7 +360,7 @@ def check_native(comm):
         x, out = cupy.full(100_000, comm.rank + 1, np.float32), cupy.zeros(100_000, np.float32)
         comm.all_reduce(x, out, algorithm="native", op=op)
         n = comm.world_size
-        assert set(out.get().tolist()) == {float(n * (n + 1) // 2 if op == "sum" else n)}
+        assert set(out.get().tolist()) == {float(n * (n + 1) // 2 if op == "sum" else n)}, op
 
 
 def check_what_auto_goes_by_can_be_measured(comm):

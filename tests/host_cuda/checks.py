@@ -256,12 +256,12 @@ def on_ranks(size, work, monkeypatch, library=nccl, may_share="1", absent=()):
                 communicator.abort()
 
     ranks = [rank for rank in range(size) if rank not in absent]
-    threads = [threading.Thread(target=rank_thread, args=(rank,), daemon=True) for rank in ranks]
+    threads = [threading.Thread(target=rank_thread, args=(rank,), name=f"rank {rank}", daemon=True) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-        assert not thread.is_alive()
+        assert not thread.is_alive(), thread.name
     return results
 
 

@@ -146,7 +146,7 @@ class HostRuntime:
         graph = stream.captured
         assert graph.joined[0] is stream, "a capture ends where it began"
         for joined in graph.joined[1:]:
-            assert joined in graph.joined_back, "a stream was forked into the capture and never joined back"
+            assert joined in graph.joined_back, f"{joined} was forked into the capture and never joined back"
         for joined in graph.joined:
             joined.captured = None
         return graph

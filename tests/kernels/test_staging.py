@@ -112,7 +112,7 @@ def test_progress_is_per_chunk_and_per_message(runtime):
         gate.set()
         while (first.done_nbytes(), second.done_nbytes()) != (first_done, second_done):
             os.sched_yield()
-        np.testing.assert_array_equal(first_host[:first_done], device[:first_done])
+        np.testing.assert_array_equal(first_host[:first_done], device[:first_done], err_msg=f"after {first_done} B")
 
 
 @pytest.mark.parametrize(("nbytes", "num_chunks"), [(8 * MAX_CHUNKS, MAX_CHUNKS), (8 * MAX_CHUNKS + 1, 9), (999, 16)])

@@ -69,8 +69,8 @@ def check_times(runtime, stream, queue_delay, scheduler, short_s=0.0):
                 for action, duration_s in zip(measured.actions, durations_s.tolist(), strict=True):
                     assert duration_s >= WORK_S[action.kind] / action.parts - short_s, (action, duration_s)
                 # No two overlap, and none is counted twice.
-                assert durations_s.sum() <= took_s
-                assert (measured.end_s - measured.start_s).sum() < durations_s.sum()
+                assert durations_s.sum() <= took_s, (iteration, durations_s)
+                assert (measured.end_s - measured.start_s).sum() < durations_s.sum(), (iteration, durations_s)
                 report = profiler.report(checked, measured, iteration)
                 profile = make_profile(checked, [report])
                 kinds = {action.kind for action in measured.actions}

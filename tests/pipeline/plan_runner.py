@@ -23,8 +23,8 @@ def run_plan(plan, stages, inputs, targets, problem=None, after=None):
         perform(actions[column], plan.placement, stages, sent, lambda column=column: after and after(column))
     assert not sent, "messages were left"
     share_gradients(plan.placement, stages)
-    for stage in stages:
-        assert stage.nbytes_held == 0
+    for number, stage in enumerate(stages):
+        assert stage.nbytes_held == 0, number
         stage.step()
     return [loss for _, loss in sorted({m: x for stage in stages for m, x in stage.losses.items()}.items())]
 

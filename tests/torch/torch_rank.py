@@ -61,7 +61,7 @@ def check_all_reduce():
     assert torch.allclose(x, y / SIZE)
     for op, whole in ((dist.ReduceOp.BAND, 0), (dist.ReduceOp.BOR, 7), (dist.ReduceOp.BXOR, 7)):
         dist.all_reduce(x := torch.tensor([1 << RANK]), op)
-        assert x.tolist() == [whole]
+        assert x.tolist() == [whole], op
     dist.all_reduce(x := torch.tensor([RANK == 1]))
     assert x.tolist() == [True]
     dist.all_reduce(x := torch.full((2,), 1j * RANK))
@@ -366,7 +366,7 @@ def check_ranks_that_differ():
         group = dist.new_group(list(range(SIZE)))
         refuses((ValueError, RuntimeError), "expected the same on every rank", lambda: call(group))
         refuses(ValueError, "expected", lambda: dist.all_reduce(one, group=group))
-        assert group.errored() is not None
+        assert group.errored() is not None, f"the call of line {call.__code__.co_firstlineno}"
     if RANK == 0:
         dist.send(torch.zeros(5), 1, tag=3)
     elif odd:

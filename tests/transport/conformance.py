@@ -48,7 +48,7 @@ def check_ordering(transport):
     for request in requests:
         request.wait(LONG_S)
     for index, array in enumerate(received):
-        np.testing.assert_array_equal(array, pattern(array.nbytes, index + 100 * before))
+        np.testing.assert_array_equal(array, pattern(array.nbytes, index + 100 * before), err_msg=f"message {index}")
 
 
 def check_unexpected_ordering(transport):
@@ -62,7 +62,7 @@ def check_unexpected_ordering(transport):
     for index, size in enumerate(sizes):
         array = np.zeros(size, np.uint8)
         transport.post((Recv(transport.register(array), 0, size, before),)).wait(LONG_S)
-        np.testing.assert_array_equal(array, pattern(size, index + 10 * before))
+        np.testing.assert_array_equal(array, pattern(size, index + 10 * before), err_msg=f"message {index}")
     for send in sends:
         send.wait(LONG_S)
 
@@ -92,8 +92,8 @@ def check_unaligned_offsets(transport):
         out, into = pattern(nbytes + 14, transport.rank), np.full(nbytes + 22, 255, np.uint8)
         ops = (Recv(transport.register(into), 11, nbytes, before), Send(transport.register(out), 7, nbytes, after))
         transport.post(ops).wait(LONG_S)
-        np.testing.assert_array_equal(into[11:-11], pattern(nbytes + 14, before)[7:-7])
-        assert (into[:11] == 255).all() and (into[-11:] == 255).all()
+        np.testing.assert_array_equal(into[11:-11], pattern(nbytes + 14, before)[7:-7], err_msg=f"{nbytes} B")
+        assert (into[:11] == 255).all() and (into[-11:] == 255).all(), f"{nbytes} B"
 
 
 def check_dtypes(transport):
@@ -107,7 +107,7 @@ def check_dtypes(transport):
             Send(transport.register(out), 0, out.nbytes, after),
         )
         transport.post(ops).wait(LONG_S)
-        np.testing.assert_array_equal(into.ravel(), out.ravel())
+        np.testing.assert_array_equal(into.ravel(), out.ravel(), err_msg=dtype)
 
 
 def check_many_in_flight(transport):
@@ -136,7 +136,7 @@ def check_both_directions(transport):
     ops += [Recv(transport.register(into[peer]), 0, nbytes, peer) for peer in peers]
     transport.post(tuple(ops)).wait(LONG_S)
     for peer in peers:
-        np.testing.assert_array_equal(into[peer], pattern(nbytes, peer))
+        np.testing.assert_array_equal(into[peer], pattern(nbytes, peer), err_msg=f"from rank {peer}")
 
 
 def check_self_send(transport):
@@ -146,7 +146,7 @@ def check_self_send(transport):
         transport.post(
             (Send(transport.register(out), 0, nbytes, me), Recv(transport.register(into), 0, nbytes, me))
         ).wait(LONG_S)
-        np.testing.assert_array_equal(into, out)
+        np.testing.assert_array_equal(into, out, err_msg=f"{nbytes} B")
 
 
 def check_lanes_and_communicators(transport):
@@ -160,7 +160,7 @@ def check_lanes_and_communicators(transport):
     for index, tag in reversed(list(enumerate(tags))):
         into = np.zeros(3, np.uint8)
         transport.post((Recv(transport.register(into), 0, 3, before, tag),)).wait(LONG_S)
-        assert (into == index).all()
+        assert (into == index).all(), (index, tag, into)
     for send in sends:
         send.wait(LONG_S)
 
@@ -172,7 +172,7 @@ def check_sources_are_told_apart(transport):
         for peer in reversed(range(1, n)):
             into = np.zeros(5, np.uint8)
             transport.post((Recv(transport.register(into), 0, 5, peer),)).wait(LONG_S)
-            assert (into == peer).all()
+            assert (into == peer).all(), (peer, into)
     else:
         time.sleep(0.02 * me)
         transport.post((Send(transport.register(np.full(5, me, np.uint8)), 0, 5, 0),)).wait(LONG_S)
@@ -190,7 +190,7 @@ def check_request_states(transport):
     receive.wait(LONG_S)
     send.wait(LONG_S)
     for request in (receive, send):
-        assert request.test() and request.pending_peers() == []
+        assert request.test() and request.pending_peers() == [], "receive" if request is receive else "send"
         request.wait(0.0)
 
 
@@ -246,7 +246,7 @@ def check_wrong_sizes(transport):
         else:
             raise AssertionError(f"{sent} bytes filled a receive of 8")
         with contextlib.suppress(TransportError):
-            assert receive is None or not receive.test(), "asked again, it must not say that all is well"
+            assert receive is None or not receive.test(), f"{sent} B, asked again: it must not say that all is well"
         with contextlib.suppress(TransportError):  # local tells both ends
             send.wait(LONG_S)
 
@@ -305,13 +305,14 @@ def check_close(transport):
     transport.barrier(LONG_S)
     transport.close()
     transport.close()
-    for verb in (lambda: transport.post((Send(region, 0, 4, 0),)), lambda: transport.barrier(1.0)):
+    verbs = {"post": lambda: transport.post((Send(region, 0, 4, 0),)), "barrier": lambda: transport.barrier(1.0)}
+    for name, verb in verbs.items():
         try:
             verb()
         except TransportError as error:
-            assert "closed" in str(error)
+            assert "closed" in str(error), (name, error)
             continue
-        raise AssertionError("a closed transport was usable")
+        raise AssertionError(f"a closed transport did its {name}")
 
 
 ORDERLY = [

@@ -38,7 +38,7 @@ def test_json_round_trip():
     assert again.calls == 3
     assert again.begun_early == 2
     for name in ("last", "ranks", "delays_s"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(arrivals, name))
+        np.testing.assert_array_equal(getattr(again, name), getattr(arrivals, name), err_msg=name)
 
 
 def test_table(capsys):

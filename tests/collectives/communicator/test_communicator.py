@@ -106,7 +106,7 @@ def test_a_started_call_gives_what_the_call_gives(collective):
         return outs
 
     for rank, (called, started) in enumerate(lanterne.spawn(n, run)):
-        np.testing.assert_array_equal(started, called)
+        np.testing.assert_array_equal(started, called, err_msg=f"rank {rank}")
         assert started.any() == (collective != "reduce" or rank == root), (rank, called, started)
 
 
@@ -159,7 +159,7 @@ def test_more_signatures_than_the_cache_holds(monkeypatch):
         for count in (1, 2, 3, 4, 5, 1, 3, 5, 2, 5, 4):
             out = np.empty(count)
             comm.all_reduce(np.arange(float(count)), out)
-            np.testing.assert_array_equal(out, 2 * np.arange(float(count)))
+            np.testing.assert_array_equal(out, 2 * np.arange(float(count)), err_msg=f"{count} elements")
 
     lanterne.spawn(2, run, timeout_s=20.0)
 

@@ -113,7 +113,7 @@ def test_a_bound_call_that_copies_reads_anew():
             values[:] = turn
             for call in calls:
                 call()
-            np.testing.assert_array_equal(out, 2.0 * turn)
+            np.testing.assert_array_equal(out, 2.0 * turn, err_msg=f"turn {turn}")
         return swap.tolist()
 
     # Swapped three times.

@@ -47,13 +47,13 @@ def completes(comm):
     for _ in range(20):
         comm.all_reduce(x, y)
     assert not has_engine()
-    for _ in range(3):
+    for turn in range(3):
         calls = [(comm.start_all_reduce(x, out, algorithm="ring"), out) for out in (np.zeros_like(x) for _ in range(5))]
-        assert has_engine()
+        assert has_engine(), turn
         until(lambda: all(request.done for request, _ in calls))  # noqa: B023
         for request, out in calls:
             request.wait()
-            assert (out == 3).all()
+            assert (out == 3).all(), (turn, out)
     comm.all_reduce(x, y)
 
 
@@ -105,11 +105,11 @@ def killed(comm):
         os.kill(os.getpid(), signal.SIGKILL)
     request = comm.start_all_reduce(x, y, algorithm="ring")
     until(lambda: core_of(comm).failure is not None)
-    for _ in range(2):
+    for turn in range(2):
         try:
             request.wait()
         except PeerFailed as error:
-            assert error.rank == 1
+            assert error.rank == 1, (turn, error)
 
 
 def forked(comm):

@@ -32,13 +32,13 @@ def check_order_on_the_users_stream(comm):
     runtime = comm.transport.runtime
     stream = runtime.new_stream()
     x, out, seen = HostArray(np.zeros(100, np.float32)), HostArray(np.zeros(100, np.float32)), []
-    for _ in range(2):
+    for turn in range(2):
         stream.put(lambda: time.sleep(0.05 * (comm.rank + 1)))
         stream.put(lambda: x.values.fill(comm.rank + 1))
         comm.all_reduce(x, out, stream=stream, algorithm="ring")
         stream.put(lambda: seen.append(out.values.copy()))
-        assert runtime.record(stream).wait(20)
-        assert set(seen[-1].tolist()) == {6.0}
+        assert runtime.record(stream).wait(20), turn
+        assert set(seen[-1].tolist()) == {6.0}, (turn, seen[-1])
 
 
 def check_messages_wait_for_the_users_stream(comm):

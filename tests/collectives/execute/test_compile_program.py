@@ -79,9 +79,9 @@ def test_every_order_of_events_gives_the_result(data):
     run_group(programs, inputs, outputs, np.int64, seed=seed, eager=eager)
     for rank, result in enumerate(expected(collective, n, part_count, root)):
         if result is not None:
-            np.testing.assert_array_equal(outputs[rank], result)
+            np.testing.assert_array_equal(outputs[rank], result, err_msg=f"rank {rank}")
         if not in_place or not programs[rank].out_count:
-            np.testing.assert_array_equal(inputs[rank], before[rank])
+            np.testing.assert_array_equal(inputs[rank], before[rank], err_msg=f"rank {rank}")
 
 
 @pytest.mark.parametrize("algorithm", [name for collective, name in NAMES if collective == "all_reduce"])
@@ -91,8 +91,7 @@ def test_mean_divides_every_element_once(algorithm):
     inputs = [np.arange(13.0) + 100 * rank for rank in range(n)]
     outputs = [np.zeros(13) for _ in range(n)]
     run_group(programs, inputs, outputs, np.float64, "mean")
-    for output in outputs:
-        np.testing.assert_array_equal(output, np.arange(13.0) + 150)
+    np.testing.assert_array_equal(outputs, [np.arange(13.0) + 150] * n)
 
 
 def test_barrier_sends_empty_messages():

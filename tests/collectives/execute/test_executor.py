@@ -104,8 +104,7 @@ def test_all_reduce(case):
 def test_many_ranks(algorithm, n):
     results = spawn(n, all_reduce, algorithm, "int64", 100)
     total = functools.reduce(np.add, [random_array(rank, 100, "int64") for rank in range(n)])
-    for result in results:
-        np.testing.assert_array_equal(result, total)
+    np.testing.assert_array_equal(results, [total] * n)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +147,14 @@ def with_late_rank(comm, algorithm, late_rank):
 @pytest.mark.parametrize("algorithm", [line.name for line in algorithms_for("all_reduce") if line.late])
 def test_late_ranks_join(algorithm, late_rank):
     total = functools.reduce(np.add, [random_array(rank, 5000, "int64") for rank in range(4)])
-    for result in spawn(4, with_late_rank, algorithm, late_rank):
-        np.testing.assert_array_equal(result, total)
+    np.testing.assert_array_equal(spawn(4, with_late_rank, algorithm, late_rank), [total] * 4)
 
 
 def test_segments_and_credits_can_be_chosen():
     total = functools.reduce(np.add, [random_array(rank, 3001, "int64") for rank in range(3)])
     options = {"segment_nbytes": 512, "credits": 2}
-    for result in spawn(3, lambda comm: all_reduce(comm, "ring", "int64", 3001, **options)):
-        np.testing.assert_array_equal(result, total)
+    results = spawn(3, lambda comm: all_reduce(comm, "ring", "int64", 3001, **options))
+    np.testing.assert_array_equal(results, [total] * 3)
 
 
 def any_collective(comm, collective, algorithm, count, op, root):
@@ -249,8 +247,7 @@ def many_segments(comm):
 def test_many_segments(monkeypatch):
     monkeypatch.setattr(pacing, "POLICY", replace(pacing.POLICY, segment_nbytes=64))
     total = functools.reduce(np.add, [random_array(rank, 3001, "int64") for rank in range(3)])
-    for result in spawn(3, many_segments):
-        np.testing.assert_array_equal(result, total)
+    np.testing.assert_array_equal(spawn(3, many_segments), [total] * 3)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_rank_that_never_comes_is_named_and_the_group_goes_on(run, absent):
         for index, rank in enumerate(ranks):
             error = rank.outcomes[1]
             # Whose letter was still on its way when the others lost their patience is named too.
-            assert isinstance(error, TransportTimeout) and absent in error.peers, f"seed {seed}"
+            assert isinstance(error, TransportTimeout) and absent in error.peers, f"seed {seed}, rank {index}"
             assert ("this rank came after" in str(error)) == (index in error.peers), (seed, index, rank)
     assert alone
 
@@ -234,7 +234,7 @@ def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
     for seed in range(12):
         ranks = run(seed, [[CALL] * 2] * n, may_start)
         for index, rank in enumerate(ranks):
-            assert rank.wrong == 0, f"seed {seed}"
+            assert rank.wrong == 0, f"seed {seed}, rank {index}"
             # Of the death, a rank that is in call 0 still may hear by another one, which is not.
             errors = [outcome for outcome in rank.outcomes if outcome is not None]
             assert len(rank.outcomes[1:]) == (index != dead) <= len(errors), (seed, index, rank)
@@ -247,10 +247,10 @@ def test_another_size_or_dtype_is_an_error_on_all(run, other):
     for seed in range(2 * n):
         odd = seed % n
         ranks = run(seed, [[CALL, other if rank == odd else CALL] for rank in range(n)])
-        for rank in ranks:
+        for index, rank in enumerate(ranks):
             # Of the error, a rank that is in call 0 still may hear by another one, which is not.
-            assert rank.wrong == 0 and isinstance(rank.outcomes[0], InputError | None), f"seed {seed}"
-            assert isinstance(rank.outcomes[1], InputError), f"seed {seed}"
+            assert rank.wrong == 0 and isinstance(rank.outcomes[0], InputError | None), (seed, index)
+            assert isinstance(rank.outcomes[1], InputError), (seed, index)
             assert str(rank.outcomes[1]).count("rank ") >= 2, (seed, rank)
 
 

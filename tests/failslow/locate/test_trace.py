@@ -44,8 +44,8 @@ def test_every_format_reads_alike(tmp_path, suffix):
     read, built = read_trace(write(tmp_path / f"t{suffix}", columns)), build_trace(columns)
     assert read.ranks.tolist() == [[0, 1], [2, 3]]
     assert read.order == built.order
-    for a, b in zip(read.compute_s, built.compute_s, strict=True):
-        np.testing.assert_array_equal(a, b)
+    for actions, a, b in zip(read.order, read.compute_s, built.compute_s, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=str(actions))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -176,7 +176,7 @@ def test_message_numbers_may_be_large():
     numbered = build_trace(columns | {"seq_id": columns["mb_id"] + 2.0**40}).links
     assert links.keys() == numbered.keys() != set()
     for key, alone in links.items():
-        np.testing.assert_array_equal(numbered[key], alone)
+        np.testing.assert_array_equal(numbered[key], alone, err_msg=str(key))
 
 
 def test_missing_microbatch_of_other_operations_is_fine():

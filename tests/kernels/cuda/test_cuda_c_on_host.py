@@ -138,7 +138,7 @@ def test_fold_gives_the_bits_of_the_cpu(library, name, op, shifts):
         expected = np.zeros_like(arrays[0])
         prepare(op, dtype, NUM_INPUTS)(count, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
         launch(library, f"{op}_{name}", count, head, arrays)
-        np.testing.assert_array_equal(arrays[0], expected)
+        np.testing.assert_array_equal(arrays[0], expected, err_msg=f"{count} elements")
 
 
 def check_many(library, name, op, shifts):

@@ -21,7 +21,7 @@ def test_machines_end_when_interruptible_work_can(pieces):
         first = preemptive_makespan([(head, work, 0) for head, work, _, _ in pieces[: i + 1]])
         second = preemptive_makespan([(head, work, 0) for _, _, head, work in pieces[: i + 1]])
         # A piece without work ends with its release, which the machine still counts.
-        np.testing.assert_array_equal(machines.finish(), [first, second])
+        np.testing.assert_array_equal(machines.finish(), [first, second], err_msg=f"{i + 1} pieces")
 
 
 def heads(capacity=None, count=4):

@@ -24,7 +24,7 @@ def test_round_trip(tmp_path):
     save(tmp_path / "x", state(1), ABOUT)
     found = load(tmp_path / "x", ABOUT)
     for name, value in vars(state(1)).items():
-        np.testing.assert_array_equal(getattr(found, name), value)
+        np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
     assert found.parameters.dtype == np.float32
     assert os.listdir(tmp_path) == ["x"]
 

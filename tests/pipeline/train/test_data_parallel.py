@@ -45,8 +45,8 @@ def test_gradients_are_the_mean_by_shares(shares, sharded):
     expected = LayerStage(MODEL, 0, 4, Adam(0.1), np.float64)
     expected.gradients[:] = sum(share * given for share, (given, _, _) in zip(shares, results, strict=True))
     expected.step()
-    for _, parameters, kept in results:
-        np.testing.assert_allclose(parameters, expected.parameters, rtol=1e-12)
+    for rank, (_, parameters, kept) in enumerate(results):
+        np.testing.assert_allclose(parameters, expected.parameters, rtol=1e-12, err_msg=f"rank {rank}")
         assert kept == (-(-len(expected.parameters) // len(shares)) if sharded else len(expected.parameters)), (
             parameters, kept
         )
@@ -95,7 +95,7 @@ def test_copies_do_not_wait_for_a_late_one():
         return np.array(losses), trainer.copies.comms[0].arrivals()
 
     usual, _ = lanterne.spawn(4, job, False)[0]
-    for losses, arrivals in lanterne.spawn(4, job, True):
-        np.testing.assert_allclose(losses, usual, rtol=1e-5)
+    for rank, (losses, arrivals) in enumerate(lanterne.spawn(4, job, True)):
+        np.testing.assert_allclose(losses, usual, rtol=1e-5, err_msg=f"rank {rank}")
         assert (arrivals.calls, arrivals.begun_early) == (3, 3), (losses, arrivals)
         assert arrivals.late_rank(share=0.9, delay_s=0.05) == 2, (losses, arrivals)

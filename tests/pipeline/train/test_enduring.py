@@ -117,10 +117,10 @@ def test_losses_are_those_of_a_job_where_nobody_fell(alone, size, places, falls,
     found = run_with_deaths(size, places, {rank: (4, where) for rank in falls}, **options)
     assert sorted(found) == [rank for rank in range(size) if rank not in falls]
     heard = set()
-    for losses, changes in found.values():
+    for rank, (losses, changes) in found.items():
         heard |= losses.keys()
         for number, values in losses.items():
-            np.testing.assert_allclose(values, alone[number], rtol=1e-9)
+            np.testing.assert_allclose(values, alone[number], rtol=1e-9, err_msg=f"rank {rank}, iteration {number}")
         (change,) = changes
         assert change.ranks == size - 1 and change.source == "memory", (losses, changes)
         assert change.repeated <= options.get("every", 1), (losses, changes)
@@ -132,9 +132,9 @@ def test_losses_are_those_of_a_job_where_nobody_fell(alone, size, places, falls,
 def test_two_die_one_after_the_other(alone):
     found = run_with_deaths(4, 2, {3: (2, "execute"), 1: (5, "step")}, copies=1)
     assert sorted(found) == [0, 2]
-    for losses, changes in found.values():
+    for rank, (losses, changes) in found.items():
         assert [change.ranks for change in changes] == [3, 2], (losses, changes)
-        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
+        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9, err_msg=f"rank {rank}")
 
 
 def test_what_only_the_dead_one_had_comes_from_the_checkpoint_or_is_named(alone):
@@ -146,11 +146,11 @@ def test_what_only_the_dead_one_had_comes_from_the_checkpoint_or_is_named(alone)
 
     saved = lanterne.spawn(1, at, 3)[0]
     found = run_with_deaths(3, 3, {1: (5, "execute")}, checkpoint=lambda: saved)
-    for losses, changes in found.values():
+    for rank, (losses, changes) in found.items():
         (change,) = changes
         assert (change.iteration, change.source) == (3, "checkpoint"), (losses, changes)
         assert change.repeated in (1, 2), changes  # it may not have heard of the last one's losses yet
-        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
+        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9, err_msg=f"rank {rank}")
 
     errors = []
 
@@ -172,9 +172,9 @@ def test_what_only_the_dead_one_had_comes_from_the_checkpoint_or_is_named(alone)
 
 def test_a_death_in_the_first_iteration_starts_again(alone):
     found = run_with_deaths(3, 3, {2: (0, "execute")})
-    for losses, changes in found.values():
+    for rank, (losses, changes) in found.items():
         assert changes[0].iteration == 0 and changes[0].source in ("start", "memory"), (losses, changes)
-        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9)
+        np.testing.assert_allclose(losses[ITERATIONS - 1], alone[-1], rtol=1e-9, err_msg=f"rank {rank}")
 
 
 @pytest.mark.parametrize(

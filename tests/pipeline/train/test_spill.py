@@ -83,12 +83,13 @@ def test_twice_the_cap(model, scheduler, p, plane):
     free = lanterne.spawn(p, train, checked, model)
     caps = [peak // 2 for _, _, peak, _ in free]
     capped = lanterne.spawn(p, lambda comm: train(comm, checked, model, caps, plane_name=plane))
-    for (losses, weights, _, _), (own_losses, own_weights, peak, spill), cap in zip(free, capped, caps, strict=True):
+    for rank, (usual, own, cap) in enumerate(zip(free, capped, caps, strict=True)):
+        (losses, weights, _, _), (own_losses, own_weights, peak, spill) = usual, own
         assert peak == spill.peak_nbytes <= cap, (losses, weights, own_losses, own_weights, peak, spill, cap)
         assert spill.spilled_nbytes > 0, (losses, weights, own_losses, own_weights, peak, spill, cap)
         assert losses == own_losses, (losses, weights, own_losses, own_weights, peak, spill, cap)
         for one, other in zip(weights, own_weights, strict=True):
-            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(one, other, err_msg=f"rank {rank}")
 
 
 def test_without_need_nothing_is_spilled():

@@ -49,10 +49,11 @@ def one_process():
 
 
 def same(results, one_process, rtol=1e-10):
-    for losses, state in results:
-        np.testing.assert_allclose(losses, one_process[0], rtol=rtol)
-        np.testing.assert_allclose(state.parameters, one_process[1].parameters, rtol=1e-7, atol=1e-10)
-        np.testing.assert_allclose(state.mean, one_process[1].mean, rtol=1e-6, atol=1e-12)
+    for rank, (losses, state) in enumerate(results):
+        at = f"rank {rank}"
+        np.testing.assert_allclose(losses, one_process[0], rtol=rtol, err_msg=at)
+        np.testing.assert_allclose(state.parameters, one_process[1].parameters, rtol=1e-7, atol=1e-10, err_msg=at)
+        np.testing.assert_allclose(state.mean, one_process[1].mean, rtol=1e-6, atol=1e-12, err_msg=at)
         assert (state.iteration, state.steps) == (ITERATIONS, ITERATIONS), (losses, state)
 
 
@@ -78,8 +79,8 @@ LONG = [(name, np.float32) for name in SCHEDULES if name != "best"] + [("1f1b", 
 )
 def test_every_schedule_has_the_losses_of_one_process_for_fifty_iterations(scheduler, dtype, fifty_iterations):
     planned = made(scheduler, 2, (TOTAL // 2,) * 2)
-    for losses, _ in lanterne.spawn(4, lambda comm: train(comm, planned, 50, dtype=dtype)):
-        np.testing.assert_allclose(losses, fifty_iterations[dtype], rtol=FIGURE[dtype])
+    losses = [losses for losses, _ in lanterne.spawn(4, lambda comm: train(comm, planned, 50, dtype=dtype))]
+    np.testing.assert_allclose(losses, [fifty_iterations[dtype]] * 4, rtol=FIGURE[dtype])
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULES)
@@ -146,7 +147,7 @@ def test_a_state_goes_on_anywhere(sharded, one_process):
         training.restore(state)
         again = training.state()
         for name in ("iteration", "steps", "parameters", "mean", "square"):
-            np.testing.assert_array_equal(getattr(again, name), getattr(state, name))
+            np.testing.assert_array_equal(getattr(again, name), getattr(state, name), err_msg=name)
         return np.array([*first, *(training.iteration().losses for _ in range(ITERATIONS - 2))]), training.state()
 
     same(lanterne.spawn(8, job), one_process)

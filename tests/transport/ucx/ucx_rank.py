@@ -45,7 +45,7 @@ def scenario_paced(transport):
             transport.barrier()
             transport.barrier()
             transport.post((Recv(region, 0, nbytes, 0),)).wait()
-            np.testing.assert_array_equal(array, pattern(nbytes, 1))
+            np.testing.assert_array_equal(array, pattern(nbytes, 1), err_msg=f"{nbytes} B")
 
 
 def scenario_last_words(transport):
@@ -105,8 +105,7 @@ def death(transport, receives, sends):
         ops += [Recv(other, 0, nbytes, peer) for peer in survivors if sends]
         transport.barrier()
         request = transport.post(tuple(ops))
-        for _ in range(5):
-            assert not request.test()
+        assert not any(request.test() for _ in range(5))
         os.kill(os.getpid(), signal.SIGKILL)
     transport.barrier()
     ops = [Recv(region, 0, nbytes, victim)] * receives + [Send(other, 0, nbytes, victim)] * sends
