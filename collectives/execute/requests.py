@@ -5,6 +5,7 @@ Users have `test`, `wait` and `done`; names with an underscore are for lanterne'
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from lanterne.collectives.execute.arguments import Form
 from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
 from lanterne.collectives.execute.control import POLICY as CONTROL
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
-from lanterne.errors import InputError
+from lanterne.errors import InputError, LanterneError
 from lanterne.transport.base import Request, timeout_error
 from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
@@ -121,12 +122,17 @@ class CollectiveRequest:
         with communicator.lock:
             if self._entry is not None or self._callback is not None:
                 raise InputError(f"then: got {'device arrays' if self._entry else 'a second callback'}, expected none")
+            if communicator.transport.background_s is None:
+                # Nobody looks between two calls: what is over by now, as a call of one rank, is not to be waited for.
+                with suppress(LanterneError):
+                    communicator.progress()
             over = self.done or communicator.failure is not None
             if not over:
                 limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
                 self._patience = _Patience(limit_s, communicator.machine.now_s())
                 self._callback = callback
                 communicator.watch(self)
+        communicator.engine.tell()
         if over:
             callback()
 

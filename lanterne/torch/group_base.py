@@ -11,7 +11,7 @@ from lanterne.errors import InputError, LanterneError
 from lanterne.torch.drafts import Draft, Tensors, check_dtypes
 from lanterne.torch.monitored_barrier import MonitoredBarrier
 from lanterne.torch.step_log import StepLog
-from lanterne.torch.torch_internals import ProcessGroup, seconds, torch_errors
+from lanterne.torch.torch_internals import ProcessGroup, limit_of, seconds, torch_errors
 from lanterne.torch.works import RequestWork
 
 
@@ -27,10 +27,14 @@ class GroupBase(ProcessGroup):
         self, communicator: Communicator, timeout_s: float, on_shutdown: Callable[[Any], object]
     ) -> None:
         super().__init__(communicator.rank, communicator.world_size)
-        self.communicator: Communicator = communicator
-        communicator.timeout_s = timeout_s
         self._on_shutdown = on_shutdown
         self._name = self._desc = ""
+        self._adopt(communicator, timeout_s)
+
+    def _adopt(self, communicator: Communicator, timeout_s: float) -> None:
+        """Go over `communicator` from now on."""
+        self.communicator: Communicator = communicator
+        communicator.timeout_s = timeout_s
         self._sequence = 0
         self._together: list[Draft] | None = None
         self._monitored: MonitoredBarrier | None = None
@@ -146,10 +150,7 @@ class GroupBase(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Calls that are given no timeout have this one from now on."""
-        limit_s = seconds(timeout) if isinstance(timeout, timedelta) else None
-        if limit_s is None:
-            raise InputError(f"set_timeout: got {timeout!r}, expected a timedelta of more than 0")
-        self.communicator.timeout_s = limit_s
+        self.communicator.timeout_s = limit_of("set_timeout", timeout)
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False

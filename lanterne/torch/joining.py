@@ -1,13 +1,13 @@
 """How a process group of lanterne comes to be: the first joins the job, those of some ranks share its transport."""
 
 import os
-from collections import Counter
 from typing import Any, NamedTuple
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import join
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.jit import load_compiler
+from lanterne.torch.meeting import meet
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.torch_internals import torch_errors
 from lanterne.transport.registry import has_ucx
@@ -39,10 +39,9 @@ def load_libraries() -> None:
 
 
 class _Jobs:
-    """The group of all ranks of this process, while there is one, and how many were made."""
+    """The group of all ranks of this process, while there is one."""
 
     whole: LanterneGroup | None = None
-    made: Counter[str] = Counter()
 
 
 def create(told: Any, options: Any) -> LanterneGroup:
@@ -59,29 +58,12 @@ def create(told: Any, options: Any) -> LanterneGroup:
         if own is not None and not ranks:
             _Jobs.whole = LanterneGroup(own.group(range(own.world_size), timeout_s), timeout_s, _forget)
             return _Jobs.whole
-        place = _Place(told.store, told.group_id)
+        place = meet(told.store, told.group_id, told.group_rank, told.group_size, timeout_s)
         comm = join(place, told.group_rank, told.group_size, transport, timeout_s, deterministic=deterministic)
     group = LanterneGroup(comm, timeout_s, _forget)
     if not ranks:
         _Jobs.whole = group
     return group
-
-
-class _Place:
-    """The store of torch as a meeting place; nothing is read there of an earlier group of that name."""
-
-    def __init__(self, store: Any, name: str) -> None:
-        _Jobs.made[name] += 1
-        self._store = store
-        self._prefix = f"{_Jobs.made[name]}/"
-
-    def set(self, key: str, value: str) -> None:
-        """See MeetingPlace."""
-        self._store.set(self._prefix + key, value)
-
-    def get(self, key: str) -> bytes:
-        """See MeetingPlace."""
-        return self._store.get(self._prefix + key)
 
 
 def _forget(group: LanterneGroup) -> None:

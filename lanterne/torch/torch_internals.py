@@ -108,6 +108,20 @@ def seconds(limit: timedelta | None) -> float | None:
     return min(limit.total_seconds(), LONGEST_S)
 
 
+def limit_of(name: str, limit: timedelta) -> float:
+    """`limit` in seconds, LONGEST_S at most; InputError where it is none, from `name`."""
+    limit_s = seconds(limit) if isinstance(limit, timedelta) else None
+    if limit_s is None:
+        raise InputError(f"{name}: got {limit!r}, expected a timedelta of more than 0")
+    return limit_s
+
+
+def store_at(host: str, port: int, prefix: str, timeout_s: float) -> Any:
+    """The store of torch's that somebody has there, under `prefix`; a key is waited for `timeout_s`."""
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    return dist.PrefixStore(prefix, store)
+
+
 def after_each_step(hook: Callable[..., None]) -> None:
     """Call `hook` after each step of any optimizer."""
     from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -15,7 +15,9 @@ from processes import free_port
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.job_log import JobLog
 
-JOB, WATCHED = (Path(__file__).with_name(f"{name}_rank.py") for name in ("torch", "watched"))
+JOB, WATCHED, RECONFIGURED = (
+    Path(__file__).with_name(f"{name}_rank.py") for name in ("torch", "watched", "reconfigured")
+)
 SIZE = 3
 # Then a rank hangs: less than pytest's own limit, since that ends no ranks. Busy machines have needed 200.
 HANGS_S = 280
@@ -68,6 +70,14 @@ def test_a_rank_that_is_killed_is_named_by_the_others():
     assert code == -9
     for said, code, errors in survivors:
         assert "rank 2 failed" in said.get("killed", errors), said or errors
+        assert code == 0, errors
+
+
+def test_a_group_is_made_anew_of_those_that_live_and_of_those_that_are_back():
+    parts = ["of_itself", "whole", "smaller", "whole_again", "late", "aborted", "without_one"]
+    for rank, (said, code, errors) in enumerate(run(job=RECONFIGURED)):
+        own = [part for part in parts if not (rank == 2 and part in ("whole", "smaller"))]
+        assert said == dict.fromkeys(own, ""), "\n".join([*said.values(), errors])
         assert code == 0, errors
 
 

@@ -1,4 +1,4 @@
-"""Kill a rank (SIGKILL) of a DDP job that goes on, over lanterne and over torchft in turn: when is the next step done?
+"""Kill a rank (SIGKILL) of a DDP job that goes on, over lanterne and torchft in turn: when is the next step done?
 
   .venv-torch/bin/python -P -m lanterne.bench.scores.peers.going_on --runs 5
   .venv-torch/bin/python -P -m lanterne.bench.scores.peers.going_on --contenders lanterne --json going_on.json
@@ -6,7 +6,8 @@
 Every run is a job of its own on this host, of a small model; its rank is killed at the beginning of a step and started
 again at once. "next step": from the kill until the last survivor has done a step without it. "back": from then that it
 was started again, until it has done a step with all others. torchft (pip install torchft, beside PyTorch) runs with its
-lighthouse as its README starts it and Gloo's 5 s; each of its replicas is one process. Exit code 1 if a job failed.
+lighthouse as its README starts it and Gloo's 5 s; each of its replicas is one process. Over "torchft-lanterne" torchft
+says who is in the group, and that is lanterne.torch.ReconfigurableGroup. Exit code 1 if a job failed.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from lanterne.bench.output.units import chosen, format_time, whole
 from lanterne.errors import Unavailable, need_package
 
 RANK = Path(__file__).with_name("going_on_rank.py")
-CONTENDERS = {"lanterne": "", "torchft": ""}
+CONTENDERS = {"lanterne": "", "torchft": "", "torchft-lanterne": ""}
 # Of a job; and the step in which a rank is killed.
 JOB_S, STEPS = 180.0, (10, 30)
 # What starts a process again that was killed.
@@ -123,13 +124,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--ranks", type=whole(3), default=4, metavar="N", help="of a job (default 4)")
     parser.add_argument("--runs", type=whole(1), default=5, metavar="K", help="jobs of each (default 5)")
-    parser.add_argument("--contenders", default="lanterne,torchft", metavar="A,B", help="default: both")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), metavar="A,B", help="default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     args = parser.parse_args()
     names = chosen(args.contenders, "--contenders", CONTENDERS)
     need_package("torch", "going_on")
-    if "torchft" in names and find_spec("torchft") is None:
+    if set(names) - {"lanterne"} and find_spec("torchft") is None:
         raise Unavailable("going_on: torchft is not installed; pip install torchft, or --contenders lanterne")
     chances = {name: random.Random(args.seed) for name in names}
     results = []

@@ -1,4 +1,4 @@
-"""One rank of a job of going_on.py: it trains by DDP and writes when each step was done, over lanterne or torchft.
+"""One rank of a job of going_on.py: it trains by DDP and writes when each step was done, over lanterne, torchft, or both.
 
   python -P going_on_rank.py CONTENDER FOLDER VICTIM STEP
 
@@ -24,6 +24,8 @@ BEGAN_S = time.monotonic()
 # Steps with all ranks again, and what one takes at least: a job must not be over before a process has started.
 MORE_STEPS, STEP_S = 5, 0.02
 TIMEOUT_S = 20.0
+# Of calls between torchft's replicas.
+GROUP_TIMEOUT = timedelta(seconds=5)
 
 
 class Steps:
@@ -118,14 +120,27 @@ def over_lanterne(folder: str, victim: int, last: int) -> None:
 
 def over_torchft(folder: str, victim: int, last: int) -> None:
     """As the README of torchft has it: a replica group of one process each, DDP between them over Gloo."""
-    from torchft import Manager, Optimizer, ProcessGroupGloo
+    from torchft import ProcessGroupGloo
+
+    under_torchft(ProcessGroupGloo(timeout=GROUP_TIMEOUT), folder, victim, last)
+
+
+def over_both(folder: str, victim: int, last: int) -> None:
+    """As `over_torchft`, over lanterne in place of Gloo."""
+    group = importlib.import_module("lanterne.torch").ReconfigurableGroup
+    under_torchft(group(GROUP_TIMEOUT), folder, victim, last)
+
+
+def under_torchft(group: dist.ProcessGroup, folder: str, victim: int, last: int) -> None:
+    """torchft says who is in `group`."""
+    from torchft import Manager, Optimizer
     from torchft.ddp import PureDistributedDataParallel
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, inner = fresh()
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        pg=group,
         load_state_dict=model.load_state_dict,
         state_dict=model.state_dict,
         min_replica_size=2,
@@ -153,7 +168,7 @@ def over_torchft(folder: str, victim: int, last: int) -> None:
     manager.shutdown()
 
 
-CONTENDERS = {"lanterne": over_lanterne, "torchft": over_torchft}
+CONTENDERS = {"lanterne": over_lanterne, "torchft": over_torchft, "torchft-lanterne": over_both}
 
 if __name__ == "__main__":
     name, into, who, when = sys.argv[1:]

@@ -363,6 +363,19 @@ def test_a_start_looks_at_few_of_many_open_messages(monkeypatch):
     assert lanterne.spawn(1, job) == [True]
 
 
+def test_where_nobody_looks_meanwhile_who_asks_to_be_told_is_told_of_what_is_over():
+    def job(comm):
+        told = []
+        comm.start_all_reduce(np.ones(1), np.empty(1)).then(lambda: told.append("call"))
+        receive = comm.start_recv(came := np.zeros(1), 0)
+        receive.then(lambda: told.append("message"))
+        assert told == ["call"]
+        comm.start_send(np.full(1, 7.0), 0).wait()
+        return [*told, came[0]]
+
+    assert lanterne.spawn(1, job) == [["call", "message", 7.0]]
+
+
 def test_a_send_to_oneself_is_refused():
     def job(comm):
         with pytest.raises(lanterne.InputError, match="send: got peer 0, this rank itself, expected another"):
