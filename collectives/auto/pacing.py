@@ -92,12 +92,19 @@ class PacingPolicy:
     )
     # Under load a network takes several unloaded starts to answer, since what grants the next message queues behind
     # bulk. So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it,
-    # in `credits` messages, one of them as yet on its way to be granted.
+    # in `credits` messages, one of them as yet on its way to be granted; but no more than take so long: who else sends
+    # to that rank waits for them.
     loaded_starts: int = value(
-        12,
-        "late_join, 75 to 100 KB under way there: 1.03 to 1.04",
-        half="the network may idle between messages (not measured)",
-        double="1.09 to 1.39: flows meet at ports",
+        24,
+        "late_join, starts of 0.15 ms, 70 to 100 KB under way there: 1.03",
+        half="1.05, and a third more CPU time; a queue of 8 calls 1.11 for 1.04",
+        double="1.04: flows meet at ports",
+    )
+    most_loaded_s: float = value(
+        4e-3,
+        "starts of 0.35 ms, 75 to 100 KB under way there: 1.03 to 1.04",
+        half="on cores that start messages slowly the network may idle between them",
+        double="1.09 to 1.39 there: flows meet at ports",
     )
     credits: int = value(
         2,
@@ -117,6 +124,13 @@ class PacingPolicy:
         "what is left is the executor's own work",
         half="series of short messages are predicted too short",
         double="series of short messages are predicted too long",
+    )
+    # The same where chunks of a late-rank algorithm are counted: each takes a core that work on every rank.
+    of_a_chunk: float = value(
+        0.4,
+        "some 60 us of starts of 0.15 ms: a rank's CPU time there 0.05 s a call of 4 MiB, with 0.1 0.08",
+        half="more CPU time; two late ranks by 1.1 in virtual time 1.206 of a buffer's time for 1.216, one 1.06 for 1.03",
+        double="chunks so long that the first ones come late",
     )
     # What takes a start is a message of so many bytes: an empty one is over so soon that what it took varies by half
     # from one measurement to the next, and pieces with it.
@@ -143,13 +157,14 @@ def start_s(model: CostModel) -> float:
     return float(model.message_s(POLICY.start_nbytes)) if model.pieces else model.alpha_s
 
 
-def sustained(model: CostModel) -> CostModel:
-    """`model` for long series of messages that are posted ahead: one line, with a part of a start."""
+def sustained(model: CostModel, part: float | None = None) -> CostModel:
+    """`model` for long series of messages that are posted ahead: one line, with a `part` of a start."""
     # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
     nbytes = POLICY.large * model.pieces[-1].nbytes if model.pieces else 1.0
     slope = model.pieces[-1].beta_s_per_byte if model.pieces else 0.0
     beta = max(slope, (float(model.message_s(nbytes)) - model.alpha_s) / nbytes)
-    return CostModel(POLICY.overlapped * start_s(model), beta, model.gamma_s_per_byte, (), model.serial_messages)
+    alpha_s = (POLICY.overlapped if part is None else part) * start_s(model)
+    return CostModel(alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages)
 
 
 def over_nodes(model: CostModel, inside: Sequence[CostModel]) -> CostModel:
@@ -206,13 +221,16 @@ def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic 
             ideal = max(ideal, chunk_nbytes / POLICY.stream_segments)
         most = int(min(most, max(ideal, POLICY.least_segment_nbytes)))
         if traffic == PIECES:
-            most = min(most, piece_nbytes(model))
+            # In halves at least: a rank hands one on while the other comes. In virtual time, 8 ranks, late_join of 4
+            # MiB in 182 chunks: 1.02 of a buffer's time, with whole ones 1.22.
+            most = min(most, piece_nbytes(model), max(POLICY.least_piece_nbytes, -(-chunk_nbytes // 2)))
     return max(most, -(-chunk_nbytes // POLICY.max_segments))
 
 
 def piece_nbytes(model: CostModel) -> int:
     """Bytes of a message of a late-rank algorithm, at most."""
-    ideal = bytes_of_starts(model, POLICY.loaded_starts) / POLICY.credits
+    under_way_s = min(POLICY.loaded_starts * start_s(model), POLICY.most_loaded_s)
+    ideal = _bytes_within(model, under_way_s) / POLICY.credits
     return int(max(POLICY.least_piece_nbytes, min(ideal, POLICY.segment_nbytes)))
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, SHARED, Algorithm, find_algorithm
 from lanterne.collectives.auto.learn import learn
+from lanterne.collectives.auto.pacing import POLICY as PACING
 from lanterne.collectives.auto.pacing import over_nodes, sustained
 from lanterne.collectives.auto.predict import (
     Factor,
@@ -211,7 +212,8 @@ def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links)
 
     Over nodes each chunk is several messages inside, which its ranks' cores start one by one.
     """
-    return chunk_count(line, world_size, nbytes, links if isinstance(links, Topology) else sustained(links))
+    ahead = links if isinstance(links, Topology) else sustained(links, PACING.of_a_chunk)
+    return chunk_count(line, world_size, nbytes, ahead)
 
 
 def override(collective: str, world_size: int) -> str | None:

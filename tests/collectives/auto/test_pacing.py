@@ -1,5 +1,6 @@
 """How large messages are and how many are under way, from the model."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,10 @@ def test_slow_networks_get_short_segments_and_memory_long_ones():
 
 
 def test_two_messages_make_the_bandwidth_delay_product_of_a_loaded_network():
-    assert POLICY.credits * piece_nbytes(LAB) == pytest.approx(POLICY.loaded_starts * 3e-4 / 4.2e-8, rel=1e-3)
+    quick = replace(LAB, alpha_s=1e-4)
+    assert POLICY.credits * piece_nbytes(quick) == pytest.approx(POLICY.loaded_starts * 1e-4 / 4.2e-8, rel=1e-3)
+    # Of one that is slow to start no more than takes so long.
+    assert POLICY.credits * piece_nbytes(LAB) == pytest.approx(POLICY.most_loaded_s / 4.2e-8, rel=1e-3)
     assert credits(LAB, PACED, piece_nbytes(LAB)) == POLICY.credits
     assert credits(LAB, PACED, piece_nbytes(LAB) // 4) == 4 * POLICY.credits
     assert credits(LAB, PACED, 1 << 30) == 1
