@@ -18,8 +18,8 @@ PACKAGE = Path(lanterne.__file__).parent
 ORDER = ["torch", "bench", "failslow", "pipeline", "collectives", "transport", "kernels"]
 # What only redoes our own figures: no other folder needs it.
 YARDSTICKS = ("bench/papers", "bench/scores")
-# Those of more than 200 lines: what users call, a job's ranks, rails, training.
-LARGE_CLASSES = {"Communicator", "CommunicatorCore", "Group", "SpareTransport", "Trainer"}
+# Those of more than 200 lines: what users call, a job's ranks, training.
+LARGE_CLASSES = {"Communicator", "CommunicatorCore", "Group", "Trainer"}
 
 
 def find_modules(package):
