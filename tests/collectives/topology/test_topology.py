@@ -142,11 +142,14 @@ def test_bad_files_name_the_place(message, tmp_path):
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_files_that_are_none(tmp_path):
-    for text in ("", "{", "\xff", "[" * 100_000):
-        (tmp_path / "x.json").write_bytes(text.encode("latin-1"))
-        with pytest.raises(InputError, match="got no JSON"):
-            read_topology(tmp_path / "x.json")
+@pytest.mark.parametrize("text", ["", "{", "\xff", "[" * 100_000], ids=["empty", "cut off", "no UTF-8", "too deep"])
+def test_files_that_are_no_json(tmp_path, text):
+    (tmp_path / "x.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match="got no JSON"):
+        read_topology(tmp_path / "x.json")
+
+
+def test_a_file_that_is_none(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_topology(tmp_path / "none.json")
 

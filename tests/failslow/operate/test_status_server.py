@@ -142,9 +142,12 @@ def test_addresses():
     assert parse_address("9470", "--listen") == Address("127.0.0.1", 9470, True)
     assert parse_address("[::1]:1", "--listen") == Address("::1", 1, True)
     assert parse_address("0.0.0.0:1", "--listen") == Address("0.0.0.0", 1, False)
-    for text in ("", "x", "1:", ":1", "127.0.0.1:70000", "-1", "no such host:1"):
-        with pytest.raises(InputError, match="--listen: got"):
-            parse_address(text, "--listen")
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:", ":1", "127.0.0.1:70000", "-1", "no such host:1"])
+def test_bad_addresses(text):
+    with pytest.raises(InputError, match="--listen: got"):
+        parse_address(text, "--listen")
 
 
 def test_a_port_that_is_taken(serve):

@@ -40,8 +40,11 @@ def test_what_does_not_divide(arguments, words):
         make_layout(*arguments)
 
 
-def test_a_layout_has_each_rank_once():
+def test_a_layout_tells_where_a_rank_is():
     assert Layout([[[3], [0]], [[2], [1]]]).where(2) == (1, 0, 0)
-    for wrong in ((((0,), (0,)),), (((1,), (2,)),), ((0, 1),)):
-        with pytest.raises(InputError, match="with each rank once"):
-            Layout(wrong)
+
+
+@pytest.mark.parametrize("wrong", [(((0,), (0,)),), (((1,), (2,)),), ((0, 1),)], ids=str)
+def test_a_layout_has_each_rank_once(wrong):
+    with pytest.raises(InputError, match="with each rank once"):
+        Layout(wrong)

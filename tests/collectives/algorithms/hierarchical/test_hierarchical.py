@@ -96,10 +96,10 @@ def test_a_late_owner_does_not_give_out_what_it_owns():
     assert inside.sum() == 12 + 4
 
 
-def test_bad_nodes():
-    for nodes in (((0, 1), (1, 2)), ((0,), (2,)), ((0, 1, 2), ())):
-        with pytest.raises(InputError, match="expected ranks 0 to 2 once each"):
-            make_schedule("all_reduce", "hier_ring", 3, nodes=nodes)
+@pytest.mark.parametrize("nodes", [((0, 1), (1, 2)), ((0,), (2,)), ((0, 1, 2), ())], ids=str)
+def test_bad_nodes(nodes):
+    with pytest.raises(InputError, match="expected ranks 0 to 2 once each"):
+        make_schedule("all_reduce", "hier_ring", 3, nodes=nodes)
 
 
 SLOW = [(0,), (1,), (0, 1), (5,)]
@@ -122,11 +122,14 @@ def test_slow_nodes_pass_the_checker_as_leaves(nodes, num_chunks):
 
 def test_names_of_slow_nodes():
     assert find_algorithm("all_reduce", "hier_slow.2.5").leaves
-    for name in ("hier_slow.", "hier_slow.a", "hier_slow.2.", "hier_slow.-1"):
-        with pytest.raises(InputError, match="expected the numbers of slow nodes"):
-            find_algorithm("all_reduce", name)
     with pytest.raises(InputError, match="did you mean"):
         find_algorithm("all_reduce", "hier_rnig.2")
+
+
+@pytest.mark.parametrize("name", ["hier_slow.", "hier_slow.a", "hier_slow.2.", "hier_slow.-1"])
+def test_bad_names_of_slow_nodes(name):
+    with pytest.raises(InputError, match="expected the numbers of slow nodes"):
+        find_algorithm("all_reduce", name)
 
 
 @pytest.mark.parametrize(
