@@ -136,7 +136,7 @@ class Heirs:
         left = tuple(name for name in electors if name == self._name or name in self._fellows)
         if len(left) < len(electors):
             left = left if len(left) >= LEAST_ELECTORS else (self._name,)
-            epoch, ranks_of = electors_of(self.decided)
+            epoch, ranks_of = packed_electors(self.decided)
             fields = [field for name, ranks in ranks_of if name in left for field in (name.encode(), ranks)]
             self._decide(Decided(pack_frame(Kind.ELECTORS, epoch, fields), left))
 
@@ -184,7 +184,7 @@ class Heirs:
 
     def out_of_reach(self, epoch: int) -> list[int]:
         """Ranks of `epoch` on hosts that did not answer when this store took over."""
-        fellows, (its_epoch, ranks_of) = self._fellows, electors_of(self.decided)
+        fellows, (its_epoch, ranks_of) = self._fellows, packed_electors(self.decided)
         silent = [ranks for name, ranks in ranks_of if name in fellows.silent and name not in fellows]
         return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == its_epoch else []
 
@@ -277,7 +277,7 @@ class PackedElectors(NamedTuple):
     ranks_of: list[tuple[str, bytes]]
 
 
-def electors_of(decided: Sequence[tuple[int, int, bytes]]) -> PackedElectors:
+def packed_electors(decided: Sequence[tuple[int, int, bytes]]) -> PackedElectors:
     """What ELECTORS say, of frames of any kind that were `decided`: kind, epoch, body."""
     frames = [(epoch, body) for kind, epoch, body in decided if kind == Kind.ELECTORS]
     fields = unpack_fields(frames[-1][1], "b*") if frames else []

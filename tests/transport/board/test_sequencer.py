@@ -408,3 +408,19 @@ def test_memory_is_bounded():
     assert (record.verdict, record.cause) == (ABORT, board.FORGOTTEN)
     ((_, record),) = sequencer.arrive(1, 3 * board.POLICY.max_open_calls - 1, "f", POLICY, 1e6)
     assert (record.verdict, record.cause) == (ABORT, board.TIMEOUT)
+
+
+def test_past_gaps_are_those_of_the_signatures_used_last(monkeypatch):
+    monkeypatch.setattr(board, "POLICY", replace(board.POLICY, max_signatures=2, max_delays=2))
+    gaps = board.PastGaps()
+    assert gaps.note("a", [0.0, 3.0, 1.0]) == 2.0 and gaps.note("", [0.0, 5.0]) == 5.0
+    for signature, times_s in (("b", [0.0]), ("a", [1.0, 2.0]), ("a", [1.0, 4.0]), ("c", [0.0, 0.5])):
+        gaps.note(signature, times_s)
+    assert [[*gaps.of(signature)] for signature in ("a", "b", "c", "")] == [[(1.0,), (3.0,)], [], [(0.5,)], []]
+
+
+def test_a_call_is_reported_once_all_have():
+    reports = board.Reports(2)
+    assert not [*reports.add(0, [(1.0, "f"), (2.0, "g")])]
+    assert [*reports.add(1, [(1.5, "f")])] == [("f", [1.0, 1.5])]
+    assert [*reports.add(1, [(2.5, "g"), (3.5, "h")])] == [("g", [2.0, 2.5])]

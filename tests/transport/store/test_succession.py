@@ -7,7 +7,17 @@ import pytest
 
 from lanterne.transport.rank_group import electors_of
 from lanterne.transport.store import succession
-from lanterne.transport.store.succession import Decided, Elector, electorates, is_backed, is_heard_by_enough, succeed
+from lanterne.transport.store.heirs import packed_electors
+from lanterne.transport.store.succession import (
+    Decided,
+    Elector,
+    electorates,
+    is_backed,
+    is_heard_by_enough,
+    next_to_ask,
+    succeed,
+)
+from lanterne.transport.wire import Kind, pack_frame, take_frame
 
 AGENTS = "a", "b", "c"
 FIRST = Decided(b"first", AGENTS)
@@ -203,3 +213,24 @@ def test_no_more_are_asked_than_it_takes_to_know(silent, heard, asked):
         return name not in silent
 
     assert (is_heard_by_enough(log, 1, "a", answers), "".join(calls)) == (heard, asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [({"a"}, "c"), ({"a", "c"}, "b"), ({"a", "b", "c"}, ""), ({"a", "d"}, "c")]
+)
+def test_the_store_that_led_last_is_asked_last(asked, expected):
+    """Rank b led; c is known to one of those that made a promise only."""
+    promises = {"a": Elector(log=(Decided(b"1", ("a", "b")),), known=1), "d": Elector(log=(FIRST,), known=1)}
+    assert next_to_ask(promises, asked, "b") == expected
+
+
+def test_electors_are_those_of_the_last_decision_on_them():
+    frames = [
+        pack_frame(Kind.ELECTORS, 0, [b"a", b"1", b"b", b"2"]),
+        pack_frame(Kind.ELECTORS, 3, [b"b", b"2"]),
+        pack_frame(Kind.DIED_NOTICE, 4, [1, b"lost"]),
+    ]
+    decided = [take_frame(bytearray(frame)) for frame in frames]
+    assert packed_electors(decided) == (3, [("b", b"2")])
+    assert packed_electors(decided[:1]) == (0, [("a", b"1"), ("b", b"2")])
+    assert packed_electors([]) == (0, [])
