@@ -25,7 +25,7 @@ MODULES = (
     *(f"transport.store.{name}" for name in ("board_handler", "client", "heirs", "process", "server")),
     *(f"transport.store.membership.{name}" for name in ("epoch", "meetings", "returns")),
     *(f"transport.{name}" for name in ("tcp.duplex", "tcp.over_tcp", "ucx.over_ucx")),
-    *("transport.waiting", "torch.monitored_barrier"),
+    *("transport.waiting", "torch.meeting", "torch.monitored_barrier"),
 )
 
 
