@@ -156,6 +156,13 @@ def test_classes_have_walls():
     assert len(found) <= figures.LARGE_CLASSES
 
 
+@pytest.mark.parametrize("names", ["class", "module"])
+def test_a_name_has_one_meaning(names):
+    figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
+    told, reached = figures.shared_class_names() if names == "class" else figures.shared_module_names()
+    assert reached, told
+
+
 def test_loops_of_tests_say_which_case_failed():
     figures = pytest.importorskip("lanterne.bench.scores.figures", reason="an sdist leaves it out")
     tests = Path(__file__).parent

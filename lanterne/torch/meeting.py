@@ -16,7 +16,7 @@ from lanterne.transport.steering import steers, value
 
 @steers
 @dataclass(frozen=True)
-class MeetingPolicy:
+class GroupMeetingPolicy:
     """How rank 0 waits for the others."""
 
     # Between two looks at who has come: each is two questions to the store for each rank that has not.
@@ -28,7 +28,7 @@ class MeetingPolicy:
     )
 
 
-POLICY = MeetingPolicy()
+POLICY = GroupMeetingPolicy()
 
 
 class Meeting:

@@ -52,7 +52,7 @@ class SilencePolicy:
 POLICY = SilencePolicy()
 
 
-class Messages(Protocol):
+class SpareMessages(Protocol):
     """What is done with messages, by the SpareTransport."""
 
     def look(self, peer: SparePeer, /) -> None: ...
@@ -69,7 +69,7 @@ class SpareFrames:
     """
 
     def __init__(
-        self, paths: SparePaths, messages: Messages, machine: Machine, over: OverTags, direct_name: str
+        self, paths: SparePaths, messages: SpareMessages, machine: Machine, over: OverTags, direct_name: str
     ) -> None:
         self._paths = paths
         self._messages = messages
