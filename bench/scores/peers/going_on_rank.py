@@ -134,7 +134,6 @@ def over_both(folder: str, victim: int, last: int) -> None:
 def under_torchft(group: dist.ProcessGroup, folder: str, victim: int, last: int) -> None:
     """torchft says who is in `group`."""
     from torchft import Manager, Optimizer
-    from torchft.ddp import PureDistributedDataParallel
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model, inner = fresh()
@@ -152,15 +151,17 @@ def under_torchft(group: dist.ProcessGroup, folder: str, victim: int, last: int)
         replica_id=f"rank_{rank}_",
     )
     optimizer = Optimizer(manager, inner)
-    # Its DistributedDataParallel ends in an AssertionError after a death (0.2.0 with PyTorch 2.13).
-    loss = losses(PureDistributedDataParallel(manager, model))
-    tells, is_last = Steps(folder, rank, ranks, victim, last), False
+    tells, is_last, loss = Steps(folder, rank, ranks, victim, last), False, losses(model)
     while not is_last:
         step = manager.current_step()
         optimizer.zero_grad()
         now = next(loss)
         tells.begin(step, manager.num_participants())
         now.backward()
+        # Of its own wrappers DistributedDataParallel ends in an AssertionError after a death (0.2.0 with PyTorch 2.13),
+        # and PureDistributedDataParallel waits for no sum.
+        for work in [manager.allreduce(weights.grad) for weights in model.parameters()]:
+            work.wait()
         optimizer.step()
         if manager.current_step() > step:
             is_last = tells.done(manager.num_participants())
