@@ -7,6 +7,7 @@ groups come to be, `reconfigurable` one that comes to be again, `served` functio
 only, `ddp_hook` lanterne in a job of another backend, `late_report` who was late.
 """
 
+from lanterne.kernels.cpu.jit import unmap_compiler
 from lanterne.torch.ddp_hook import comm_hook
 from lanterne.torch.joining import NAME, Options, create, load_libraries
 from lanterne.torch.late_report import LateReport, report
@@ -14,10 +15,12 @@ from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.reconfigurable import ReconfigurableGroup
 from lanterne.torch.served import serve_all
 from lanterne.torch.step_log import LateStep
-from lanterne.torch.torch_internals import register
+from lanterne.torch.torch_internals import after_each_step, register
 
 __all__ = ["LanterneGroup", "LateReport", "LateStep", "Options", "ReconfigurableGroup", "comm_hook", "report"]
 
 load_libraries()
 register(NAME, create)
 serve_all()
+# The first steps compile all that training needs.
+after_each_step(lambda *_: unmap_compiler())

@@ -122,7 +122,7 @@ def store_at(host: str, port: int, prefix: str, timeout_s: float) -> Any:
     return dist.PrefixStore(prefix, store)
 
 
-def after_each_step(hook: Callable[..., None]) -> None:
+def after_each_step(hook: Callable[..., object]) -> None:
     """Call `hook` after each step of any optimizer."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import re
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -72,3 +73,27 @@ def test_same_bits_with_avx2(name, op):
     prepare(op, dtype, 3)(1001, here.ctypes.data, *addresses)
     narrow(1001, there.ctypes.data, *addresses)
     np.testing.assert_array_equal(here, there)
+
+
+def mapped_nbytes():
+    """What this process has mapped of LLVM's code."""
+    lines, found = iter(Path("/proc/self/smaps").read_text().splitlines()), 0
+    for line in lines:
+        if " r-xp " in line and line.endswith("libllvmlite.so"):
+            found += 1024 * next(int(after.split()[1]) for after in lines if after.startswith("Rss:"))
+    return found
+
+
+def test_what_is_mapped_of_the_compiler_is_given_back_and_it_compiles_as_before():
+    def compiled(number):
+        ir = f"define i64 @kernel(i64 %count) {{\n%sum = add i64 %count, {number}\nret i64 %sum\n}}"
+        return jit.compile_ir(ir, [], ctypes.c_int64)
+
+    first = compiled(1)
+    before = mapped_nbytes()
+    assert jit.unmap_compiler()
+    assert mapped_nbytes() < before / 4
+    assert not jit.unmap_compiler()
+    second = compiled(2)
+    assert (first(40), second(40)) == (41, 42)
+    assert jit.unmap_compiler()
