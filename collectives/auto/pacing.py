@@ -92,19 +92,12 @@ class PacingPolicy:
     )
     # Under load a network takes several unloaded starts to answer, since what grants the next message queues behind
     # bulk. So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it,
-    # in `credits` messages, one of them as yet on its way to be granted; but no more than take so long: who else sends
-    # to that rank waits for them.
+    # in `credits` messages, one of them as yet on its way to be granted.
     loaded_starts: int = value(
-        24,
-        "late_join, starts of 0.15 ms, 70 to 100 KB under way there: 1.03",
-        half="1.05, and a third more CPU time; a queue of 8 calls 1.11 for 1.04",
-        double="1.04: flows meet at ports",
-    )
-    most_loaded_s: float = value(
-        4e-3,
-        "starts of 0.35 ms, 75 to 100 KB under way there: 1.03 to 1.04",
-        half="on cores that start messages slowly the network may idle between them",
-        double="1.09 to 1.39 there: flows meet at ports",
+        12,
+        "late_join, starts of 0.35 ms, 75 to 100 KB under way there: 1.03 to 1.04; 4 hosts at 1 Gbit/s, 100 KB: 1.07",
+        half="the network may idle between messages (not measured)",
+        double="1.09 to 1.39 there, 1.15 to 1.5 at 1 Gbit/s: flows meet at ports",
     )
     credits: int = value(
         2,
@@ -113,10 +106,18 @@ class PacingPolicy:
         double="ranks that share a NIC: 1.40 for 1.20 of the time, 4 a NIC",
     )
     least_piece_nbytes: int = value(
+        32 << 10,
+        "starts of 0.15 ms there: a call of 4 MiB 1.03, a queue of 8 of them 1.05",
+        half="1.05, 1.11, and half as much CPU time again",
+        double="a queue 1.06 to 1.13: flows meet at ports",
+    )
+    # Chunks are cut in halves at least, unless those would be shorter: a rank hands one on while the other comes. In
+    # virtual time, 8 ranks, late_join of 4 MiB in 182 chunks: 1.02 of a buffer's time, with whole ones 1.22.
+    least_half_nbytes: int = value(
         16 << 10,
         "chosen: below it a start is most of a message's time",
-        half="more messages on networks that start quickly",
-        double="flows meet at ports for longer there",
+        half="more messages of short chunks",
+        double="chunks of 32 to 64 KiB are handed on whole",
     )
     # The part of a start-up time that counts where the next message is posted before the last has come.
     overlapped: float = value(
@@ -221,16 +222,13 @@ def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic 
             ideal = max(ideal, chunk_nbytes / POLICY.stream_segments)
         most = int(min(most, max(ideal, POLICY.least_segment_nbytes)))
         if traffic == PIECES:
-            # In halves at least: a rank hands one on while the other comes. In virtual time, 8 ranks, late_join of 4
-            # MiB in 182 chunks: 1.02 of a buffer's time, with whole ones 1.22.
-            most = min(most, piece_nbytes(model), max(POLICY.least_piece_nbytes, -(-chunk_nbytes // 2)))
+            most = min(most, piece_nbytes(model), max(POLICY.least_half_nbytes, -(-chunk_nbytes // 2)))
     return max(most, -(-chunk_nbytes // POLICY.max_segments))
 
 
 def piece_nbytes(model: CostModel) -> int:
     """Bytes of a message of a late-rank algorithm, at most."""
-    under_way_s = min(POLICY.loaded_starts * start_s(model), POLICY.most_loaded_s)
-    ideal = _bytes_within(model, under_way_s) / POLICY.credits
+    ideal = bytes_of_starts(model, POLICY.loaded_starts) / POLICY.credits
     return int(max(POLICY.least_piece_nbytes, min(ideal, POLICY.segment_nbytes)))
 
 

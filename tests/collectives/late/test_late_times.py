@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from timed_world import RATE_BYTES_PER_S, TimedWorld
 
+from lanterne.collectives.auto import pacing
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.compile_program import _ActionLog
 from lanterne.collectives.late import calls as late
@@ -100,7 +101,11 @@ def test_a_queue_with_a_late_rank(one_after_the_other):
 
 
 def test_two_late_ranks_together(monkeypatch):
-    """The others begin without both once they know, and whole messages pass through the ports in turn: 1.33."""
+    """The others begin without both once they know, and whole messages pass through the ports in turn: 1.33.
+
+    Short ones, of which more meet.
+    """
+    monkeypatch.setattr(pacing, "POLICY", replace(pacing.POLICY, least_piece_nbytes=16 << 10))
 
     def x():
         job, delays = Job(letter_s=1e-3), [*late_by(0.0)[2:], 1.1, 1.1]
