@@ -10,7 +10,8 @@ Nothing is measured. A cluster is a file or a preset with its size (docs/topolog
 
   together      all ranks start at once: time until the last has finished
   late          from the late rank's arrival to the end, when it comes so late that all work without it is done
-  ... flows     the same by the simulator of flows, which shares every link max-min fairly; up to 1,024 ranks
+  ... flows     the same by the simulator of flows, which shares every link max-min fairly; up to 1,024 ranks. Both have
+                whole rounds, and where those of a ring overlap, the part of their starts that is not beside bytes
   over bound    late by flows (or the model), over what bytes alone take at the narrowest place
   pays from     from this delay on it is better than the best algorithm that waits for all
 

@@ -83,9 +83,11 @@ def study_one(
     """
     from lanterne.bench.collective.cost import before
     from lanterne.collectives.algorithms.catalogue import MAX_CELLS, find_algorithm, make_schedule
-    from lanterne.collectives.auto.predict import chunk_count, nodes_of_links
+    from lanterne.collectives.auto.pacing import sustained
+    from lanterne.collectives.auto.predict import chunk_count, nodes_of_links, rounds_overlap
     from lanterne.collectives.schedule.check_schedule import check
-    from lanterne.collectives.schedule.cost import late_start, price, prices
+    from lanterne.collectives.schedule.cost import late_start, price
+    from lanterne.collectives.schedule.passes import waiting_part
 
     line, size = find_algorithm("all_reduce", name), topology.world_size
     chunks = num_chunks or chunk_count(line, size, nbytes, topology, min_chunk_nbytes=1)
@@ -98,18 +100,22 @@ def study_one(
         schedule = check(schedule).schedule
     joins = [phase.start for phase in schedule.phases if phase.name == "join"] if line.late else []
     delay_s = price(before(schedule, joins[0]), nbytes, topology).makespan_s if joins else 0.0
-    start = late_start(size, late, delay_s)
-    together, lately = prices(schedule, nbytes, topology, [0.0, start])
+    # Flows have whole rounds: where these overlap, starts that pass beside bytes are all that is left of the others.
+    is_stream = line.stream and not line.nodes
+    overlaps = is_stream and rounds_overlap(schedule, nbytes, topology.slowest)
+    at = topology.with_models(sustained) if overlaps else topology
+    together_s = price(schedule, nbytes, at).makespan_s
+    late_s = price(waiting_part(schedule, late), nbytes, at).makespan_s if joins else together_s
     by_flows: tuple[float | None, float | None] = (None, None)
     if flows and size <= MAX_FLOW_RANKS and schedule.num_transfers <= MAX_FLOW_TRANSFERS:
         from lanterne.collectives.topology.flows import simulate_flows
 
-        whole_s = float(simulate_flows(schedule, nbytes, topology).max())
+        whole_s = float(simulate_flows(schedule, nbytes, at).max())
         # Flows may take longer than the model before the late rank is needed.
         far = late_start(size, late, max(10 * whole_s, delay_s)) if joins else None
-        exposed_s = whole_s if far is None else float(simulate_flows(schedule, nbytes, topology, far).max() - far.max())
+        exposed_s = whole_s if far is None else float(simulate_flows(schedule, nbytes, at, far).max() - far.max())
         by_flows = whole_s, exposed_s
-    modelled = together.makespan_s, lately.exposed_s, delay_s
+    modelled = together_s, late_s, delay_s
     return StudyOutcome(name, schedule.num_chunks, schedule.num_rounds, *modelled, *by_flows)
 
 

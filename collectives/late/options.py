@@ -19,7 +19,8 @@ from lanterne.collectives.auto.predict import (
     slow_nodes_of,
 )
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks
-from lanterne.collectives.schedule.cost import CostModel, late_start, price
+from lanterne.collectives.schedule.cost import CostModel, price
+from lanterne.collectives.schedule.passes import waiting_part
 from lanterne.collectives.topology.topology import Topology
 from lanterne.transport.board.late_policy import Option
 from lanterne.transport.steering import steers, value
@@ -81,7 +82,7 @@ POLICY = OptionPolicy()
 
 
 class Place(NamedTuple):
-    """Ranks on nodes that are alike: it costs the same whichever is late, such as `sample`."""
+    """Ranks that are alike: it costs about the same whichever is late, such as `sample`."""
 
     ranks: tuple[int, ...]
     sample: int
@@ -143,20 +144,26 @@ def _over_leaves(leaves: tuple[int, ...]) -> str:
 def places_of(topology: Topology) -> list[Place]:
     """The Places of `topology`, that of most ranks first.
 
-    Nodes are alike by their NICs, their numbers of ranks, and whether they may hang on the others: where these are more
-    kinds than may be priced, or ranks than POLICY.placed_ranks, by the last alone.
+    Ranks are alike by their own NIC, and their nodes by their NICs, their numbers of ranks, and whether they may hang
+    on the others: by all of these, or where these are more kinds than may be priced by the last ones, and where ranks
+    are more than POLICY.placed_ranks by the very last.
     """
-    nodes, takes = range(len(topology.nodes)), topology.node_takes
-    leaf_sets = _priced_leaf_sets(topology)
-    hangs = [tuple(node in leaves for leaves in leaf_sets) for node in nodes]
-    kinds = [(round(float(takes[node]), 1), len(topology.nodes[node]), hangs[node]) for node in nodes]
-    if len(set(kinds)) > MAX_PLACES or topology.world_size > POLICY.placed_ranks:
-        kinds = [(0.0, 0, each) for each in hangs]
-    found = []
-    for kind in dict.fromkeys(kinds):
-        alike = [topology.nodes[node] for node in nodes if kinds[node] == kind]
-        found.append(Place(tuple(sorted(rank for ranks in alike for rank in ranks)), alike[-1][-1]))
-    return sorted(found, key=lambda place: -len(place.ranks))
+    takes, leaf_sets = [round(float(each), 1) for each in topology.node_takes], _priced_leaf_sets(topology)
+    hangs = [tuple(node in leaves for leaves in leaf_sets) for node in range(len(topology.nodes))]
+    about = [
+        (hangs[node], takes[node], len(topology.nodes[node]), round(slowdown, 1))
+        for node, slowdown in zip(topology.node_of, topology.nic_slowdown, strict=True)
+    ]
+    counts = (1,) if topology.world_size > POLICY.placed_ranks else (4, 3, 2, 1)
+    ways = ([each[:count] for each in about] for count in counts)
+    kinds = next(way for way in ways if len(way[0]) == 1 or len(set(way)) <= MAX_PLACES)
+    found: dict[object, list[int]] = {}
+    for rank, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(rank)
+    # Of those that are not quite alike the middle one stands for all.
+    ordered = (sorted(ranks, key=about.__getitem__) for ranks in found.values())
+    places = [Place(tuple(sorted(ranks)), ranks[len(ranks) // 2]) for ranks in ordered]
+    return sorted(places, key=lambda place: -len(place.ranks))
 
 
 def _worthwhile(options: Sequence[Option]) -> list[Option]:
@@ -211,7 +218,7 @@ def _option(
     nodes = nodes_of_links(links) if line.nodes else None
     schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
     together_s = price(schedule, nbytes, paced).makespan_s
-    join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
+    join_s = price(waiting_part(schedule, absent), nbytes, paced).makespan_s
     return Option(f"{name}/{chunks or schedule.num_chunks}", max(0.0, together_s - join_s), join_s, late)
 
 

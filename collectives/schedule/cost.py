@@ -7,7 +7,8 @@ receive port those of all that it receives (full duplex). A message from a to b 
 
 so the one round of allpairs' reduce-scatter costs alpha + (p - 1)/p s beta. A rank is ready for its next round once all
 its messages of this one are done and what it had to add is added, gamma a byte. No barrier: a late rank delays those
-that wait for it.
+that wait for it. All messages of a round share ports, whenever they begin; where late ranks come when all else is over,
+what waits for them does not meet the rest, and is priced by itself (passes.waiting_part).
 
 That is of equal links, a CostModel. Whatever else says what the messages of a round take is a LinkCosts, too, such as a
 Topology (topology/topology.py), where ranks share links.
@@ -155,22 +156,9 @@ def price(
     Raises:
         InputError: delays of another length, negative or not finite.
     """
-    return prices(schedule, nbytes, links, [start_delay_s])[0]
-
-
-def prices(
-    schedule: CollectiveSchedule,
-    nbytes: float,
-    links: LinkCosts,
-    start_delays_s: Sequence[float | Sequence[float] | NDArray[np.float64]],
-) -> list[Cost]:
-    """As `price`, for each of several start delays: what messages take is found once.
-
-    Cost: of each delay some 5 us a round.
-    """
     p, unit = schedule.world_size, chunk_nbytes(schedule, nbytes)
-    starts = [_start_of(schedule, each) for each in start_delays_s]
-    ready = [start.copy() for start in starts]
+    start = _start_of(schedule, start_delay_s)
+    ready = start.copy()
     load = added = 0
     for rounds in _blocks(schedule):
         offsets = schedule.offsets[rounds.start : rounds.stop + 1]
@@ -188,18 +176,14 @@ def prices(
         bounds = (offsets - offsets[0]).tolist()
         for index, (begin, end) in enumerate(pairwise(bounds)):
             its_src, its_dst, its_s = src[begin:end], dst[begin:end], took_s[begin:end]
-            for each in ready:
-                done = np.maximum(each[its_src], each[its_dst]) + its_s
-                np.maximum.at(each, its_src, done)
-                np.maximum.at(each, its_dst, done)
-                each += adding_s[index]
+            done = np.maximum(ready[its_src], ready[its_dst]) + its_s
+            np.maximum.at(ready, its_src, done)
+            np.maximum.at(ready, its_dst, done)
+            ready += adding_s[index]
     scale = unit / nbytes if nbytes else 0.0
-    parts = schedule.num_rounds, float(load * scale), float(added * scale)
-    ends = [float(each.max()) for each in ready]
-    return [
-        Cost(each, end, end - float(start.max()), *parts)
-        for each, end, start in zip(ready, ends, starts, strict=True)
-    ]
+    end = float(ready.max())
+    exposed_s = end - float(start.max())
+    return Cost(ready, end, exposed_s, schedule.num_rounds, float(load * scale), float(added * scale))
 
 
 def _blocks(schedule: CollectiveSchedule) -> Iterator[range]:

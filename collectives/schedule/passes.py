@@ -1,11 +1,12 @@
-"""Pure functions from schedules to schedules: split chunks, reverse, chain one after another, label anew."""
+"""Pure functions from schedules to schedules: split chunks, reverse, chain several, label anew, what waits for some."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Phase, late_set
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, LateRank, Phase, late_set
 from lanterne.errors import InputError
 
 
@@ -84,3 +85,24 @@ def relabelled(schedule: CollectiveSchedule) -> CollectiveSchedule:
         if start < first
     ]
     return replace(schedule, phases=(*before, Phase("join", first, schedule.num_rounds)))
+
+
+def waiting_part(schedule: CollectiveSchedule, late_rank: LateRank) -> CollectiveSchedule:
+    """The transfers of `schedule` that wait for `late_rank`, as a schedule that is priced but promises nothing.
+
+    So what it takes from when the late ranks come, if all else is over then: of a round in which some wait and some do
+    not, those that do have the links for themselves.
+    """
+    waits = np.zeros(schedule.world_size, bool)
+    waits[list(late_set(late_rank))] = True
+    kept = np.ones(schedule.num_transfers, bool)
+    for begin, end in pairwise(schedule.offsets.tolist()):
+        src, dst = schedule.src[begin:end], schedule.dst[begin:end]
+        its = waits[src] | waits[dst]
+        kept[begin:end] = its
+        waits[src[its]] = waits[dst[its]] = True
+        if waits.all():
+            break
+    offsets = np.unique(np.append(0, np.cumsum(kept))[schedule.offsets])
+    columns = {name: getattr(schedule, name)[kept] for name in ("src", "dst", "chunk", "op")}
+    return replace(schedule, offsets=offsets, phases=(Phase("join", 0, len(offsets) - 1),), **columns)

@@ -181,8 +181,7 @@ class Topology:
     @cached_property
     def node_takes(self) -> NDArray[np.float64]:
         """(nodes,) what each takes to send what crosses, in times of the fastest NIC; 0 where nothing crosses NICs."""
-        takes = np.zeros(len(self.nodes))
-        nics = next((links for links in self.links if links.kind == NIC), None)
+        takes, nics = np.zeros(len(self.nodes)), self._nics
         if nics is None or len(self.nodes) == 1:
             return takes
         for link, ranks in enumerate(nics.shared_by):
@@ -190,6 +189,18 @@ class Topology:
             share = len(ranks) / len(self.nodes[node])
             takes[node] = max(takes[node], share * (nics.slowdown[link] if nics.slowdown else 1.0))
         return takes
+
+    @cached_property
+    def nic_slowdown(self) -> tuple[float, ...]:
+        """Of each rank, its NIC's beta over that of the fastest; 1 where there is none."""
+        nics = self._nics
+        if nics is None or not nics.slowdown or len(self.nodes) == 1:
+            return (1.0,) * self.world_size
+        return tuple(nics.slowdown[link] for link in nics.link_of.tolist())
+
+    @property
+    def _nics(self) -> LinkClass | None:
+        return next((links for links in self.links if links.kind == NIC), None)
 
     @cached_property
     def _node_column(self) -> Ints:

@@ -8,11 +8,11 @@ import pytest
 from lanterne.bench.cli import main
 from lanterne.bench.topology.outcomes import auto_names, study_one
 from lanterne.bench.topology.positions import positions
-from lanterne.bench.topology.random_clusters import judge_auto, random_topologies
+from lanterne.bench.topology.random_clusters import AUTO_BAR, judge_auto, random_topologies
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.port_bounds import bound_s
 from lanterne.collectives.topology.presets import find_preset
-from lanterne.collectives.topology.topology import NIC, LinkClass, equal_links
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, equal_links
 
 
 def run(capsys, *words):
@@ -86,6 +86,34 @@ def test_auto_hangs_few_nodes_on_one_and_joins_small_buffers_at_once():
     assert joining == "late_join_allpairs"
     others = [study_one(topology, 16 << 20, late, name) for name in (joining, "hier_late_join", "hier_late_slow.1.2")]
     assert others[0].late_flows_s < 0.95 * min(each.late_flows_s for each in others[1:])
+
+
+@pytest.mark.parametrize(("number", "late"), [(5, 1.183), (90, 1.417)])
+def test_auto_by_what_waits_and_by_the_late_ranks_own_nic(number, late):
+    """Of the clusters of seed 1 whose `auto` once took so much longer than the best with one rank late."""
+    topology, rank = list(random_topologies(number + 1, 1))[number]
+    assert judge_auto(topology, 16 << 20, rank)["late_ratio"] <= AUTO_BAR < late
+
+
+def test_auto_on_uneven_nodes_whose_ranks_are_in_any_order():
+    """Of 1, 3 and 4 ranks, whichever is late."""
+    inside, nic = CostModel(2e-5, 1 / 2e9), CostModel(2e-4, 1 / 25e6)
+    nodes, alone = ((3,), (0, 5, 6), (1, 2, 4, 7)), tuple((rank,) for rank in range(8))
+    topology = Topology(nodes, (LinkClass(INSIDE, inside, alone), LinkClass(NIC, nic, nodes)))
+    for nbytes, late in [(8 << 20, 3), (8 << 20, 5), (8 << 20, 7), (1 << 20, 6)]:
+        row = judge_auto(topology, nbytes, late)
+        assert max(row["together_ratio"], row["late_ratio"]) <= AUTO_BAR, (nbytes, late)
+
+
+def test_starts_of_rounds_that_overlap_pass_beside_bytes():
+    """Flows have whole rounds, a ring's executor has not: both are judged with what is left of its starts."""
+    topology = equal_links(6, CostModel(1e-4, 1e-10))
+    ring = study_one(topology, 16 << 20, 5, "ring")
+    bytes_s, starts_s = 2 * 5 / 6 * (16 << 20) * 1e-10, 10 * 1e-4
+    assert ring.together_flows_s == pytest.approx(ring.together_s)
+    assert bytes_s + 0.05 * starts_s < ring.together_s < bytes_s + 0.2 * starts_s
+    small = study_one(topology, 64 << 10, 5, "ring")
+    assert small.together_flows_s == pytest.approx(small.together_s) and small.together_s > starts_s
 
 
 def test_on_a_mesh_the_late_rank_uses_all_its_links():

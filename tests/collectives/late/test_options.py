@@ -97,6 +97,28 @@ def test_of_many_kinds_of_nodes_those_that_may_hang_on_others_are_told_apart():
     assert [place.ranks for place in options.places_of(Topology(nodes, (nic,)))] == [(1, 2, 3), (4, 5), (0,)]
 
 
+def test_ranks_with_nics_of_their_own_are_told_apart_by_those():
+    """Late_direct was taken with a slow one late, for it pays with the others: 1.42 of what waiting takes, by flows."""
+    nodes, alone = ((0,), (1, 2, 3)), tuple((rank,) for rank in range(4))
+    nic = LinkClass(NIC, CostModel(7.8e-6, 1 / 15.9e9), alone, (1.0, 1.5, 1.0, 1.0))
+    inside = LinkClass(INSIDE, CostModel(2.6e-6, 1 / 240e9), alone)
+    topology = Topology(nodes, (inside, nic))
+    assert [place.ranks for place in options.places_of(topology)] == [(2, 3), (0,), (1,)]
+    found = options.single_options("all_reduce", 4, 16 << 20, topology)
+    firsts = [next(each for each in found if each.fits((late,))).choice.partition("/")[0] for late in range(4)]
+    assert firsts == ["hier_late_join", "hier_late_join", "late_direct", "late_direct"]
+
+
+def test_of_too_many_kinds_those_that_say_least_are_left_out():
+    """With their sizes five kinds; by their NICs, and whether they may hang on others, four: the middle rank stands."""
+    nodes = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10), (11, 12), (13,))
+    inside = LinkClass(INSIDE, CostModel(2e-6, 1 / 20e9), tuple((rank,) for rank in range(14)))
+    nic = LinkClass(NIC, CostModel(2e-5, 1 / 1e9), nodes, (2.0, 2.0, 1.0, 1.0, 4.0, 1.0))
+    places = options.places_of(Topology(nodes, (inside, nic)))
+    assert [place.ranks for place in places] == [(0, 1, 2, 3, 4, 5), (6, 7, 8), (9, 10, 13), (11, 12)]
+    assert [place.sample for place in places] == [3, 7, 9, 12]
+
+
 def test_options_differ_by_who_is_late():
     """Each rank has some, its own, priced for it; what joins later and needs more before is none."""
     topology = uneven(1.0, 3.0, 1.0)

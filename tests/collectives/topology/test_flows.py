@@ -5,9 +5,10 @@ import pytest
 
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
+from lanterne.collectives.schedule.passes import waiting_part
 from lanterne.collectives.topology.flows import simulate_flows
 from lanterne.collectives.topology.presets import find_preset
-from lanterne.collectives.topology.topology import equal_links
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, equal_links
 from lanterne.collectives.topology.topology_json import from_document
 
 
@@ -47,3 +48,22 @@ def test_on_shared_links_they_differ_little(preset, name):
     assert simulate_flows(schedule, nbytes, topology, delays_s).max() - delays_s.max() == pytest.approx(
         modelled_s, rel=0.15
     )
+
+
+@pytest.mark.parametrize("name", ["hier_late_slow.1", "hier_late_slow.0.1.3", "hier_late_join", "allpairs", "ring"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_waits_for_a_late_rank_does_not_meet_what_is_over(name, alone):
+    """A NIC at a quarter of the rate, whose messages have long come when the late rank does: both agree then."""
+    nodes = tuple((2 * node, 2 * node + 1) for node in range(4))
+    ranks = tuple((rank,) for rank in range(8))
+    nics = ranks if alone else nodes
+    slowdown = tuple(4.0 if 3 in each else 1.0 for each in nics)
+    inside, nic = CostModel(2e-6, 1 / 100e9), CostModel(2e-5, 1 / 10e9)
+    topology = Topology(nodes, (LinkClass(INSIDE, inside, ranks), LinkClass(NIC, nic, nics, slowdown)))
+    over, late = name.startswith("hier"), 7
+    chunks, expected = (24 if over else None), (late if "late" in name else None)
+    schedule = make_schedule("all_reduce", name, 8, chunks, late_rank=expected, nodes=nodes if over else None)
+    found_s = simulate_flows(schedule, 1 << 24, topology, late_start(8, late, 1.0)).max() - 1.0
+    part = waiting_part(schedule, late)
+    assert price(part, 1 << 24, topology).makespan_s == pytest.approx(found_s, rel=1e-6)
+    assert part.num_transfers < schedule.num_transfers and part.num_rounds <= schedule.num_rounds
