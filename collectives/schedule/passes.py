@@ -96,11 +96,12 @@ def waiting_part(schedule: CollectiveSchedule, late_rank: LateRank) -> Collectiv
     waits = np.zeros(schedule.world_size, bool)
     waits[list(late_set(late_rank))] = True
     kept = np.ones(schedule.num_transfers, bool)
+    src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
     for begin, end in pairwise(schedule.offsets.tolist()):
-        src, dst = schedule.src[begin:end], schedule.dst[begin:end]
-        its = waits[src] | waits[dst]
+        its_src, its_dst = src[begin:end], dst[begin:end]
+        its = waits[its_src] | waits[its_dst]
         kept[begin:end] = its
-        waits[src[its]] = waits[dst[its]] = True
+        waits[its_src[its]] = waits[its_dst[its]] = True
         if waits.all():
             break
     offsets = np.unique(np.append(0, np.cumsum(kept))[schedule.offsets])

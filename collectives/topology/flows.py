@@ -92,9 +92,7 @@ def messages_of(schedule: CollectiveSchedule, unit: float, topology: Topology) -
     reduced = np.bincount(inverse, (schedule.op == REDUCE).astype(float), len(keys)).astype(float)
     src, dst = keys // p % p, keys % p
     alpha_s, columns, capacity = np.zeros(len(keys)), [], [np.zeros(0)]
-    for links, (mask, leaves, enters, size, slowdown) in zip(
-        topology.links, topology.crossings(src.astype(np.int32), dst.astype(np.int32)), strict=True
-    ):
+    for links, (mask, leaves, enters, size, slowdown) in zip(topology.links, topology.crossings(src, dst), strict=True):
         rate = 1 / np.maximum(slowdown * links.model.beta_s_per_byte, 1e-30)
         for side in (leaves, enters):
             used, place = np.unique(side, return_inverse=True)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.cost import CostModel, num_messages
-from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE, Column, Ints
+from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE, Ints
 from lanterne.errors import InputError, one_of
 
 Ranks: TypeAlias = tuple[int, ...]
@@ -206,7 +206,7 @@ class Topology:
     def _node_column(self) -> Ints:
         return np.array(self.node_of, np.int64)
 
-    def crossings(self, src: Column, dst: Column) -> list[Crossing]:
+    def crossings(self, src: Ints, dst: Ints) -> list[Crossing]:
         """For each class of links, the Crossing of the messages from `src` to `dst` (int arrays)."""
         node = self._node_column
         inside = node[src] == node[dst]
@@ -216,7 +216,7 @@ class Topology:
             mask = np.where(inside, kind.inside, kind.between)
             if links.kind == MESH:
                 # Only pairs that are used: there are as many as ranks, squared.
-                used, pair = np.unique((src.astype(np.int64) * self.world_size + dst)[mask], return_inverse=True)
+                used, pair = np.unique((src * self.world_size + dst)[mask], return_inverse=True)
                 found.append(Crossing(mask, pair, pair, len(used), np.ones(len(used))))
                 continue
             size = len(links.shared_by)
@@ -228,7 +228,7 @@ class Topology:
         return found
 
     def messages_s(
-        self, round_of: Ints, src: Column, dst: Column, nbytes: float, world_size: int
+        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
     ) -> NDArray[np.float64]:
         """See LinkCosts."""
         starts_s, moves_s = np.zeros(len(src)), np.zeros(len(src))
