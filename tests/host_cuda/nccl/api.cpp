@@ -391,8 +391,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     if (!error) return refuse(ncclInvalidArgument, "ncclCommGetAsyncError: asyncError is null");
     std::lock_guard<std::mutex> hold(handles_lock);
     TRY(check_handle(comm, "ncclCommGetAsyncError"));
-    *error = ncclResult_t(comm->communicator ? comm->communicator->error.load() : ncclSuccess);
-    if (*error == ncclSuccess && comm->progress) *error = comm->progress->state();
+    // As NCCL, where what is under way takes the place of what went wrong before: a revoke ends that.
+    *error = comm->progress ? comm->progress->state() : ncclSuccess;
+    const ncclResult_t found = ncclResult_t(comm->communicator ? comm->communicator->error.load() : ncclSuccess);
+    if (*error != ncclInProgress && found != ncclSuccess) *error = found;
     deliver_child(comm);
     return ncclSuccess;
 }
