@@ -1,7 +1,7 @@
 """How the communicator of a job's next epoch is made, with ranks that were taken in: alike on them and the others."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
