@@ -30,7 +30,6 @@ from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Exchanges, RootMovements
 from lanterne.collectives.reductions import Reductions
 from lanterne.collectives.scans import Scans
-from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError
 from lanterne.kernels.arrays import Array, Stream
