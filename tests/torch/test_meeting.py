@@ -79,7 +79,9 @@ def test_rank_0_says_who_did_not_come(store):
 
 
 def test_torchrun_starts_all_again_after_a_death():
-    words = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 1 --standalone".split()
+    # torchrun ends the survivors as soon as it sees the death; rank 0 has to have said by then what it saw.
+    looks = "--monitor-interval 3"
+    words = f"-m torch.distributed.run --nproc-per-node 2 --max-restarts 1 --standalone {looks}".split()
     job = subprocess.run(
         [sys.executable, "-P", *words, str(Path(__file__).with_name("restarted_rank.py"))],
         env=os.environ | {"LANTERNE_TRANSPORT": "tcp", "OMP_NUM_THREADS": "1"},
