@@ -6,6 +6,7 @@ Little's law a device of 3.3 TB/s and 600 ns needs some 15 KiB under way per mul
 """
 
 import struct
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, TypedDict
@@ -75,8 +76,10 @@ class Compiled(NamedTuple):
 def compile_for(source: str, arch: str, options: Sequence[str]) -> Compiled:
     """Compile CUDA C for `arch`, such as "sm_90", by NVRTC, which needs neither a GPU nor a driver.
 
+    What it warns of is a RuntimeWarning: a release may call old what compiles all the same.
+
     Raises:
-        Unavailable: no NVRTC, or one that does not know `arch`; what it refuses or warns of.
+        Unavailable: no NVRTC, or one that does not know `arch`; what it refuses.
     """
     try:
         api: Any = import_module("cuda.bindings.nvrtc")
@@ -90,8 +93,10 @@ def compile_for(source: str, arch: str, options: Sequence[str]) -> Compiled:
     flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
     (status,) = api.nvrtcCompileProgram(program, len(flags), flags)
     log = _nvrtc_output(api, "ProgramLog", program).decode().strip("\0\n ")
-    if int(status) or "warning" in log:
+    if int(status):
         raise Unavailable(f"NVRTC: {api.nvrtcGetErrorString(status)[1].decode()} for {arch}: {log or 'no reason told'}")
+    if "warning" in log:
+        warnings.warn(f"NVRTC for {arch}: {log}", RuntimeWarning, stacklevel=2)
     ptx, code = _nvrtc_output(api, "PTX", program), _nvrtc_output(api, "CUBIN", program)
     api.nvrtcDestroyProgram(program)
     return Compiled(ptx.decode(), bytes(code))

@@ -208,13 +208,11 @@ def _element(dtype: Dtype) -> str:
 
 
 def _pair(part: Dtype) -> str:
-    """As _element, of complex numbers: two floats `part` each, with their product and its three roundings."""
+    """As _element, of complex numbers: two floats `part` each."""
     return "\n".join(
         [
             "namespace part {",
             _element(part),
-            _function("Value times(Value a, Value b)", _rounded("mul", part)),
-            _function("Value plus(Value a, Value b)", _rounded("add", part)),
             "}",
             "struct Bits { part::Bits re, im; };",
             "struct Value { part::Value re, im; };",
@@ -235,6 +233,9 @@ def _vector(nbytes: int) -> str:
 def _combine(op: str, dtype: Dtype) -> str:
     if op in _BITWISE:
         return _function("Value combine(Value a, Value b)", f"return (Value)({_BITWISE[op]});")
+    if dtype.kind == "complex":
+        assert op == "prod", "sums are of the parts"
+        return _product_of_pairs(component_of(dtype))
     if op in ("sum", "prod"):
         return _function("Value combine(Value a, Value b)", _arithmetic(op, dtype))
     symbol = {"min": "<", "max": ">"}[op]
@@ -247,12 +248,23 @@ def _combine(op: str, dtype: Dtype) -> str:
     return _function(f"{whole} order(Value value)", order) + "\n" + _function("Value combine(Value a, Value b)", body)
 
 
+def _product_of_pairs(part: Dtype) -> str:
+    """`combine` of complex numbers, two floats `part` each: (ac - bd, ad + bc), each of its operations rounded."""
+    real = "part::plus(part::times(a.re, b.re), -part::times(a.im, b.im))"
+    imaginary = "part::plus(part::times(a.re, b.im), part::times(a.im, b.re))"
+    return "\n".join(
+        [
+            "namespace part {",
+            _function("Value times(Value a, Value b)", _rounded("mul", part)),
+            _function("Value plus(Value a, Value b)", _rounded("add", part)),
+            "}",
+            _function("Value combine(Value a, Value b)", f"return Value{{{real}, {imaginary}}};"),
+        ]
+    )
+
+
 def _arithmetic(op: str, dtype: Dtype) -> str:
-    """The body of a function of two values: their "sum" or "prod", of complex numbers (ac - bd, ad + bc)."""
-    if dtype.kind == "complex":
-        assert op == "prod", "sums are of the parts"
-        real = "part::plus(part::times(a.re, b.re), -part::times(a.im, b.im))"
-        return f"return Value{{{real}, part::plus(part::times(a.re, b.im), part::times(a.im, b.re))}};"
+    """The body of a function of two real values: their "sum" or "prod"."""
     if dtype.kind == "float":
         return _rounded({"sum": "add", "prod": "mul"}[op], dtype)
     # Unsigned, since signed overflow is undefined; the bits are the same.

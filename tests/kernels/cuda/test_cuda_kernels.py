@@ -14,11 +14,14 @@ HERE = Path(__file__).parents[1]
 
 require_compilers()
 
+from lanterne.errors import Unavailable
 from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature
 from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by
 from lanterne.kernels.cuda.reduce_on_device import MOST_NUMBA_INPUTS
 from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together, multiply_source
 from lanterne.kernels.dtypes import COMPLEX, DTYPES
+
+pytestmark = pytest.mark.filterwarnings("error:NVRTC:RuntimeWarning")
 
 FLAGS = (*OPTIONS, *CUPY_OPTIONS)
 # What may have it all the same: whether a value is NaN, and the divisor, which is no subnormal.
@@ -52,6 +55,24 @@ def test_cuda_c_compiles(dtype, op, arch):
     ptx, code = compile_for(fold_source(op, DTYPES[dtype], 2), arch, FLAGS)
     check_accesses(ptx, 2)
     assert code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("dtype", "op"), [*CASES, ("complex64", "prod"), ("complex128", "prod"), ("bool", "lxor")])
+def test_a_kernel_of_one_input_declares_no_more_than_it_uses(dtype, op, arch):
+    """NVRTC warned of the parts of a product that one input does not have."""
+    code = compile_for(fold_source(op, (DTYPES | COMPLEX)[dtype], 1), arch, FLAGS).code
+    assert taken_by(code)["fold"].stack_nbytes == 0
+
+
+def test_what_the_compiler_warns_of_is_no_error_and_what_it_refuses_is():
+    kernel = 'extern "C" __global__ void nothing() {}'
+    with pytest.warns(RuntimeWarning, match=r"NVRTC for sm_90: (.|\n)*unused.* was declared but never referenced"):
+        assert taken_by(compile_for(f"static __device__ void unused() {{}} {kernel}", "sm_90", FLAGS).code)
+    with pytest.raises(Unavailable, match=r"NVRTC: NVRTC_ERROR_COMPILATION for sm_90: (.|\n)*missing"):
+        compile_for(kernel.replace("{}", "{ missing(); }"), "sm_90", FLAGS)
+    with pytest.raises(Unavailable, match="NVRTC: .* for sm_1:"):
+        compile_for(kernel, "sm_1", FLAGS)
 
 
 @pytest.mark.parametrize("num_inputs", [1, 7, 8, 9, 63])

@@ -125,6 +125,7 @@ def test_long_spins_are_cut(duration_ns):
     assert all(0 < part <= MAX_SPIN_NS for part in parts)
 
 
+@pytest.mark.filterwarnings("error:NVRTC:RuntimeWarning")
 @pytest.mark.parametrize("arch", ARCHS)
 def test_spin_kernels_compile(arch):
     require_compilers()
