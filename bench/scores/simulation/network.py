@@ -368,7 +368,7 @@ class SimulatedSocket(SimulatedHandle):
     Attributes: `peer`, the other end, which whoever makes the two sets; `inbox`, what has come and was not read;
     `coming_nbytes`, what is under way to it; `sent`, all bytes ever, for who looks afterwards; `at_end`, whether
     nothing more comes; `error`, the errno of its failure; `user_timeout_s`, how long what is sent may stay unanswered,
-    0: GIVEN_UP_S.
+    0: GIVEN_UP_S; `wakes_at_nbytes`, SO_RCVLOWAT: a poll tells of no fewer bytes, unless no more fit.
     """
 
     peer: "SimulatedSocket"
@@ -382,6 +382,7 @@ class SimulatedSocket(SimulatedHandle):
         self.at_end = False
         self.error: int | None = None
         self.user_timeout_s: float = 0.0
+        self.wakes_at_nbytes: int = 1
         self.passage: Passage = Passage(self)
 
     @property
@@ -391,6 +392,9 @@ class SimulatedSocket(SimulatedHandle):
     def setsockopt(self, level: int, option: int, value: int) -> None:
         if (level, option) == (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
             self.user_timeout_s = value / 1e3
+        elif (level, option) == (socket.SOL_SOCKET, socket.SO_RCVLOWAT):
+            self.wakes_at_nbytes = value
+            changed(self)
 
     def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
         """TCP_INFO."""
@@ -401,7 +405,8 @@ class SimulatedSocket(SimulatedHandle):
     def events(self) -> int:
         if self.error:
             return FAILED
-        found = POLLIN if self.inbox or self.at_end else 0
+        is_enough = len(self.inbox) >= min(self.wakes_at_nbytes, self.network.window_nbytes)
+        found = POLLIN if is_enough or self.at_end else 0
         return found | POLLOUT if self._room() > 0 else found
 
     def _room(self) -> int:

@@ -1,5 +1,6 @@
 """One connection of tcp, over two sockets: what is put comes out in order, what was changed on the way does not."""
 
+import select
 import socket
 import struct
 import threading
@@ -199,3 +200,65 @@ def test_records_are_digested_as_the_standard_says(number, nbytes):
     padded = message + bytes(-nbytes % 16) + struct.pack("<qq", nbytes, 0)
     expected = poly1305(chacha20(key, struct.pack("<qi", number, 0)), padded)
     assert seal.Poly1305(key)(number, memoryview(message)) == expected
+
+
+def is_told(end, limit_s=0.0):
+    """Whether a poll tells of one end of a connection."""
+    return bool(select.select([end], [], [], limit_s)[0])
+
+
+@pytest.fixture
+def tcp_pair():
+    """Two ends of a connection of TCP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        writer = socket.create_connection(listener.getsockname())
+        reader = listener.accept()[0]
+    writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    reader.setblocking(False)
+    with reader, writer:
+        yield reader, writer
+
+
+@pytest.mark.parametrize("seals", [None, seal_pair(False)], ids=["open", "sealed"])
+def test_a_poll_tells_of_a_message_once_there_is_enough_of_it(tcp_pair, seals):
+    reader, writer = tcp_pair
+    wakes_at, nbytes = POLICY.wake_nbytes, 2 * POLICY.wake_nbytes
+    payload = np.random.default_rng(1).bytes(nbytes)
+    sent = recorded([(DATA, payload), (GRANT, b"")], seals and seals[0])
+    taker = Taker()
+    receiver = Duplex(reader, taker, seals and seals[1])
+
+    def send(until):
+        """As many bytes as `until`, of all that is to be sent; the receiver reads what it is told of."""
+        nonlocal sent_nbytes
+        writer.sendall(sent[sent_nbytes:until])
+        sent_nbytes = until
+        told = is_told(reader, 0.2)
+        if told:
+            receiver.read()
+        return told
+
+    sent_nbytes = 0
+    assert send(1000), "the frame before it comes at once"
+    assert not send(wakes_at // 2)
+    assert send(1000 + wakes_at)
+    assert not send(2000 + wakes_at)
+    assert send(len(sent)), "the rest is less"
+    while is_told(reader, 0.05):
+        receiver.read()
+    assert [(kind, payload) for kind, _, _, _, payload in taker.frames] == [(DATA, payload), (GRANT, b"")]
+
+
+def test_a_poll_tells_of_the_end_of_who_sent_a_part(tcp_pair):
+    reader, writer = tcp_pair
+    sent = recorded([(DATA, bytes(POLICY.wake_nbytes))], None)
+    receiver = Duplex(reader, Taker(), None)
+    writer.sendall(sent[:1000])
+    assert is_told(reader, 1.0) and receiver.read()
+    writer.sendall(sent[1000:2000])
+    assert not is_told(reader, 0.1)
+    writer.close()
+    assert is_told(reader, 1.0) and receiver.read()
+    assert is_told(reader, 1.0)
+    with pytest.raises(EOFError):
+        receiver.read()
