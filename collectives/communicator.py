@@ -318,6 +318,29 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         """
         self._core.revoke(reason)
 
+    def agree(self, flags: int, timeout_s: float | None = None) -> int:
+        """The bitwise and of the `flags` of all members that live: the same number on each, whoever dies meanwhile.
+
+        All of them call it, equally often, also where an error or `revoke` has ended this communicator, which stays so.
+        Who dies meanwhile counts on all or on none; who died before does not. So whoever has got through the calls
+        before, and whoever has not, know alike whether all have: where one gave 0, all `shrink`. It waits for no call
+        that was started, and ends none. Over tcp, ucx, nccl and local.
+
+        Args:
+            flags: a whole number, or a bool, from -2**63 to 2**63 - 1: 0 and 1, or a bit for each of some questions.
+            timeout_s: whoever has not come so long after the first is dead to the job from now on, and gets PeerFailed
+                with its own rank; None for the communicator's.
+
+        Raises:
+            Unavailable: the transport is mpi.
+            PeerFailed: of this rank: the others have gone on without it.
+            TransportError: the job's store is lost, which decides who lives.
+
+        Cost: one exchange with the store. Source: MPI's ULFM (MPIX_Comm_agree), which also raises where a death is not
+        acknowledged yet; here deaths raise in calls that wait for the dead alone.
+        """
+        return self._core.agree(flags, timeout_s)
+
     def shrink(self, timeout_s: float | None = None) -> Self:
         """The Communicator of the members that live, in the same order; after PeerFailed, TransportTimeout or Revoked.
 

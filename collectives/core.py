@@ -5,7 +5,9 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import reduce
 from hashlib import sha256
+from operator import and_
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -43,6 +45,8 @@ DEFAULTS = CallOptions()
 # Of groups that only their members make: from the last one down, while `split` takes the first that is free. The last
 # of all belongs to the transports.
 LAST_GROUP_ID, GROUP_IDS = (1 << COMMUNICATOR_BITS) - 2, 1 << (COMMUNICATOR_BITS - 1)
+# Of what a rank brings to an agreement.
+FLAGS_NBYTES = 8
 # Numbers of groups where there is no store.
 _lone = itertools.count()
 
@@ -122,6 +126,8 @@ class CommunicatorCore(CommunicatorBase):
         transport.reopen(communicator_id)
         self._closes = tuple(closes)
         self._growths = 0  # so often it has asked for those that wait
+        self._agreements = itertools.count(1)
+        self._is_closed = False
         # By ranks, how many groups of them were made.
         self._grouped: Counter[tuple[int, ...]] = Counter()
         self._successor: CommunicatorCore | None = None  # what shrink has made of this one
@@ -357,10 +363,19 @@ class CommunicatorCore(CommunicatorBase):
         text = f"communicator {self.communicator_id}: rank {self.transport.rank} has ended it"
         self._end_for_all(Revoked(f"{text}: {reason}" if reason else text))
 
+    def agree(self, flags: int, timeout_s: float | None) -> int:
+        """See Communicator.agree."""
+        check_whole("agree: got flags", flags, -(2**63), 2**63 - 1)
+        self._check_not_over("agree")
+        limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        mine = int(flags).to_bytes(FLAGS_NBYTES, "little", signed=True)
+        # The store tells all of them the same: paths between ranks, and what has ended calls, do not matter here.
+        came = self.transport.survivors(f"{self._key}/agree/{next(self._agreements)}", self.ranks, (), mine, limit_s)
+        return reduce(and_, (int.from_bytes(each, "little", signed=True) for each in came.values()))
+
     def shrink(self, timeout_s: float | None) -> "CommunicatorCore":
         """The core of what Communicator.shrink returns; its tuning is not set yet."""
-        if self._successor is not None:
-            raise InputError("shrink: got a communicator that was shrunk before, expected the one that shrink returned")
+        self._check_not_over("shrink")
         limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         # Whoever is still in a call waits for ranks that have left it.
         self.revoke("it shrinks")
@@ -379,6 +394,14 @@ class CommunicatorCore(CommunicatorBase):
         self._closes, self._successor = (), child
         self.transport.forget(self.communicator_id)
         return child
+
+    def _check_not_over(self, verb: str) -> None:
+        """Raise if this communicator is closed, or another one is in its place; a failed one is not over yet."""
+        if self._successor is not None:
+            what = "got a communicator that was shrunk before, expected the one that shrink returned"
+            raise InputError(f"{verb}: {what}")
+        if self._is_closed:
+            self.check_open()
 
     def somebody_waits(self) -> bool:
         """Whether a rank waits to be taken into the job, alike on all members. A collective call."""
@@ -473,6 +496,7 @@ class CommunicatorCore(CommunicatorBase):
 
     def _release(self) -> None:
         with self.lock:
+            self._is_closed = True
             # Of one that failed there may be messages under way: no other gets its id.
             self.ids.used[self.communicator_id] = CLOSED if self.failure is None else OPEN
             if self.failure is None and self.busy:

@@ -365,7 +365,8 @@ class Transport(ABC):
             Unavailable: over this transport no rank outlives another.
         """
         if self._job is None:
-            raise Unavailable(f"shrink: got transport {self.name}, where no rank outlives another; expected tcp or ucx")
+            what = f"got transport {self.name}, where no rank outlives another; expected tcp or ucx"
+            raise Unavailable(f"shrink, agree: {what}")
         return self._job.survivors(name, ranks, cut, payload, limit_s)
 
     def somebody_waits(self) -> bool:

@@ -115,6 +115,8 @@ class LocalTransport(Transport):
     ) -> dict[int, bytes]:
         world, now_s = self.world, self.machine.now_s
         with world.lock:
+            if self.rank in world.gone:
+                raise PeerFailed(self.rank, world.gone[self.rank][0])
             meeting = world.meetings.setdefault(name, _Meeting(now_s() + limit_s))
             meeting.came[self.rank] = payload
 
@@ -132,6 +134,9 @@ class LocalTransport(Transport):
                 return bool(meeting.answer)
 
         wait(look, inf, self.pauses)
+        with world.lock:
+            # Those that are left out come no more.
+            world.meetings.pop(name, None)
         if self.rank not in meeting.answer:
             raise PeerFailed(self.rank, world.gone[self.rank][0])
         return meeting.answer

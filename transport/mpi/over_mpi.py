@@ -227,7 +227,7 @@ class MpiTransport(Transport):
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
     ) -> dict[int, bytes]:
-        raise Unavailable("shrink: got transport mpi, expected tcp or ucx: after a death MPI promises nothing")
+        raise Unavailable("shrink, agree: got transport mpi, expected tcp or ucx: after a death MPI promises nothing")
 
     def end_soon(self) -> None:
         global _patience_s

@@ -1,7 +1,8 @@
 """Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones and spares come.
 
 The store dies, too, in some, and another one comes at its address, which knows nothing. In some a path is cut for long,
-in both directions or one, or all paths to the host of the store.
+in both directions or one, or all paths to the host of the store. In some the ranks agree after each step whether all
+have done it, the store's death while they do included.
 
 The program is the one of docs/going-on.md: after each of its steps the ranks look who waits to be taken in, after an
 error those that live go on, and whoever is new gets the state of another. A seed decides all, as in scenario.py.
@@ -11,7 +12,9 @@ import gc
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from itertools import chain, combinations
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -57,6 +60,13 @@ STORE, STORE_HOST = "store", "rank 0"
 NEVER_REFUSED = "got a second rank from one client", "got place ", "got more than "
 # Of cuts that TCP survives.
 ONE_WAY_PART = 0.4
+# Of jobs that agree after each step whether all have done it, and on bits that each rank draws.
+AGREEING_PART = 0.4
+DONE, DRAWN_BITS = 1, 16
+
+
+class ElsewhereError(TransportError):
+    """A step was not done by a rank that lives, and so by none."""
 
 
 @dataclass
@@ -74,6 +84,9 @@ class GrowingProcess:
     error: BaseException | None = None
     told: list[TransportError] = field(default_factory=list)  # after which it has shrunk
     groups: list[tuple[tuple[int, int], int, tuple[int, ...]]] = field(default_factory=list)
+    # By communicator and how often it has agreed: what this one gave; and got, if it did.
+    gave: dict[tuple[tuple[int, int], int], int] = field(default_factory=dict)
+    got: dict[tuple[tuple[int, int], int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,8 +112,9 @@ class GrowingWorld:
     Attributes: `ranks` at the start, who do `steps` steps each; `timeout_s` of every wait; `processes`, every one ever
     that is, was or wants to be a rank; `events`, names of those that came; `problems`, a line each; `fell_s`, when
     anything befell anybody, and `over_s`, when the first was done, in simulated seconds; `store_deaths`, how often the
-    store is to die, `stores`, how many were started; `lasting`, of LASTING. Each of `rng`, `store_rng` and `cut_rng` is
-    of its own, so that all else of a seed is the same without deaths or cuts.
+    store is to die, `stores`, how many were started; `lasting`, of LASTING; `agrees`, whether ranks agree on each step.
+    Each of `rng`, `store_rng`, `cut_rng` and `agree_rng` is of its own, so that all else of a seed is the same without
+    deaths, cuts or agreements.
     """
 
     def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), traced: bool = False) -> None:
@@ -122,6 +136,8 @@ class GrowingWorld:
         self.stores: int = 0
         self.cut_rng: random.Random = random.Random(f"the cuts of {seed}")
         self.lasting = self.cut_rng.choice(LASTING)
+        self.agree_rng: random.Random = random.Random(f"the agreements of {seed}")
+        self.agrees: bool = self.agree_rng.random() < AGREEING_PART
         # Until when the store's host is cut off.
         self._apart_until_s = 0.0
 
@@ -313,17 +329,24 @@ class GrowingProgram:
                     if process.steps == world.steps:
                         world.over_s = world.over_s or self._baton.now_s
                         return
-                    self._step(communicator)
+                    if world.agrees:
+                        self._agreed_step(communicator)
+                    else:
+                        self._step(communicator)
                     world.machine.sleep(step_s)
                     after = communicator.grow(TERMS.model)
                     agreed = after is communicator
                 except TransportError as error:
-                    self._baton.note(f"gets {type(error).__name__}: {error}")
-                    process.told.append(error)
-                    if isinstance(error, PeerFailed) and error.reason.startswith("store "):
-                        world.problems.append(f"blamed: {process.name}: {error}")
+                    self._note_error(error)
                     after, agreed = communicator.shrink(), False
                 communicator = after
+
+    def _note_error(self, error: TransportError) -> None:
+        self._baton.note(f"gets {type(error).__name__}: {error}")
+        if not isinstance(error, ElsewhereError):
+            self._process.told.append(error)
+        if isinstance(error, PeerFailed) and error.reason.startswith("store "):
+            self._world.problems.append(f"blamed: {self._process.name}: {error}")
 
     def _note_group(self, communicator: Communicator) -> None:
         self._baton.note(f"is rank {communicator.rank} of {communicator.ranks}, epoch {communicator.epoch}")
@@ -344,6 +367,28 @@ class GrowingProgram:
         furthest = known[known[:, 1].argmax()]
         process.steps, process.total = int(furthest[1]), float(furthest[2])
 
+    def _agreed_step(self, communicator: Communicator) -> None:
+        """A step, and whether all that live have done it.
+
+        Raises:
+            TransportError: what it failed with here.
+            ElsewhereError: it did not fail here, but on another one.
+        """
+        process, failure = self._process, None
+        try:
+            self._step(communicator)
+        except TransportError as error:
+            failure = error
+        drawn = self._world.agree_rng.getrandbits(DRAWN_BITS) & ~DONE
+        key = communicator.epoch, communicator.communicator_id
+        which = key, sum(key == other for other, _ in process.gave)
+        process.gave[which] = drawn | (DONE if failure is None else 0)
+        process.got[which] = communicator.agree(process.gave[which])
+        if failure is not None:
+            raise failure
+        if not process.got[which] & DONE:
+            raise ElsewhereError("the step failed elsewhere")
+
     def _step(self, communicator: Communicator) -> None:
         process = self._process
         give, out = process.steps + 1.0, np.full(500, -1.0)
@@ -357,6 +402,7 @@ def judge_growth(world: GrowingWorld) -> Iterator[str]:
     """What did not hold of what has to."""
     seen: dict[tuple[tuple[int, int], int], str] = {}
     ranks: dict[tuple[int, int], tuple[int, ...]] = {}
+    yield from judge_agreements(world)
     for process in world.processes:
         actor = process.actor
         assert actor is not None
@@ -377,6 +423,20 @@ def judge_growth(world: GrowingWorld) -> Iterator[str]:
             left = [sock for sock in world.machine.network.by_fd.values() if sock.owner is actor]
             if left and not actor.is_killed:
                 yield f"descriptors: {process.name} leaves {len(left)} of {left[0].peer_name} open"
+
+
+def judge_agreements(world: GrowingWorld) -> Iterator[str]:
+    """All that got an agreement have got the same: the bits that all of them gave, and of the dead all or none."""
+    for which in sorted({which for process in world.processes for which in process.got}):
+        got = {process.name: process.got[which] for process in world.processes if which in process.got}
+        gave = {process.name: process.gave[which] for process in world.processes if which in process.gave}
+        told, *others = set(got.values())
+        dead = [flags for name, flags in gave.items() if name not in got]
+        of_all = reduce(and_, (gave[name] for name in got))
+        counted = chain.from_iterable(combinations(dead, number) for number in range(len(dead) + 1))
+        possible = {reduce(and_, each, of_all) for each in counted}
+        if others or told not in possible:
+            yield f"disagree: agreement {which}: gave {gave}, got {got}"
 
 
 def _judge_end(world: GrowingWorld, process: GrowingProcess) -> Iterator[str]:

@@ -32,7 +32,7 @@ METHODS = {
     *(f"start_{name}" for name in COLLECTIVES),
     *("barrier", "start_barrier", "algorithms", "bind", "capture", "arrivals"),
     *("send", "start_send", "recv", "start_recv", "send_recv", "mailbox"),
-    *("split", "group", "shrink", "grow", "revoke", "abort", "failure", "close"),
+    *("split", "group", "agree", "shrink", "grow", "revoke", "abort", "failure", "close"),
 }
 NAMES = {
     Captured: {"asks", "launch", "close"},

@@ -334,6 +334,38 @@ def test_survivors_go_on_and_the_job_ends_well(mark, transport):
     assert "rank 0, 1, 3 go on without rank 2" in errors and "rank 1, 3 go on without rank 0" in errors
 
 
+AGREES = """
+import os, signal, time
+import numpy as np
+import lanterne
+comm = lanterne.init(timeout_s=20)
+x, y, agreed = np.ones(1000), np.empty(1000), []
+while sum(agreed) < 12:
+    done = True
+    try:
+        comm.all_reduce(x, y)
+    except lanterne.TransportError:
+        done = False
+    if comm.rank == 0 and len(agreed) == 5:
+        time.sleep(0.3)  # so that the others wait for it there
+        os.kill(os.getpid(), signal.SIGKILL)
+    agreed.append(comm.agree(done))
+    if not agreed[-1]:
+        comm = comm.shrink()
+assert (y == 3).all()
+os.write(1, f"{comm.ranks} {agreed}\\n".encode())
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("ucx", marks=pytest.mark.slow)])
+def test_all_that_live_agree_although_one_dies_while_they_do(mark, transport):
+    process = start(mark, "direct", 4, sys.executable, "-P", "-c", AGREES, LANTERNE_TRANSPORT=transport)
+    code, output, errors = finish(process, mark)
+    assert code == 0 and output == f"(1, 2, 3) {[1] * 6 + [0] + [1] * 6}\n" * 3, (output, errors)
+    assert errors.count("rank 1, 2, 3 go on without rank 0") == 1
+
+
 GROWS = """
 import os, signal, time
 import numpy as np

@@ -96,6 +96,20 @@ def test_that_an_epoch_begins_without_somebody_is_found(monkeypatch):
     assert some_fail([24, *range(60)])
 
 
+def test_that_ranks_agree_on_different_numbers_is_found(monkeypatch):
+    survivors = Group.survivors
+
+    def apart(group, name, ranks, cut, payload, limit_s):
+        """As if what the last rank brings did not count."""
+        came = survivors(group, name, ranks, cut, payload, limit_s)
+        return came if "/agree/" not in name else {rank: came[rank] for rank in came if rank != group.world_size - 1}
+
+    monkeypatch.setattr(Group, "survivors", apart)
+    agreeing = [seed for seed in range(20) if GrowingWorld(seed).agrees]
+    with quiet():
+        assert any("disagree" in line for seed in agreeing for line in run(seed).problems)
+
+
 def test_that_a_newcomer_knows_other_links_is_found(monkeypatch):
     monkeypatch.setattr(growth.KnownLinks, "told", lambda *_, **__: b"")
     assert some_fail(range(20))
