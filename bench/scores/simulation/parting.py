@@ -8,7 +8,7 @@ A seed decides all, as in scenario.py.
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 from math import inf
@@ -52,7 +52,7 @@ class PartingWorld(GrowingWorld):
     Args: `one_way`: paths are cut in one direction, and nothing else befalls anybody.
 
     Attributes: `hosts`, with `ranks_of_a_host` each; `actors`, by host: its store, then its ranks; `cut_off`, sets of
-    hosts that a cut path has parted from the others.
+    hosts that a cut path has parted from the others; `parted`, pairs of hosts between which one direction is cut, or both.
     """
 
     def __init__(self, seed: int, *, one_way: bool = False, traced: bool = False) -> None:
@@ -67,6 +67,7 @@ class PartingWorld(GrowingWorld):
         self.store_deaths = 0
         self.actors: dict[int, list[Actor]] = {host: [] for host in range(self.hosts)}
         self.cut_off: list[set[int]] = []
+        self.parted: set[frozenset[int]] = set()
 
     def run(self) -> GrowthOutcome:
         """All of it."""
@@ -159,6 +160,7 @@ class PartingWorld(GrowingWorld):
         self.baton.note(f"event: hosts {sorted(hosts)} are cut off")
         self.fell_s.append(self.baton.now_s)
         self.cut_off.append(hosts)
+        self._part(hosts, self.actors.keys() - hosts)
         here = [actor for host in hosts for actor in self.actors[host]]
         others = [actor for host in self.actors.keys() - hosts for actor in self.actors[host]]
         self._befall_all(here, "cut")
@@ -169,6 +171,7 @@ class PartingWorld(GrowingWorld):
     def _cut_path(self, senders: set[int], receivers: set[int]) -> None:
         self.baton.note(f"event: nothing comes from hosts {sorted(senders)} to {sorted(receivers)}")
         self.fell_s.append(self.baton.now_s)
+        self._part(senders, receivers)
         ends = [[actor for host in hosts for actor in self.actors[host]] for hosts in (senders, receivers)]
         for hosts, actors in zip((senders, receivers), ends, strict=True):
             # The others are most of them, but of one path both ends may be those that are left out.
@@ -177,6 +180,15 @@ class PartingWorld(GrowingWorld):
                 self._befall_all(actors, "cut")
         for one, other in product(*ends):
             self.machine.network.cut(one.name, other.name, inf, one_way=True)
+
+    def _part(self, hosts: Iterable[int], others: Iterable[int]) -> None:
+        self.parted |= {frozenset(pair) for pair in product(hosts, others)}
+
+    def reach_most(self, hosts: set[int]) -> bool:
+        """Whether `hosts`, with those between which and them no path is cut, are more than half."""
+        others = self.actors.keys() - hosts
+        reached = [other for other in others if all({host, other} not in self.parted for host in hosts)]
+        return 2 * (len(hosts) + len(reached)) > self.hosts
 
     def _befall_all(self, actors: list[Actor], kind: str) -> None:
         for process in self.processes:
@@ -196,9 +208,12 @@ def judge_parting(world: PartingWorld) -> Iterator[str]:
                 yield f"nobody named: {process.name}: {type(error).__name__}: {error}; fell: {sorted(fallen)}"
     for hosts in world.cut_off:
         apart = {rank for rank in range(world.ranks) if rank // world.ranks_of_a_host in hosts}
+        # Of a path between two hosts that ends their ranks' start, who had begun and reaches most hosts goes on alone.
+        others = [each for each in world.processes if each.place not in apart and not each.befallen]
+        may_lead = world.reach_most(hosts) and not any(each.groups for each in others)
         for process in world.processes:
             if process.place in apart and process.befallen == "cut":
-                if any({*ranks} <= apart for _, _, ranks in process.groups):
+                if any({*ranks} <= apart for _, _, ranks in process.groups) and not may_lead:
                     yield f"parted: {process.name} goes on in {process.groups[-1][2]}, and was cut off"
                 if process.error is not None and not isinstance(process.error, TransportError):
                     yield f"crash: {process.name}: {type(process.error).__name__}: {process.error}"

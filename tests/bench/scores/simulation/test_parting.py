@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from lanterne.bench import cli
+from lanterne.bench.scores.simulation import growing
 from lanterne.bench.scores.simulation.parting import run
 from lanterne.bench.scores.simulation.simulate import quiet
 from lanterne.transport.store import heirs
@@ -32,6 +33,12 @@ ONE_WAY = [
 def test_paths_are_cut_in_one_direction(seeds):
     with quiet():
         assert [each for each in map(partial(run, one_way=True), seeds) if each.problems] == []
+
+
+def test_who_reaches_most_hosts_goes_on_alone_where_all_others_have_ended_in_init(monkeypatch):
+    monkeypatch.setattr(growing, "AGREEING_PART", 0)
+    with quiet():
+        assert run(32, one_way=True).problems == ()
 
 
 @pytest.mark.parametrize("more", [[], ["--one-way"]], ids=["both", "one way"])
