@@ -411,6 +411,8 @@ def print_report(found: dict[str, Any], file: TextIO) -> None:
             f"median {format_time(iterations['median_s'])}, p90 {format_time(iterations['p90_s'])}",
             file=file,
         )
+    if found["paths"]:
+        print(f"# calls of {', '.join(found['paths'])}", file=file)
     for note in found["notes"]:
         print(f"# {note}", file=file)
     for incident in found["incidents"]:

@@ -174,6 +174,7 @@ def watch_communicator(
     def identity(comm: Any) -> tuple[int, int, int]:
         number = number_of((comm.communicator_id, comm.ranks))
         recorder.group(number, comm.ranks)
+        recorder.path(f"lanterne over {comm.transport.name}")
         return comm.transport.rank, comm.world_size, number
 
     def on_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QueuedCalls | None, Any] | None:
@@ -219,6 +220,7 @@ def adapt_mpi4py(module: Any, recorder: Recorder) -> None:
             world, group = module.COMM_WORLD.Get_group(), comm.Get_group()
             ranks = module.Group.Translate_ranks(group, list(range(group.Get_size())), world)
             comm.lanterne_identity = len(ranks), number_of(list(ranks))
+            recorder.path("mpi4py over MPI")
             recorder.group(comm.lanterne_identity[1], ranks)
             return comm.lanterne_identity
 
@@ -258,16 +260,25 @@ def adapt_torch(module: Any, recorder: Recorder) -> None:
     """torch.distributed.distributed_c10d, from which torch.distributed takes its functions."""
     # Each is kept, so that its id stays its own.
     groups: dict[int, tuple[Any, int, int]] = {}
+    # That the path of the world's group is told.
+    told: list[bool] = []
+
+    def tell_path(group: Any) -> None:
+        recorder.path(f"torch.distributed over {module.get_backend(group)}")
 
     def identity(group: Any) -> tuple[int, int]:
         if not recorder.queued.issuperset(TORCH) and "nccl" in str(module.get_backend()):
             recorder.queued.update(TORCH)
         if group is None:
+            if not told:
+                told.append(True)
+                tell_path(None)
             return module.get_world_size(), 0
         if id(group) not in groups and len(groups) < 4096:
             ranks = list(module.get_process_group_ranks(group))
             groups[id(group)] = group, len(ranks), number_of(ranks)
             recorder.group(number_of(ranks), ranks)
+            tell_path(group)
         return groups.get(id(group), (None, 0, 1))[1:]
 
     def describing(name: str, collective: bool) -> Describe:
@@ -346,6 +357,8 @@ def adapt_ddp(module: Any, recorder: Recorder) -> None:
         if id(model) not in models:
             if getattr(model, "device_type", "cpu") != "cpu":
                 recorder.queued.add(DDP_BACKWARD)
+            with suppress(Exception):  # The calls are recorded without it, too.
+                recorder.path(f"torch.distributed over {module.dist.get_backend(model.process_group)}")
             numbers = (number_of((name, len(models))) for name in (DDP_FORWARD, DDP_BACKWARD))
             models[id(model)] = DdpModel(environment_rank(), model.process_group.size(), *numbers)
         return models[id(model)]
@@ -444,6 +457,8 @@ def adapt_nccl(module: Any, recorder: Recorder) -> None:
     def describing(name: str, collective: bool) -> Describe:
         def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
             ranks, number, rank = args[0].lanterne_identity
+            # Not where one is made: lanterne makes some of its own.
+            recorder.path("cupy.cuda.nccl over NCCL")
             count, kind = args[3:5] if name not in ("bcast", "send", "recv") else args[2:4]
             nbytes = int(count) * NCCL_NBYTES.get(int(kind), 1)
             return rank, name, ranks if collective else 0, number, nbytes

@@ -3,10 +3,12 @@
 One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports.
 """
 
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -26,6 +28,7 @@ from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
 from lanterne.failslow.record.iteration_log import IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import NewCalls, symbols_of
+from lanterne.failslow.record.recorder import PATH_SUFFIX
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 from lanterne.transport.steering import steers, value
 
@@ -386,6 +389,7 @@ class JobLog:
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
             "reported": sorted(self._readers),
+            "paths": self._paths(),
             "lead": self.lead,
             "iterations": {"calls": self._iterations.calls, **_iteration_times(self.iterations)},
             "events": self._iterations.events(),
@@ -444,6 +448,14 @@ class JobLog:
     def where(self, rank: int) -> Whereabouts:
         """Where `rank` is now."""
         return whereabouts(self.folder, rank, self._readers.get(rank), self._beats.age_s(rank))
+
+    def _paths(self) -> list[str]:
+        """Over what the calls went that were recorded, such as "lanterne over nccl"."""
+        found: set[str] = set()
+        for path in self.folder.glob(f"*{PATH_SUFFIX}"):
+            with suppress(OSError, ValueError):
+                found.add(str(json.loads(path.read_text())))
+        return sorted(found)
 
     def _notes(self, *, runs: bool = False) -> list[str]:
         """What there is to say beside it; not of the end, while the job runs."""

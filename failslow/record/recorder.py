@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -51,6 +52,8 @@ SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 BEAT_S, TELEMETRY_S = 1.0, 10.0
 MAX_FRAMES = 24
 MAX_GROUPS = 1024
+MAX_PATHS = 64
+PATH_SUFFIX = ".path"
 
 # (rank, name, ranks that take part, communicator, bytes) of a call from its (args, kwargs), before it begins.
 Described: TypeAlias = tuple[int, str, int, int, int]
@@ -73,6 +76,7 @@ class Recorder:
         # rank -> the thread that made its first call.
         self._threads: dict[int, int] = {}
         self._groups: set[int] = set()
+        self._paths: set[str] = set()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.notes: set[str] = set()
@@ -103,6 +107,14 @@ class Recorder:
         self._groups.add(communicator)
         with suppress(OSError):
             _write(os.path.join(self._folder, f"group-{communicator & 0xFFFFFFFF}.json"), [int(r) for r in ranks])
+
+    def path(self, text: str) -> None:
+        """Say over what calls go, such as "torch.distributed over gloo"."""
+        if text in self._paths or len(self._paths) >= MAX_PATHS:
+            return
+        self._paths.add(text)
+        with suppress(OSError):
+            _write(os.path.join(self._folder, f"{zlib.crc32(text.encode())}{PATH_SUFFIX}"), text)
 
     def device(self, key: object, make: Callable[[], QueuedCalls]) -> QueuedCalls | None:
         """What times calls on the device `key` of a library, made by `make`; None where that fails."""

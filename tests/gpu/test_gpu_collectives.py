@@ -187,6 +187,7 @@ def test_a_watched_program_over_nccl_runs_as_it_does_alone(cupy, tmp_path):
     calls = [line.split()[:4] for line in result.stderr.splitlines() if line.startswith(("all_reduce", "allReduce"))]
     assert [(call[0], call[3]) for call in calls] == [("all_reduce", "5"), ("allReduce", "1")], result.stderr
     assert "calls on GPUs are timed by the device" in result.stderr
+    assert "# calls of cupy.cuda.nccl over NCCL, lanterne over nccl\n" in result.stderr
 
 
 def test_links_of_a_pipeline_take_their_time(cupy, tmp_path):

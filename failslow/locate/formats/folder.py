@@ -20,7 +20,7 @@ MAX_FILES, MAX_NBYTES = 100_000, 4 << 30
 LOOKED_LINES = 8
 TRACES, LAYOUTS = (".parquet", ".csv"), (".yaml", ".yml")
 # Of our own call logs, read with them.
-BESIDE_LOGS = (".stack", ".new", ".telemetry", ".status", ".owner")
+BESIDE_LOGS = (".stack", ".new", ".telemetry", ".status", ".owner", ".path")
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ import lanterne
 from lanterne.errors import InputError
 from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.call_ring import RingReader
+from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import INTERNAL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,13 +34,14 @@ def is_grad_enabled(): return True
 """,
     "torch/distributed/__init__.py": "from .distributed_c10d import *\n",
     "torch/distributed/distributed_c10d.py": """
-__all__ = ["all_reduce", "all_gather_object", "send", "get_rank", "get_world_size", "get_process_group_ranks"]
+__all__ = ["all_reduce", "all_gather_object", "send", "get_rank", "get_world_size", "get_backend"]
+__all__ += ["get_process_group_ranks"]
 class Group:
     pass
 def get_rank(group=None): return 1
 def get_world_size(group=None): return 4
 def get_process_group_ranks(group): return [1, 3]
-def get_backend(group=None): return "gloo"
+def get_backend(group=None): return "gloo" if group is None else getattr(group, "backend", "mpi")
 def all_reduce(tensor, op="sum", group=None, async_op=False):
     if tensor is None: raise ValueError("no tensor")
     return "work"
@@ -50,7 +52,9 @@ def send(tensor, dst=None, group=None, tag=0): pass
     "torch/nn/parallel/__init__.py": "from .distributed import DistributedDataParallel\n",
     "torch/nn/parallel/distributed.py": """
 import torch
+import torch.distributed as dist
 class Group:
+    backend = "nccl"
     def size(self): return 4
 class Tensor:
     requires_grad = True
@@ -111,6 +115,13 @@ def calls_of(tmp_path, program, modules=(), environment=None):
     return found
 
 
+def paths_of(tmp_path):
+    """Over what the calls went, as the job's report has it."""
+    job = JobLog(tmp_path / "logs")
+    job.poll()
+    return job.report()["paths"]
+
+
 def test_mpi4py(tmp_path):
     program = """
 import numpy as np
@@ -138,6 +149,7 @@ request.Wait()
     assert len({number for _, _, number, _ in calls}) == 1
     assert [nbytes for *_, nbytes in calls] == [40, 40, -1, -1, 40, -1, 40, 40, 40]
     assert [ranks for _, ranks, _, _ in calls] == [1] * 6 + [0] * 3
+    assert paths_of(tmp_path) == ["mpi4py over MPI"]
 
 
 def test_torch_stand_in(tmp_path):
@@ -187,6 +199,7 @@ for _ in range(2):
     ]
     numbers = [number for _, _, number, _ in calls]
     assert numbers[0] == numbers[3] == 0 != numbers[1] == numbers[2]
+    assert paths_of(tmp_path) == [f"torch.distributed over {name}" for name in ("gloo", "mpi", "nccl")]
 
 
 def test_nccl_stand_in(tmp_path):
@@ -204,6 +217,7 @@ assert comm.rank_id() == 0 and isinstance(comm, nccl.NcclCommunicator)
         ("bcast", 2, 56),
         ("send", 0, 10),
     ]
+    assert paths_of(tmp_path) == ["cupy.cuda.nccl over NCCL"]
 
 
 def test_lanterne_records_its_calls_and_not_what_they_send(tmp_path):
@@ -226,6 +240,7 @@ lanterne.spawn(4, main)
             ("barrier", 2, -1),
         ], calls
     assert found[0][2] == found[2][2] != found[1][2] == found[3][2]
+    assert paths_of(tmp_path) == ["lanterne over local"]
 
 
 @pytest.mark.parametrize("folder", ["gone", "read-only"])
