@@ -17,6 +17,12 @@ class LanterneError(Exception):
     told: bool = False
     arrays: str = ""
 
+    def tell_arrays(self, arrays: str) -> None:
+        """Set `arrays`, and make it a note, unless that was done."""
+        if not self.arrays:
+            self.arrays = arrays
+            self.add_note(arrays)
+
 
 class InputError(LanterneError, ValueError):
     """What was asked for cannot be: a bad argument, file, plan or problem."""

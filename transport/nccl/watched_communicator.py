@@ -122,11 +122,13 @@ class WatchedCommunicator:
             if self.failure is not None or self.closed:
                 # Whoever fails all channels of its own because of one raises that one's error.
                 self._unraised = self._unraised and not raised
+                if self.failure is not None:
+                    # It may be what the first came from, and be raised in its place.
+                    error.tell_arrays(self.failure.arrays)
                 return self.failure or error
+            # Before others see that it has failed.
+            error.tell_arrays(self._watch.arrays())
             self.failure, self._unraised = error, not raised
-        if not error.arrays:
-            error.arrays = self._watch.arrays()
-            error.add_note(error.arrays)
         if not raised:
             atexit.register(self._log_unraised)
         self._aborted_by = self.transport.machine.now_s() + POLICY.abort_s

@@ -68,6 +68,8 @@ def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch,
     kinds = {"died": PeerFailed, "told": TransportTimeout, "unknown": TransportError}
     texts = {"died": "rank 1 failed: it was killed", "told": "rank 1: no message from or to rank 2"}
     assert type(error) is kinds[how] and texts.get(how, "nccl rank 0: NCCL_ERROR_REMOTE_ERROR") in str(error), error
+    # Also of an error that takes the place of NCCL's.
+    assert "rank's device: " in error.arrays and error.__notes__ == [error.arrays], error
 
 
 def test_who_keeps_an_earlier_call_waiting_is_named():
