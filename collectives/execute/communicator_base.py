@@ -217,6 +217,7 @@ class CommunicatorBase(CommunicatorPlace):
         with self.lock:
             self.check_open()
             with self.failing:
+                self.transport.take_in()
                 moved = bool(self._messages) and self._poll_messages()
                 while calls and calls[0]._advance():
                     moved = True

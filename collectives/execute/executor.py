@@ -275,13 +275,14 @@ class Execution:
         return not self._idle and not any(self._queues)
 
     def advance(self) -> bool:
-        """Complete what the transport has completed and start what waited for it; True once all is done.
+        """Complete what the transport has taken in and start what waited for it; True once all is done.
+
+        Transport.take_in was called a moment ago, once for all executions that are advanced.
 
         Raises:
             PeerFailed, TransportError: as Request.test.
         """
         idle = True
-        self.transport.take_in()
         for queue in self._queues:
             while queue and queue[0][0].seen():
                 self._finish(queue.popleft()[1])

@@ -175,6 +175,9 @@ class TcpTransport(Transport):
         self.moved = moved
         return moved
 
+    def take_in(self) -> None:
+        self.progress()
+
     def _lose(self, peer: TcpPeer, lost: Duplex, why: object) -> None:
         """A connection to a peer is dead, and so are all, unless it has left."""
         for duplex in [lost] if peer.has_left else list(peer.duplexes):
@@ -273,11 +276,14 @@ class TcpRequest(Request):
         return self._transport
 
     def test(self) -> bool:
+        return self.seen() or (self._transport.progress() and self._reap())
+
+    def seen(self) -> bool:
         if self._reap():
             return True
         if self._transport.closed:
             raise TransportError(f"tcp rank {self._transport.rank}: closed before this request was complete")
-        return self._transport.progress() and self._reap()
+        return False
 
     def _reap(self) -> bool:
         """Drop the last operations, as far as they are done; True if none is left."""
