@@ -24,6 +24,7 @@ from typing import TypedDict
 from lanterne.bench import kernel_table, policy_table
 from lanterne.bench.output import report
 from lanterne.bench.topology import found
+from lanterne.errors import LanterneError
 from lanterne.transport.own_python import own_python
 
 ANSWER_S = 60
@@ -197,17 +198,19 @@ def _cupy() -> Component:
 
 
 def _nccl() -> Component:
-    module, reason = _load("cupy.cuda.nccl")
-    if module is not None and getattr(module, "available", False):
-        from lanterne.transport.nccl.versions import misfit, version_text, with_cupy
+    """By the binding that LANTERNE_NCCL names, as a job takes it."""
+    from lanterne.transport.nccl.binding import binding_name, checked, find_nccl
+    from lanterne.transport.nccl.versions import version_text
 
-        found = with_cupy(importlib.import_module("cupy"), module.get_version())
-        fits = misfit(found)
-        detail = f"got {found}, expected {fits}" if fits else version_text(module.get_version())
-        return _part("NCCL", not fits, detail)
-    return _part(
-        "NCCL", False, reason or "CuPy found no libnccl.so.2", "pip install '.[cuda13]' or '.[cuda12]'"
-    )
+    module, reason = _load("cupy")
+    if module is None:
+        return _part("NCCL", False, reason, "pip install '.[cuda13]' or '.[cuda12]'")
+    try:
+        library, found = find_nccl(binding_name())
+        checked(library, found)
+    except LanterneError as error:
+        return _part("NCCL", False, str(error).removeprefix("NCCL: "))
+    return _part("NCCL", True, f"{version_text(found.nccl or 0)}, by {found.binding}")
 
 
 def _numba_cuda() -> Component:

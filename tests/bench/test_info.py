@@ -14,7 +14,8 @@ from lanterne.bench.cli import main
 from lanterne.bench.kernel_table import parse_inputs
 from lanterne.errors import InputError
 from lanterne.transport import waiting
-from lanterne.transport.nccl import versions
+from lanterne.transport.nccl import binding, versions
+from lanterne.transport.nccl.nccl4py import Nccl4py
 
 
 @pytest.mark.parametrize(
@@ -58,16 +59,37 @@ def test_a_gpu_is_what_cuda_can_use(monkeypatch, cuda, smi, expected):
 @pytest.mark.parametrize("driver", [12040, 13000])
 def test_versions_that_do_not_go_together_are_told(monkeypatch, driver):
     runtime = SimpleNamespace(driverGetVersion=lambda: driver)
-    cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
     nccl = SimpleNamespace(available=True, get_version=lambda: 23007)
-    monkeypatch.setattr(info, "_load", lambda name: (nccl, None))
+    cuda = SimpleNamespace(runtime=runtime, nccl=nccl)
+    cupy = SimpleNamespace(__version__="14.2.0", cuda=cuda)
+    monkeypatch.setattr(info, "_load", lambda name: (cupy, None))
+    monkeypatch.setattr(binding, "import_cupy", lambda: cupy)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setattr(versions, "_is_installed", {"cupy-cuda13x", "nvidia-nccl-cu13"}.__contains__)
     found = info._nccl()
-    assert found["available"] == (driver == 13000) and (found["detail"] or "2.30.7") == "2.30.7"
+    expected = "2.30.7, by CuPy 14.2.0"
+    assert found["available"] == (driver == 13000) and (found["detail"] or expected) == expected
     if driver != 13000:
         assert "driver CUDA 12.4, NCCL 2.30.7 for CUDA 13, binding CuPy 14.2.0 for CUDA 13" in found["reason"]
         assert "a driver from 580 on" in found["reason"]
+
+
+def test_the_binding_that_a_job_takes_is_told_of(monkeypatch):
+    """NVIDIA's binding is made for a newer NCCL than the one that CuPy's would take."""
+    driver = SimpleNamespace(driverGetVersion=lambda: 13000)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=driver))
+    header = SimpleNamespace(major=2, minor=32, micro=3)
+    told = SimpleNamespace(nccl4py="0.6.0", nccl_bindings=header, libnccl=None)
+    core, bindings = (SimpleNamespace(get_version=lambda value=value: value) for value in (told, 21000))
+    monkeypatch.setenv("LANTERNE_NCCL", "nccl4py")
+    monkeypatch.setattr(info, "_load", lambda name: (cupy, None))
+    monkeypatch.setattr(binding, "import_cupy", lambda: cupy)
+    monkeypatch.setattr(binding, "load_nccl4py", lambda: Nccl4py(core, bindings))
+    reason = info._nccl()["reason"]
+    assert "got driver CUDA 13.0, NCCL 2.10.0, binding nccl4py 0.6.0, expected NCCL 2.32.3 or newer" in reason
+    monkeypatch.setenv("LANTERNE_NCCL", "mpi")
+    assert "LANTERNE_NCCL: got 'mpi'" in info._nccl()["reason"]
 
 
 def test_kernels_are_told_without_a_gpu(tmp_path, capsys):

@@ -48,21 +48,39 @@ def load_nccl() -> Any:
         Unavailable: no GPU, no NCCL for this binding, or versions that do not go together; names all of them.
         InputError: LANTERNE_NCCL names no binding.
     """
+    name = binding_name()
+    require_device()
+    return checked(*find_nccl(name))
+
+
+def binding_name() -> str:
+    """The one of BINDINGS that is to be taken.
+
+    Raises:
+        InputError: LANTERNE_NCCL names none.
+    """
     name = os.environ.get(BINDING_VARIABLE) or BINDINGS[0]
     if name not in BINDINGS:
         raise InputError(f"{BINDING_VARIABLE}: {one_of(name, BINDINGS)}")
-    require_device()
+    return name
+
+
+def find_nccl(name: str) -> tuple[Any, Versions]:
+    """NCCL through the binding `name`, of BINDINGS, and the versions that are here, whether they go together or not.
+
+    Raises:
+        Unavailable: the binding is not installed.
+    """
     cupy = import_cupy()
     if name == "nccl4py":
         library = load_nccl4py()
-        found = versions_of(library, asked(cupy.cuda.runtime.driverGetVersion))
-        return checked(library, found)
+        return library, versions_of(library, asked(cupy.cuda.runtime.driverGetVersion))
     try:
         from cupy.cuda import nccl
     except ImportError as error:
         raise Unavailable(f"NCCL: {error}; got {with_cupy(cupy, None)}; {newer()}") from error
     here = getattr(nccl, "available", True)
-    return checked(nccl, with_cupy(cupy, asked(nccl.get_version) if here else None))
+    return nccl, with_cupy(cupy, asked(nccl.get_version) if here else None)
 
 
 def checked(library: Any, found: Versions) -> Any:
