@@ -14,6 +14,7 @@ from lanterne.transport import wire
 from lanterne.transport.machine import Machine
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.membership.members import Members
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind, pack_ranks
 
@@ -76,10 +77,16 @@ class StoreCall:
 
     @contextmanager
     def refused(self, what: str, expected: str, error: type[LanterneError] = TransportError) -> Iterator[None]:
-        """What is done here is to raise `error`, which says `expected`."""
+        """What is done here is to raise `error`, which says `expected`.
+
+        What befell this rank or the store may also have ended the connection, or a wait: that is no answer of the
+        store's, and is raised, to be judged as any other error.
+        """
         try:
             yield
         except error as found:
+            if isinstance(found, StoreLost | TransportTimeout) and error is TransportError and not self.job.calm:
+                raise
             if expected not in str(found):
                 self.expect(what, str(found), expected)
         else:
