@@ -67,12 +67,13 @@ def wait(
     meanwhile: Callable[[float], object] | None = None,
     due_s: Callable[[], float] | None = None,
 ) -> bool:
-    """Return True as soon as look() does, False after `limit_s` seconds without it.
+    """Return True as soon as look() does, False after `limit_s` seconds without it. Its last look comes after these.
 
     Args:
         look: True: it is there; MOVED: not yet, but pauses begin anew.
         pauses: what to do while nothing moves.
-        meanwhile: called with the time every check_s, and once more when time is over; ends the wait by raising.
+        meanwhile: called with the time every check_s, and once more when time is over; ends the wait by raising,
+            unless a last look() then says that it is there.
         due_s: when, on the machine's clock, it will be there; inf where nobody knows.
 
     Cost: some 0.2 us a look besides look() and the pause.
@@ -94,9 +95,16 @@ def wait(
         is_over = now_s > until_s
         if meanwhile is not None and (is_over or now_s >= next_s):
             next_s = now_s + check_s
-            meanwhile(now_s)
+            try:
+                meanwhile(now_s)
+            except Exception:
+                # It may have come since the last look, long ago where this process was stopped meanwhile: then it does
+                # not matter what has befallen others after that.
+                if look():
+                    return True
+                raise
         if is_over:
-            return False
+            return bool(look())
 
 
 def never() -> bool:
