@@ -39,7 +39,7 @@ class Mailbox:
 
     What is sent here is received here, and neither by the communicator's `recv` nor in the order of its messages.
     Messages from one rank that a receive could take come in the order in which they were started.
-    Errors are as those of its messages; a receive from any rank also fails if one of them dies.
+    Errors are as those of its messages; a receive from any rank also fails if one of them dies, or all have left.
     """
 
     def __init__(self, comm: CommunicatorBase, messages: StartedMessages) -> None:
@@ -257,7 +257,12 @@ class MailRequest(CollectiveRequest):
         ranks, message = self._communicator.ranks, self._message
         if message is not None:
             return [ranks[message.received.source]]
-        return ranks if self._peer is None else [ranks[self._peer]]
+        if self._peer is not None:
+            return [ranks[self._peer]]
+        # Those that have left send nothing more, the others may.
+        left = self._communicator.transport.left
+        staying = [rank for rank in ranks if rank not in left]
+        return staying if len(staying) > 1 else ranks
 
     def _expire(self, limit_s: float) -> None:
         communicator = self._communicator

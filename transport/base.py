@@ -8,7 +8,7 @@ Matching: messages of one (communicator, source, destination, lane) match in pos
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
@@ -404,6 +404,11 @@ class Transport(ABC):
 
     def reopen(self, communicator_id: int) -> None:
         """All ranks have closed the communicators that had this id, and a new one has it."""
+
+    @property
+    def left(self) -> Collection[int]:
+        """The ranks that have ended in order, as far as is known without asking."""
+        return () if self._job is None else self._job.left
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         """The death of that of `ranks` which died first, as far as is known without asking."""

@@ -5,7 +5,7 @@ Every message is a rendezvous: whoever posts second copies straight from the sen
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
@@ -23,7 +23,8 @@ from lanterne.transport.waiting import wait
 
 # Above this size the copy goes through NumPy, which lets other threads run meanwhile.
 COPY_UNLOCKED_NBYTES = 32 * 1024
-
+# Why a rank is gone that has ended in order.
+LEFT = "closed its transport"
 
 # (request, operation, whether it sends).
 _Unmatched: TypeAlias = "tuple[LocalRequest, Operation, bool]"
@@ -110,6 +111,10 @@ class LocalTransport(Transport):
                 if self.machine.now_s() >= from_s:
                     raise PeerFailed(peer, reason)
 
+    @property
+    def left(self) -> Collection[int]:
+        return [rank for rank, (reason, _) in self.world.gone.items() if reason == LEFT]
+
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
     ) -> dict[int, bytes]:
@@ -181,7 +186,7 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         # Who is about to ask may have got this rank's last message since it looked.
-        self.fail("closed its transport", GROUP_POLICY.left_grace_s)
+        self.fail(LEFT, GROUP_POLICY.left_grace_s)
 
 
 def _move(send: Operation, recv: Operation) -> TransportError | None:

@@ -6,7 +6,7 @@ import socket
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -400,9 +400,12 @@ class Group:
         """Return once every rank has called it. Raises as `exchange`."""
         self.exchange(name, b"", timeout_s)
 
-    def check_peers(self, peers: Iterable[int] | None = None) -> None:
+    def check_peers(self, peers: Iterable[int] | None = None, done: Collection[int] | None = None) -> None:
         """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left left_grace_s ago although it is
         still waited for. For waiting loops: it never blocks.
+
+        Args:
+            done: those of `peers` of which nothing more can come once they have left (default: all).
 
         Raises:
             TransportError: the store is lost, so deaths could no longer be noticed.
@@ -423,8 +426,10 @@ class Group:
                     if rank in peers:
                         raise PeerFailed(rank, reason)
         if self._left and peers is not None:
-            for rank in peers:
-                if self.machine.now_s() - self._left.get(rank, float("inf")) > POLICY.left_grace_s:
+            done = frozenset(peers if done is None else done)
+            # Again the first to go: this rank may have heard of all of them at once.
+            for rank, left_s in self._left.items():
+                if rank in done and self.machine.now_s() - left_s > POLICY.left_grace_s:
                     raise PeerFailed(rank, "it has left the job")
 
     def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:
@@ -432,6 +437,11 @@ class Group:
         if self.store is None:
             return None
         return StoreSeat(self.store, self._look, self._records, key, rank, world_size)
+
+    @property
+    def left(self) -> Collection[int]:
+        """The ranks that have left in order, as far as is known without asking."""
+        return self._left.keys()
 
     def failed(self) -> dict[int, str]:
         """The dead ranks and why, as far as is known without asking: a dict, first death first."""

@@ -1,6 +1,6 @@
 """A transport around another: what all of them pass on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lanterne.errors import PeerFailed
@@ -47,6 +47,10 @@ class Wrapper(Transport):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)
+
+    @property
+    def left(self) -> Collection[int]:
+        return self.inner.left
 
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float

@@ -8,7 +8,7 @@ host transport first, compare what could go wrong (devices, versions), and start
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -217,6 +217,10 @@ class NcclTransport(Transport):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)
+
+    @property
+    def left(self) -> Collection[int]:
+        return self.host.left
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         return self.host.first_death(ranks)

@@ -197,8 +197,11 @@ class TcpTransport(Transport):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         ranks = tuple(peers)
-        self._group.check_peers(ranks)
         asked = [self.peers[rank] for rank in ranks if rank in self.peers]
+        # What a rank sent before it left comes as long as its connection lives, and then BYE: a path may be cut longer
+        # than ranks wait after they have heard that it left.
+        coming = {peer.rank for peer in asked if peer.duplexes and not peer.has_left}
+        self._group.check_peers(ranks, [rank for rank in ranks if rank not in coming])
         for peer in asked:
             if peer.offer():
                 self._polled.flush(peer)

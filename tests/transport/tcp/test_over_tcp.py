@@ -38,7 +38,7 @@ class Job:
             self._barrier.wait()
             return every
 
-        def check_peers(peers=None):
+        def check_peers(peers=None, done=None):
             for peer in self.dead.intersection(peers):
                 raise PeerFailed(peer)
 
