@@ -355,7 +355,8 @@ def error_of(record: Record, communicator: CommunicatorBase, number: int) -> Lan
     if record.cause == MISMATCH:
         return InputError(f"call {number}: {record.text}")
     if record.cause == DIED:
-        return PeerFailed(ranks[record.rank], record.text)
+        # The board knows who was to come and is gone; the job, who died first, and why.
+        return communicator.transport.first_death(ranks) or PeerFailed(ranks[record.rank], record.text)
     if record.cause != TIMEOUT:
         return TransportTimeout(f"call {number}: {record.text}")
     absent = tuple(ranks[int(rank)] for rank in record.text.split())

@@ -8,6 +8,7 @@ from lanterne.transport.board.seat import pack_record, unpack_arrivals
 from lanterne.transport.board.sequencer import Sequencer, Told
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import MAX_WORLD_SIZE, Connection, Refusal, Service
+from lanterne.transport.store.membership.epoch import POLICY as EPOCHS
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
 
 
@@ -138,7 +139,14 @@ class Board:
             self._wind(key, sequencer)
 
     def connection_closed(self, connection: Connection) -> None:
-        """The client is gone: its ranks are dead to their boards."""
+        """The client is gone: its ranks are dead to their boards, once the job knows why.
+
+        Whoever is told by a board has then been told by the job before it, which names the first to die, and says what
+        its guard has seen.
+        """
+        self._store.after(EPOCHS.verdict_s, lambda: self._lose(connection))
+
+    def _lose(self, connection: Connection) -> None:
         for key, (sequencer, connections) in self._boards.items():
             for rank, theirs in connections.items():
                 if theirs is connection:

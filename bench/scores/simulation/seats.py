@@ -163,6 +163,7 @@ class Player:
         is_meant = record.cause == (MISMATCH if call.odd >= 0 else TIMEOUT if call.away >= 0 else 0)
         if record.verdict == ABORT and not is_meant:
             if record.cause == DIED:
+                self._check()  # As a call does.
                 raise PeerFailed(record.rank, record.text)
             if record.cause == TIMEOUT:
                 absent = list(map(int, record.text.split()))

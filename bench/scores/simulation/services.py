@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lanterne.bench.scores.simulation.calls import RankOutcome
-from lanterne.bench.scores.simulation.seats import Player, SeatLog, make_play
+from lanterne.bench.scores.simulation.seats import CLEAR_S, Player, SeatLog, make_play
 from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.machine import Machine
@@ -33,6 +33,8 @@ class SimulatedJob:
     seed: int
     ranks: int
     calm: bool  # nothing befalls anybody
+    # Ranks whose guard is there, and so may have started them.
+    guarded: set[int] = field(default_factory=set)
     # By rank, of those whose guard said so: when, exit code.
     ended: dict[int, tuple[float, int]] = field(default_factory=dict)
     watch: "WatchLog | None" = None
@@ -309,10 +311,18 @@ class WatchLog:
     is_over: bool = False
 
 
-def guard(job: SimulatedJob, rank: int, state: Callable[[], tuple[int, str] | None], problems: list[str]) -> None:
-    """The process that has started `rank`, and tells how it ended: (exit code, why), once `state` says so."""
+def guard(
+    job: SimulatedJob,
+    rank: int,
+    begin: Callable[[], object],
+    state: Callable[[], tuple[int, str] | None],
+    problems: list[str],
+) -> None:
+    """The process that starts `rank` (`begin`), and tells how it ended: (exit code, why), once `state` says so."""
     client = job.connect()
     client.call(Kind.GUARD, [rank, job.ranks, 0], job.timeout_s)
+    job.guarded.add(rank)
+    begin()
     with_fault = rank % 4 == 1
     if with_fault:
         client.call(Kind.FAULT, [3, f"fault of rank {rank}".encode()], job.timeout_s)
@@ -349,6 +359,7 @@ def watcher(job: SimulatedJob, is_over: Callable[[], bool]) -> None:
         if late is None and job.machine.now_s() > log.since_s + 0.1:
             late = job.connect()
             late.call(Kind.WATCH, (), job.timeout_s)
+    job.machine.sleep(CLEAR_S)  # What was said of the last end is under way.
     for each in (client, late):
         if each is not None:
             _take_notices(each, log if each is client else WatchLog(), log)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from lanterne.bench.scores.simulation import services
@@ -110,9 +111,14 @@ class World:
     def _start_guards(self) -> None:
         """The processes beside the ranks: a guard for each, and one that watches."""
         problems, start = self.problems, self.baton.start
+        wake = self.baton.wake
         guards = [
-            start(f"guard {rank}", partial(services.guard, self.job, rank, partial(self._end_of, rank), problems))
-            for rank in range(self.scenario.ranks)
+            start(
+                f"guard {rank}",
+                partial(services.guard, self.job, rank, partial(wake, actor), partial(self._end_of, rank), problems),
+            )
+            for rank, actor in self.actors.items()
+            if rank != STORE
         ]
         is_over = lambda: all(each.has_ended for each in guards)  # noqa: E731
         start("watcher", partial(services.watcher, self.job, is_over))
@@ -125,6 +131,8 @@ class World:
         return (137, KILLED) if actor.is_killed else (int(self.ranks[rank].error is not None), "it has ended")
 
     def _rank(self, rank: int) -> None:
+        if self.scenario.has("guards"):
+            self.baton.wait(lambda: rank in self.job.guarded, inf)  # It is started by its guard.
         try:
             PROGRAMS.get(self.scenario.transport, World._communicate)(self, rank)
         except Killed:
