@@ -97,7 +97,8 @@ def rank_main(folder: str, transport: str) -> None:
     group = communicator.transport._job
     assert group is not None
     peers = [peer for peer in range(RANKS) if peer != rank]
-    delegates = Delegates(rank, peers, lambda data: group.exchange("strangers", data), rails=("tcp",))
+    exchange = lambda data: group.exchange("strangers", data)  # noqa: E731
+    delegates = Delegates(rank, peers, exchange, rails=("tcp",), check_dead=group.check_peers)
     (told / f"pid{rank}").write_text(str(os.getpid()))
     times: list[tuple[float, float]] = []
     wrong = 0

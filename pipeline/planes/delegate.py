@@ -89,6 +89,7 @@ class DelegatePlane(DataPlane):
             memory_nbytes,
             self._sent,
             token=None if store is None else store.secret(b"lanterne/delegates").hex(),
+            check_dead=lambda peers: core_of(comm).transport.check_peers([comm.ranks[peer] for peer in peers]),
         )
         self.near: NearArrays = NearArrays(self.delegates.arenas)
         self._senders = self.delegates.senders

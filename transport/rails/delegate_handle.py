@@ -19,6 +19,7 @@ from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
 from lanterne.transport.rails.delegate_process import CLOSE
 from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
+from lanterne.transport.rails.rail import POLICY as RAILS
 from lanterne.transport.steering import steers, value
 
 
@@ -101,13 +102,22 @@ class Handle:
         with suppress(OSError):  # it has ended; `hear` says so
             self._control.sendall(json.dumps(content).encode())
 
-    def hear(self) -> dict[str, Any]:
-        """What the delegate says while it is set up."""
-        self._control.settimeout(2 * DELEGATES.setup_s)
-        try:
-            data = self._control.recv(1 << 20)
-        except TimeoutError:
-            raise TransportError(f"delegate {self.queue}: not ready within {2 * DELEGATES.setup_s:g} s") from None
+    def hear(self, check_dead: Callable[[], object]) -> dict[str, Any]:
+        """What the delegate says while it is set up.
+
+        Args:
+            check_dead: called meanwhile, ends the wait by raising.
+        """
+        until_s = self._machine.now_s() + 2 * DELEGATES.setup_s
+        self._control.settimeout(RAILS.look_s)
+        while True:
+            try:
+                data = self._control.recv(1 << 20)
+                break
+            except TimeoutError:
+                check_dead()
+            if self._machine.now_s() > until_s:
+                raise TransportError(f"delegate {self.queue}: not ready within {2 * DELEGATES.setup_s:g} s")
         if not data:
             raise TransportError(f"delegate {self.queue}: {self._ended()} before it was ready")
         told: dict[str, Any] = json.loads(data)
@@ -141,9 +151,9 @@ class Handle:
         return "does not answer"
 
     def close(self) -> None:
-        """Tell the delegate to end."""
+        """Tell the delegate to end. One that is not ready carries nothing, and may be waiting for ranks that are dead."""
         if self.pid is None:
-            self._control.close()
+            self._process.kill()
         else:
             self._ring.put(CLOSE, 0)
             self._wakeup.set()

@@ -432,8 +432,11 @@ def set_up(
 
 
 def say(control: socket.socket, **content: object) -> None:
-    """Tell the rank."""
-    control.sendall(json.dumps(content).encode())
+    """Tell the rank; ends this process if it is gone."""
+    try:
+        control.sendall(json.dumps(content).encode())
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(0)
 
 
 def hear(control: socket.socket) -> dict[str, Any]:

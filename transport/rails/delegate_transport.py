@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lanterne.errors import InputError, TransportError
+from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.delegate_flows import DelegateFlows
@@ -25,7 +25,8 @@ from lanterne.transport.rails.delegate_handle import Handle, StartDelegate, star
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
 from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
 from lanterne.transport.rails.neighbours import Done, Neighbours, meet
-from lanterne.transport.rails.rail import MEMORY, Address, listen
+from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, listen
+from lanterne.transport.rails.rail import POLICY as RAILS
 from lanterne.transport.rails.rail_names import (
     TCP,
     Exchange,
@@ -35,6 +36,7 @@ from lanterne.transport.rails.rail_names import (
     network_host,
     share_memory,
 )
+from lanterne.transport.waiting import never, wait
 
 DEFAULT_RAILS = (MEMORY, TCP)
 MAX_QUEUES = 64
@@ -73,6 +75,8 @@ class Delegates:
         on_sent: called with the offset of a message once its memory may change.
         machine: what it runs on; `start`, how it starts a delegate there.
         token: that both ends of a rail prove to know; None: one that is told by `exchange`.
+        check_dead: called with ranks while rails are made, raises PeerFailed if one is known to be dead; None: nobody
+            knows.
 
     Attributes:
         senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
@@ -85,6 +89,7 @@ class Delegates:
         InputError: queues or rails that cannot be.
         Unavailable: this machine cannot share memory.
         TransportError: a delegate did not start, or found no rail to a peer.
+        PeerFailed: one has died meanwhile.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class Delegates:
         machine: Machine = THIS_MACHINE,
         start: StartDelegate = start_process,
         token: str | None = None,
+        check_dead: CheckDead | None = None,
     ) -> None:
         check_machine()
         if not 1 <= queues <= MAX_QUEUES:
@@ -110,6 +116,7 @@ class Delegates:
         self._on_sent = on_sent
         self._machine = machine
         self._start_delegate = start
+        self._check_dead = check_dead
         self.arena: Arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
         self.neighbours: Neighbours = Neighbours(machine)
         self._closed = False
@@ -153,7 +160,7 @@ class Delegates:
                         self.rank, queue, self.arena.fd, token, self.addresses, machine, self._start_delegate
                     )
                 )
-            told["listen"] = [handle.hear()["listen"] for handle in self._handles]
+            told["listen"] = [handle.hear(self._look_for_deaths)["listen"] for handle in self._handles]
         except Exception as failure:
             error, told["error"] = failure, str(failure)
         # A failure is told, so that no rank waits for one that will not come.
@@ -170,13 +177,25 @@ class Delegates:
             with listener:
                 limit_s = DELEGATES.setup_s
                 meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, limit_s)
-        for handle in self._handles:
-            handle.pid = handle.hear()["pid"]
+        try:
+            for handle in self._handles:
+                handle.pid = handle.hear(self._look_for_deaths)["pid"]
+        except PeerFailed:
+            raise
+        except TransportError:
+            # Often the first sign of a death whose notice is on its way.
+            wait(never, RAILS.notice_s, machine.pauses(), lambda _now_s: self._look_for_deaths())
+            raise
         for peer in far:
             self._flows.open(peer, self._handles)
             self.senders[peer] = partial(self._flows.send, peer)
         for peer, neighbour in self.neighbours.items():
             self.senders[peer] = neighbour.outbox.put
+
+    def _look_for_deaths(self) -> None:
+        # Of any of them: all are needed.
+        if self._check_dead is not None:
+            self._check_dead(self.peers)
 
     @property
     def arenas(self) -> dict[int, memoryview]:

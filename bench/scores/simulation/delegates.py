@@ -170,6 +170,7 @@ class Carrier:
             on_sent=self._on_sent,
             machine=self.machine,
             start=partial(starter.start, group.rank),
+            check_dead=group.check_peers,
         )
         return self._delegates
 
