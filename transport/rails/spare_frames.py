@@ -38,11 +38,12 @@ class SilencePolicy:
         half="slow paths are given up in vain",
         double="a silent path is left 0.35 s later",
     )
-    # Between two looks this rank was elsewhere, and so may have been what held a message up.
+    # Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much counts
+    # as patience. Some must: a rank that computes between its looks would wait for ever.
     absent_s: float = value(
         0.05,
         "chosen",
-        half="more starts anew where this rank was away",
+        half="a rank that looks rarely leaves a silent path later",
         double="its own absence may cost a path",
     )
     # At the end, how often receipts are asked for.
@@ -102,12 +103,12 @@ class SpareFrames:
             peer = self._paths.peers[rail.peer]
             if peer.path != DIRECT and peer.news_messages:
                 self._paths.tell_receipts(peer, peer.ledger.news())
-        was_absent = now_s > self._looked_s + POLICY.absent_s
+        away_s = max(0.0, now_s - self._looked_s - POLICY.absent_s)
         self._looked_s = now_s
         for peer in self._paths.peers.values():
             off = off or peer.path != DIRECT
-            if was_absent:
-                peer.overdue_s = None
+            if peer.overdue_s is not None:
+                peer.overdue_s += away_s
             if now_s > max(peer.heard_s, peer.asked_s) + POLICY.quiet_s:
                 self._ask(peer, now_s)
         self._next_s = 0.0 if off else self._machine.now_s() + POLICY.look_s
