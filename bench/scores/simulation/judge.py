@@ -1,7 +1,7 @@
 """What must hold of a simulated job, whatever befell it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import numpy as np
@@ -98,13 +98,21 @@ class Judge:
             before = [each for at_s, each in self.fallen if at_s <= outcome.error_s]
             # One that froze first may have gone on by then.
             down = [each for each in self.fallen if self.thawed_s.get(each[1], inf) > outcome.error_s] or self.fallen
-            firsts = {each for at_s, each in down if at_s <= down[0][0] + TOGETHER_S}
+            firsts = _firsts(down) | _firsts(sorted((self._seen_s(at_s, each), each) for at_s, each in down))
             if not named(error) & set(before):
                 self.problems.append(f"nobody named: {what}; fell: {sorted(set(before))}")
             elif not named(error) & firsts:
                 self.problems.append(f"second named: {what}; first fell {sorted(firsts)}")
             else:
                 self._judge_news(error, what, outcome.error_s)
+
+    def _seen_s(self, at_s: float, rank: int) -> float:
+        """When the others can know that `rank` has fallen at `at_s`.
+
+        Of one that froze, and of one that the store did not know yet, once they have waited for it: somebody else that
+        falls before that is the first of whom they hear.
+        """
+        return at_s + self._timeout_s * (rank in self.thawed_s or rank in self._strange)
 
     def _is_cut_off(self) -> bool:
         """Whether as many paths may have died as join two ranks: two rails, and the first path where there is one."""
@@ -146,13 +154,16 @@ class Judge:
         Because something befell itself. Because a path was cut for long: all are in the same call then, and nobody is
         absent. Or because, with delegates, a rank froze: who waits for one that waits for it names that. Or because
         somebody froze while rails were made: ranks make theirs one after the other, and who waits
-        for one serves nobody, so who is held up looks as who holds up.
+        for one serves nobody, so who is held up looks as who holds up. Or because it was through its calls when a
+        delegate was killed: of that hear those only that wait for its messages, and they leave.
         """
+        is_through = self.ranks[rank].complete == len(self.scenario.calls)
         kinds = {event.kind for event in self.scenario.events}
         return (
             rank in {event.rank for event in self.scenario.events}
             or "partition" in kinds
             or (self.scenario.transport == "delegates" and "freeze" in kinds)
+            or ("delegate" in kinds and is_through)
             or ("freeze" in kinds and not all(each.has_opened for each in self.ranks))
         )
 
@@ -174,6 +185,11 @@ class Judge:
                     self.problems.append(f"sent twice: {ends}: message {number} of tag {tag}")
                     return
                 seen.add((tag, number))
+
+
+def _firsts(fallen: Sequence[tuple[float, int]]) -> set[int]:
+    """Those that may be named, of (when, who) in order."""
+    return {rank for at_s, rank in fallen if at_s <= fallen[0][0] + TOGETHER_S}
 
 
 def named(error: BaseException) -> set[int]:
