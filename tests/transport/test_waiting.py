@@ -70,6 +70,31 @@ def test_what_it_sees_elsewhere_ends_it():
         wait(never, 1.0, Counted(), meanwhile)
 
 
+class Stopped(Counted):
+    """As Counted, of a process that is stopped for a second at its third nap."""
+
+    def pause(self, idle, due_s):
+        self.machine.at_s += len(self.idle) == 2
+        return super().pause(idle, due_s)
+
+
+def test_what_came_while_it_was_stopped_is_there_though_time_is_over():
+    pauses = Stopped()
+    assert wait(lambda: pauses.machine.at_s > 101.0, 0.5, pauses)
+
+
+def test_what_came_while_it_was_stopped_counts_more_than_what_befell_others_then():
+    pauses = Stopped()
+
+    def meanwhile(now_s):
+        if now_s > 101.0:
+            raise ValueError("a rank has left")
+
+    assert wait(lambda: pauses.machine.at_s > 101.0, 5.0, pauses, meanwhile)
+    with pytest.raises(ValueError, match="left"):
+        wait(never, 5.0, Stopped(), meanwhile)
+
+
 def test_pauses_know_when_it_is_due():
     pauses = Counted()
     assert wait(lambda: pauses.machine.at_s > 100.0005, 1.0, pauses, due_s=lambda: 100.0005)

@@ -103,6 +103,51 @@ def test_what_was_found(name):
         assert found.seconds < 15, step
 
 
+# As FOUND, of the third version, over other transports: what befell whom, in which job.
+LATER = {
+    "rank with a guard dies before a call at the board: the guard's word is told": (
+        Event("kill", 4, 86), "store", 8, 2267, ["seats 500", "guards 7", "seats 2"]
+    ),
+    "rank dies before it comes to the board: it is named, not who gave up because of it": (
+        Event("restart", 2, 42, 1.82), "store", 5, 6744, ["seats 1", "exchange 1"]
+    ),
+    "rank that was away hears of all that have left at once: it names the first": (
+        Event("restart", 5, 3, 0.134), "store", 8, 5384, ["seats 3000"]
+    ),
+    "rank dies while delegates make rails: named at once, not after 30 s": (
+        Event("kill", 0, 72), "delegates", 4, 320, ["everybody 7"]
+    ),
+    "delegate dies while rails are made: its rank is named, not one that has given up": (
+        Event("delegate", 3, 80), "delegates", 4, 432, ["ring 7"]
+    ),
+    "path goes silent to a rank that looks rarely: rails take over": (
+        Event("path", 4, 395, 0.981, 3), "spare", 5, 8046, ["board 7", "barrier 7", "all_reduce ring 64"]
+    ),
+    "path is cut while a rank leaves, for longer than leavers are waited for: its messages come": (
+        Event("cut", 4, 157, 1.54, 6, one_way=True), "tcp", 8, 5676, ["reduce_scatter 1"]
+    ),
+    "rank is stopped, another leaves: whoever waits for mail of any rank waits for the stopped one": (
+        Event("stop", 0, 6, 1.6), "local", 4, 6124, ["reduce_scatter 2", "mail 3000"]
+    ),
+    "rank is stopped until others have left: what has come meanwhile is there": (
+        Event("stop", 4, 23, 1.61), "local", 6, 3789, ["all_reduce ring 3000", "seats 1"]
+    ),
+    "rank freezes when others are through and gone: it is named, not they": (
+        Event("freeze", 2, 1239, 60.0), "tcp", 8, 4018,
+        ["all_reduce tree 64", "all_reduce ring 2", "neighbours 64", "seats 2", "board 64"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [-2, -1, 0, 1])
+@pytest.mark.parametrize("name", LATER)
+def test_what_was_found_later(name, step):
+    event, transport, ranks, seed, texts = LATER[name]
+    kinds = [(kind, int(count)) for kind, _, count in (text.rpartition(" ") for text in texts)]
+    event = replace(event, step=event.step + step)
+    assert world.run(scenario_of(event, calls=kinds, ranks=ranks, transport=transport, seed=seed)).problems == ()
+
+
 @pytest.mark.parametrize("event", [Event("kill", 2, 260), Event("freeze", 2, 260, 30.0)], ids=str)
 def test_who_falls_is_named_by_all_others(event):
     made = world.World(scenario_of(event, calls=[("all_reduce ring", 500)] * 30))
