@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from lanterne import __file__ as front_door
-from lanterne.errors import TransportError
+from lanterne.errors import PeerFailed, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine, Wakeup
 from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
@@ -21,6 +21,7 @@ from lanterne.transport.rails.delegate_process import CLOSE
 from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
 from lanterne.transport.rails.rail import POLICY as RAILS
 from lanterne.transport.steering import steers, value
+from lanterne.transport.waiting import never, wait
 
 
 @steers
@@ -124,6 +125,17 @@ class Handle:
         if "error" in told:
             raise TransportError(told["error"])
         return told
+
+    def get_ready(self, check_dead: Callable[[], object]) -> None:
+        """Return once the delegate has all its rails. Raises what it says; `check_dead` as `hear` has it."""
+        try:
+            self.pid = self.hear(check_dead)["pid"]
+        except PeerFailed:
+            raise
+        except TransportError:
+            # Often the first sign of a death whose notice is on its way.
+            wait(never, RAILS.notice_s, self._machine.pauses(), lambda _now_s: check_dead())
+            raise
 
     def put(self, kind: int, subject: int, first: int = 0, second: int = 0, third: int = 0) -> None:
         """Give the delegate a note, and wake it if it sleeps."""

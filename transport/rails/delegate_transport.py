@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.errors import InputError, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.delegate_flows import DelegateFlows
@@ -26,7 +26,6 @@ from lanterne.transport.rails.delegate_memory import Arena, check_machine
 from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
 from lanterne.transport.rails.neighbours import Done, Neighbours, meet
 from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, listen
-from lanterne.transport.rails.rail import POLICY as RAILS
 from lanterne.transport.rails.rail_names import (
     TCP,
     Exchange,
@@ -36,7 +35,6 @@ from lanterne.transport.rails.rail_names import (
     network_host,
     share_memory,
 )
-from lanterne.transport.waiting import never, wait
 
 DEFAULT_RAILS = (MEMORY, TCP)
 MAX_QUEUES = 64
@@ -75,8 +73,7 @@ class Delegates:
         on_sent: called with the offset of a message once its memory may change.
         machine: what it runs on; `start`, how it starts a delegate there.
         token: that both ends of a rail prove to know; None: one that is told by `exchange`.
-        check_dead: called with ranks while rails are made, raises PeerFailed if one is known to be dead; None: nobody
-            knows.
+        check_dead: called with `peers` while rails are made, raises PeerFailed if one is known to be dead.
 
     Attributes:
         senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
@@ -116,7 +113,7 @@ class Delegates:
         self._on_sent = on_sent
         self._machine = machine
         self._start_delegate = start
-        self._check_dead = check_dead
+        self._look_for_deaths: Callable[[], object] = lambda: None if check_dead is None else check_dead(self.peers)
         self.arena: Arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
         self.neighbours: Neighbours = Neighbours(machine)
         self._closed = False
@@ -177,25 +174,13 @@ class Delegates:
             with listener:
                 limit_s = DELEGATES.setup_s
                 meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, limit_s)
-        try:
-            for handle in self._handles:
-                handle.pid = handle.hear(self._look_for_deaths)["pid"]
-        except PeerFailed:
-            raise
-        except TransportError:
-            # Often the first sign of a death whose notice is on its way.
-            wait(never, RAILS.notice_s, machine.pauses(), lambda _now_s: self._look_for_deaths())
-            raise
+        for handle in self._handles:
+            handle.get_ready(self._look_for_deaths)
         for peer in far:
             self._flows.open(peer, self._handles)
             self.senders[peer] = partial(self._flows.send, peer)
         for peer, neighbour in self.neighbours.items():
             self.senders[peer] = neighbour.outbox.put
-
-    def _look_for_deaths(self) -> None:
-        # Of any of them: all are needed.
-        if self._check_dead is not None:
-            self._check_dead(self.peers)
 
     @property
     def arenas(self) -> dict[int, memoryview]:

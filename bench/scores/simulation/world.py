@@ -110,16 +110,11 @@ class World:
 
     def _start_guards(self) -> None:
         """The processes beside the ranks: a guard for each, and one that watches."""
-        problems, start = self.problems, self.baton.start
-        wake = self.baton.wake
-        guards = [
-            start(
-                f"guard {rank}",
-                partial(services.guard, self.job, rank, partial(wake, actor), partial(self._end_of, rank), problems),
-            )
-            for rank, actor in self.actors.items()
-            if rank != STORE
-        ]
+        problems, start, wake = self.problems, self.baton.start, self.baton.wake
+        guards = []
+        for rank in range(self.scenario.ranks):
+            begin, state = partial(wake, self.actors[rank]), partial(self._end_of, rank)
+            guards.append(start(f"guard {rank}", partial(services.guard, self.job, rank, begin, state, problems)))
         is_over = lambda: all(each.has_ended for each in guards)  # noqa: E731
         start("watcher", partial(services.watcher, self.job, is_over))
 
@@ -172,8 +167,7 @@ class World:
             group.barrier()
 
     def _join(self, rank: int) -> Group:
-        client = self.job.connect()
-        return Group(rank, self.scenario.ranks, client, timeout_s=TIMEOUT_S)
+        return Group(rank, self.scenario.ranks, self.job.connect(), timeout_s=TIMEOUT_S)
 
     def _vote(self, rank: int, group: Group) -> None:
         """On how to end: with an odd seed one rank will not."""
@@ -254,10 +248,9 @@ class World:
         return opened
 
     def _judge(self) -> None:
-        fate, network = self.fate, self.machine.network
-        judge = Judge(self.scenario, self.ranks, self.actors, fate, network, TIMEOUT_S)
+        judge = Judge(self.scenario, self.ranks, self.actors, self.fate, self.machine.network, TIMEOUT_S)
         judge.judge(self._local)
-        self.problems += fate.problems + judge.problems
+        self.problems += self.fate.problems + judge.problems
         self._starter.close()
         self.problems += [f"guards: {line}" for line in services.judge_guards(self.job)]
         self.problems += judge_plays(self.scenario, self.plays, calm=self.job.calm)
