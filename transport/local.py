@@ -113,7 +113,8 @@ class LocalTransport(Transport):
 
     @property
     def left(self) -> Collection[int]:
-        return [rank for rank, (reason, _) in self.world.gone.items() if reason == LEFT]
+        # Other threads may leave meanwhile.
+        return [rank for rank, (reason, _) in list(self.world.gone.items()) if reason == LEFT]
 
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float

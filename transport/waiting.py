@@ -67,7 +67,7 @@ def wait(
     meanwhile: Callable[[float], object] | None = None,
     due_s: Callable[[], float] | None = None,
 ) -> bool:
-    """Return True as soon as look() does, False after `limit_s` seconds without it. Its last look comes after these.
+    """Return True as soon as look() does, False after `limit_s` seconds without it, and one more look then.
 
     Args:
         look: True: it is there; MOVED: not yet, but pauses begin anew.
@@ -98,8 +98,8 @@ def wait(
             try:
                 meanwhile(now_s)
             except Exception:
-                # It may have come since the last look, long ago where this process was stopped meanwhile: then it does
-                # not matter what has befallen others after that.
+                # It may have come since the last look, which is long ago where this process was stopped: then it does
+                # not matter what has befallen others since.
                 if look():
                     return True
                 raise

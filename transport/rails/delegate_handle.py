@@ -109,16 +109,18 @@ class Handle:
         Args:
             check_dead: called meanwhile, ends the wait by raising.
         """
-        until_s = self._machine.now_s() + 2 * DELEGATES.setup_s
-        self._control.settimeout(RAILS.look_s)
-        while True:
+        limit_s = 2 * DELEGATES.setup_s
+        until_s = self._machine.now_s() + limit_s
+        data: bytes | None = None
+        while data is None:
+            self._control.settimeout(RAILS.look_s)
             try:
                 data = self._control.recv(1 << 20)
-                break
             except TimeoutError:
                 check_dead()
-            if self._machine.now_s() > until_s:
-                raise TransportError(f"delegate {self.queue}: not ready within {2 * DELEGATES.setup_s:g} s")
+                if self._machine.now_s() > until_s:
+                    raise TransportError(f"delegate {self.queue}: not ready within {limit_s:g} s") from None
+        self._control.settimeout(None)
         if not data:
             raise TransportError(f"delegate {self.queue}: {self._ended()} before it was ready")
         told: dict[str, Any] = json.loads(data)
@@ -163,7 +165,7 @@ class Handle:
         return "does not answer"
 
     def close(self) -> None:
-        """Tell the delegate to end. One that is not ready carries nothing, and may be waiting for ranks that are dead."""
+        """Tell the delegate to end. One that is not ready carries nothing, and may wait for ranks that are dead."""
         if self.pid is None:
             self._process.kill()
         else:
