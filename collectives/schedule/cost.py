@@ -15,7 +15,7 @@ Topology (topology/topology.py), where ranks share links.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -31,6 +31,10 @@ Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 # (rank, round) pairs that are priced at once: all rounds of small schedules, and of large ones what caches hold.
 BLOCK = 1 << 16
+# Over links where rounds meet, times are found so many times anew: twice as many bring prices hardly nearer to flows.
+PASSES = 6
+# Or until the end changes by less than this part of it.
+SETTLED = 2e-3
 
 
 class LinkCosts(Protocol):
@@ -49,6 +53,25 @@ class LinkCosts(Protocol):
         Args:
             round_of: the round of each transfer, from 0: those of one share ports.
         """
+        ...
+
+
+    def overtaking(
+        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
+    ) -> "Overtaking | None":
+        """Where a sum over rounds does not tell what links do, what does; None: nowhere. Arguments as of messages_s."""
+        ...
+
+
+class Overtaking(Protocol):
+    """Says what messages take that meet others."""
+
+    def first_s(self) -> NDArray[np.float64]:
+        """Seconds of the message of each transfer, where it meets those of its round alone."""
+        ...
+
+    def again_s(self, begin_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same where it meets all: it begins at `begin_s`, and takes what was said last."""
         ...
 
 
@@ -94,6 +117,11 @@ class CostModel:
         row = np.searchsorted(table[:, 0], nbytes, side="right") - 1
         return table[row, 1], table[row, 2]
 
+    def slowed(self, times: float) -> "CostModel":
+        """The same where bytes take so many times as long."""
+        pieces = tuple(piece._replace(beta_s_per_byte=times * piece.beta_s_per_byte) for piece in self.pieces)
+        return replace(self, beta_s_per_byte=times * self.beta_s_per_byte, pieces=pieces)
+
     def message_s(self, nbytes: Numbers, messages: Any = 1) -> Numbers:
         """Time of a message whose busier port carries `nbytes` in `messages` messages; vectorised."""
         alpha, beta = self.alpha_beta(nbytes)
@@ -107,6 +135,12 @@ class CostModel:
         leaves, enters = round_of * world_size + src, round_of * world_size + dst
         load = nbytes * np.maximum(np.bincount(leaves)[leaves], np.bincount(enters)[enters])
         return self.message_s(load, num_messages(leaves, enters, leaves, enters) if self.serial_messages else 1)
+
+    def overtaking(
+        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
+    ) -> "Overtaking | None":
+        """See LinkCosts: ports are alike."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +178,8 @@ def price(
     nbytes: float,
     links: LinkCosts,
     start_delay_s: float | Sequence[float] | NDArray[np.float64] = 0.0,
+    *,
+    meet: bool = True,
 ) -> Cost:
     """The Cost of `schedule`.
 
@@ -152,6 +188,7 @@ def price(
         nbytes: bytes of the larger of a rank's two buffers.
         links: a CostModel or a Topology.
         start_delay_s: when each rank calls: (world_size,), or one number for all.
+        meet: False to go by the sum of each round on uneven links, too: up to a fifth off, in a fifth of the time.
 
     Raises:
         InputError: delays of another length, negative or not finite.
@@ -173,19 +210,48 @@ def price(
         )
         load += np.maximum(sent.max(axis=1), received.max(axis=1)).sum()
         added += reduced.max(axis=1).sum()
-        took_s = links.messages_s(round_of, src, dst, unit, p)
-        adding_s = links.gamma_s_per_byte * unit * reduced
+        overtaking = links.overtaking(round_of, src, dst, unit, p) if meet else None
+        took_s = links.messages_s(round_of, src, dst, unit, p) if overtaking is None else overtaking.first_s()
+        adding_s = np.asarray(links.gamma_s_per_byte * unit * reduced, np.float64)
         bounds = (offsets - offsets[0]).tolist()
-        for index, (begin, end) in enumerate(pairwise(bounds)):
-            its_src, its_dst, its_s = src[begin:end], dst[begin:end], took_s[begin:end]
-            done = np.maximum(ready[its_src], ready[its_dst]) + its_s
-            np.maximum.at(ready, its_src, done)
-            np.maximum.at(ready, its_dst, done)
-            ready += adding_s[index]
+        if overtaking is not None:
+            last_s = 0.0
+            for _ in range(PASSES):
+                ends = ready.copy()
+                begin_s = _walk(ends, bounds, src, dst, took_s, adding_s)
+                if abs(ends.max() - last_s) < SETTLED * last_s:
+                    break
+                took_s, last_s = overtaking.again_s(begin_s), ends.max()
+        _walk(ready, bounds, src, dst, took_s, adding_s)
     scale = unit / nbytes if nbytes else 0.0
     end = float(ready.max())
     exposed_s = end - float(start.max())
     return Cost(ready, end, exposed_s, schedule.num_rounds, float(load * scale), float(added * scale))
+
+
+def _walk(
+    ready: NDArray[np.float64],
+    bounds: Sequence[int],
+    src: Ints,
+    dst: Ints,
+    took_s: NDArray[np.float64],
+    adding_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """When each transfer's message begins; turns `ready`, when each rank is there, into when it is done.
+
+    Args:
+        bounds: where each round's transfers begin, and the end of all.
+        adding_s: (rounds, ranks).
+    """
+    begin_s = np.empty(len(src))
+    for index, (begin, end) in enumerate(pairwise(bounds)):
+        its_src, its_dst = src[begin:end], dst[begin:end]
+        begins_s = begin_s[begin:end] = np.maximum(ready[its_src], ready[its_dst])
+        done = begins_s + took_s[begin:end]
+        np.maximum.at(ready, its_src, done)
+        np.maximum.at(ready, its_dst, done)
+        ready += adding_s[index]
+    return begin_s
 
 
 def _blocks(schedule: CollectiveSchedule) -> Iterator[range]:

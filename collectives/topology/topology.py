@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.cost import CostModel, num_messages
 from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE, Ints
+from lanterne.collectives.topology.crossing import Crossing
+from lanterne.collectives.topology.round_overtaking import RoundOvertaking
+from lanterne.collectives.topology.round_sharing import messages_of
 from lanterne.errors import InputError, one_of
 
 Ranks: TypeAlias = tuple[int, ...]
-Mask: TypeAlias = NDArray[np.bool_]
 
 # See Topology.slow_nodes: what is less slow costs a ring less than going round it does.
 SLOW = 1.3
@@ -78,16 +80,6 @@ class LinkClass:
         return found
 
 
-class Crossing(NamedTuple):
-    """Which transfers cross a class: `mask` (transfers,); of those, the link that each `leaves` and `enters`."""
-
-    mask: Mask
-    leaves: Ints
-    enters: Ints
-    num_links: int
-    slowdown: NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class Topology:
     """See the module's docstring; a LinkCosts.
@@ -108,37 +100,7 @@ class Topology:
     name: str = "topology"
 
     def __post_init__(self) -> None:
-        _check_each_once(self.name, "nodes", self.nodes, whole=True)
-        if not 0 <= self.gamma_s_per_byte < float("inf"):
-            raise InputError(f"{self.name}: gamma_s_per_byte: got {self.gamma_s_per_byte}, expected 0 or more")
-        for number, links in enumerate(self.links):
-            self._check_class(f"links[{number}]", links)
-        kinds = [links.kind for links in self.links]
-        if not any(KINDS[kind].inside for kind in kinds) and any(len(ranks) > 1 for ranks in self.nodes):
-            raise InputError(f"{self.name}: links: got none of class {INSIDE}, {SWITCH} or {MESH}, expected one")
-        if not any(KINDS[kind].between for kind in kinds) and len(self.nodes) > 1:
-            raise InputError(f"{self.name}: links: got none of class {NIC}, {SWITCH} or {TRUNK}, expected one")
-        for kind in set(kinds) - {TRUNK}:
-            if kinds.count(kind) > 1:
-                raise InputError(f"{self.name}: links: got class {kind} twice, expected it once")
-
-    def _check_class(self, where: str, links: LinkClass) -> None:
-        if links.kind not in KINDS:
-            raise InputError(f"{self.name}: {where}.class: {one_of(links.kind, KINDS)}")
-        if links.kind == MESH:
-            return
-        place = f"{where}.shared_by"
-        whole = links.kind in (INSIDE, NIC) and len(self.nodes if links.kind == NIC else range(2)) > 1
-        _check_each_once(self.name, place, links.shared_by, world_size=self.world_size, whole=whole)
-        for number, ranks in enumerate(links.shared_by):
-            nodes = {self.node_of[rank] for rank in ranks}
-            if KINDS[links.kind].one_node and len(nodes) > 1:
-                raise InputError(f"{self.name}: {place}[{number}]: got ranks of {len(nodes)} nodes, expected of one")
-            if links.kind == TRUNK and sum(len(self.nodes[node]) for node in nodes) != len(ranks):
-                raise InputError(f"{self.name}: {place}[{number}]: got a part of a node's ranks, expected whole nodes")
-        slow = links.slowdown
-        if slow and (len(slow) != len(links.shared_by) or not all(1 <= factor < float("inf") for factor in slow)):
-            raise InputError(f"{self.name}: {where}: got slowdowns {slow}, expected one of 1 or more for each link")
+        _check(self)
 
     @cached_property
     def world_size(self) -> int:
@@ -148,17 +110,14 @@ class Topology:
     @cached_property
     def node_of(self) -> Ranks:
         """The node of each rank."""
-        found = [0] * self.world_size
-        for node, ranks in enumerate(self.nodes):
-            for rank in ranks:
-                found[rank] = node
-        return tuple(found)
+        found = {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+        return tuple(found[rank] for rank in range(self.world_size))
 
     @property
     def is_flat(self) -> bool:
-        """Whether there is nothing to gain from knowing nodes: one, or one rank on each, no slow NIC and no mesh."""
-        has_mesh = any(links.kind == MESH for links in self.links)
-        return len(self.nodes) in (1, self.world_size) and not self.slow_nodes and not has_mesh
+        """Whether there is nothing to gain from knowing nodes: one, or one rank on each, NICs alike and no mesh."""
+        has_mesh, takes = any(links.kind == MESH for links in self.links), self.node_takes
+        return len(self.nodes) in (1, self.world_size) and not takes.max() > SLOW * takes.min() and not has_mesh
 
     @cached_property
     def slow_nodes(self) -> Ranks:
@@ -171,8 +130,12 @@ class Topology:
 
     @property
     def leaf_sets(self) -> tuple[Ranks, ...]:
-        """Where some nodes are slow, those that may hang on the others: these, and of few nodes all but the fastest."""
-        slow, fastest = self.slow_nodes, int(self.node_takes.argmin())
+        """Where some nodes are slow, those that may hang on the others: these, and of few nodes all but the fastest.
+
+        Of those as fast the one with the most ranks, since the others share what it has to carry inside.
+        """
+        takes, slow = self.node_takes, self.slow_nodes
+        fastest = min(range(len(takes)), key=lambda node: (takes[node], -len(self.nodes[node])))
         if not slow or len(self.nodes) > MOST_STAR:
             return (slow,) if slow else ()
         star = tuple(node for node in range(len(self.nodes)) if node != fastest)
@@ -227,10 +190,38 @@ class Topology:
             found.append(Crossing(mask, link_of[src[mask]], link_of[dst[mask]], size + 1, slowdown))
         return found
 
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether rounds are: some links are slower than others of their class, or nodes have more ranks than others.
+
+        There messages of different sizes, and of different rounds, share links in ways that a sum does not tell.
+        """
+        return any(links.slowdown for links in self.links) or len(set(map(len, self.nodes))) > 1
+
     def messages_s(
         self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
     ) -> NDArray[np.float64]:
         """See LinkCosts."""
+        starts_s, moves_s = self._starts_and_moves_s(round_of, src, dst, nbytes, world_size)
+        return starts_s + moves_s
+
+    def overtaking(
+        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
+    ) -> RoundOvertaking | None:
+        """See LinkCosts."""
+        if not self.is_uneven:
+            return None
+        starts_s, _ = self._starts_and_moves_s(round_of, src, dst, nbytes, world_size)
+        return RoundOvertaking(messages_of(round_of, src, dst, world_size), nbytes, starts_s, self._crossed)
+
+    def _crossed(self, src: Ints, dst: Ints) -> list[tuple[CostModel, Crossing]]:
+        """See CrossedLinks."""
+        return list(zip((links.model for links in self.links), self.crossings(src, dst), strict=True))
+
+    def _starts_and_moves_s(
+        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of each transfer's message, its start-up times, and what its round has to move at its busiest link."""
         starts_s, moves_s = np.zeros(len(src)), np.zeros(len(src))
         for links, (mask, leaves, enters, size, slowdown) in zip(self.links, self.crossings(src, dst), strict=True):
             if not len(leaves):
@@ -245,7 +236,7 @@ class Topology:
                 alpha = alpha * num_messages(*ranks, out, into)
             starts_s[mask] += alpha
             moves_s[mask] = np.maximum(moves_s[mask], beta * load)
-        return starts_s + moves_s
+        return starts_s, moves_s
 
     @property
     def inside_models(self) -> list[CostModel]:
@@ -254,10 +245,15 @@ class Topology:
 
     @property
     def slowest(self) -> CostModel:
-        """Of messages between nodes, where there are several, else inside: what counts most."""
+        """What counts most: of messages between nodes, by the NIC in the middle; of one node, inside."""
         order = (NIC, SWITCH, TRUNK, INSIDE, MESH)
         model = min(self.links, key=lambda links: order.index(links.kind)).model
-        return replace(model, gamma_s_per_byte=self.gamma_s_per_byte)
+        return replace(model.slowed(self.middle_nic), gamma_s_per_byte=self.gamma_s_per_byte)
+
+    @property
+    def middle_nic(self) -> float:
+        """The slowdown of the NIC in the middle; 1 where there is none."""
+        return float(np.median(self.nic_slowdown))
 
     @property
     def nic_sharers(self) -> int:
@@ -300,6 +296,41 @@ def nodes_of(hosts: Sequence[object]) -> tuple[Ranks, ...]:
     for rank, host in enumerate(hosts):
         found.setdefault(host, []).append(rank)
     return tuple(map(tuple, found.values()))
+
+
+def _check(topology: Topology) -> None:
+    _check_each_once(topology.name, "nodes", topology.nodes, whole=True)
+    if not 0 <= topology.gamma_s_per_byte < float("inf"):
+        raise InputError(f"{topology.name}: gamma_s_per_byte: got {topology.gamma_s_per_byte}, expected 0 or more")
+    for number, links in enumerate(topology.links):
+        _check_class(topology, f"links[{number}]", links)
+    kinds = [links.kind for links in topology.links]
+    if not any(KINDS[kind].inside for kind in kinds) and any(len(ranks) > 1 for ranks in topology.nodes):
+        raise InputError(f"{topology.name}: links: got none of class {INSIDE}, {SWITCH} or {MESH}, expected one")
+    if not any(KINDS[kind].between for kind in kinds) and len(topology.nodes) > 1:
+        raise InputError(f"{topology.name}: links: got none of class {NIC}, {SWITCH} or {TRUNK}, expected one")
+    for kind in set(kinds) - {TRUNK}:
+        if kinds.count(kind) > 1:
+            raise InputError(f"{topology.name}: links: got class {kind} twice, expected it once")
+
+
+def _check_class(topology: Topology, where: str, links: LinkClass) -> None:
+    if links.kind not in KINDS:
+        raise InputError(f"{topology.name}: {where}.class: {one_of(links.kind, KINDS)}")
+    if links.kind == MESH:
+        return
+    place = f"{where}.shared_by"
+    whole = links.kind in (INSIDE, NIC) and len(topology.nodes if links.kind == NIC else range(2)) > 1
+    _check_each_once(topology.name, place, links.shared_by, world_size=topology.world_size, whole=whole)
+    for number, ranks in enumerate(links.shared_by):
+        nodes = {topology.node_of[rank] for rank in ranks}
+        if KINDS[links.kind].one_node and len(nodes) > 1:
+            raise InputError(f"{topology.name}: {place}[{number}]: got ranks of {len(nodes)} nodes, expected of one")
+        if links.kind == TRUNK and sum(len(topology.nodes[node]) for node in nodes) != len(ranks):
+            raise InputError(f"{topology.name}: {place}[{number}]: got a part of a node's ranks, expected whole nodes")
+    slow = links.slowdown
+    if slow and (len(slow) != len(links.shared_by) or not all(1 <= factor < float("inf") for factor in slow)):
+        raise InputError(f"{topology.name}: {where}: got slowdowns {slow}, expected one of 1 or more for each link")
 
 
 def _check_each_once(

@@ -179,3 +179,23 @@ def test_bad_presets(text):
 def test_slowdowns_are_at_least_one():
     with pytest.raises(InputError, match="got slowdowns"):
         Topology(((0,), (1,)), (LinkClass(NIC, CostModel(0, 1e-9), ((0,), (1,)), (0.5, 1)),))
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "slow", "middle", "flat"),
+    [((), (), 1.0, True), ((1.0, 1.2, 1.1), (), 1.1, True), ((1.0, 4.0, 4.0), (), 4.0, False),
+     ((1.0, 1.0, 3.0), (2,), 1.0, False)],
+)  # fmt: skip
+def test_nics_that_differ_are_known(slowdown, slow, middle, flat):
+    """What counts most is the NIC in the middle; where the others differ from it nodes are worth knowing."""
+    nodes = ((0,), (1,), (2,))
+    topology = Topology(nodes, (LinkClass(NIC, CostModel(1e-5, 1e-9, pieces=((100, 0, 2e-9),)), nodes, slowdown),))
+    assert (topology.slow_nodes, topology.middle_nic, topology.is_flat) == (slow, middle, flat)
+    assert topology.slowest.beta_s_per_byte == pytest.approx(middle * 1e-9)
+    assert topology.slowest.pieces[0].beta_s_per_byte == pytest.approx(middle * 2e-9)
+
+
+def test_of_nodes_as_fast_that_of_most_ranks_is_the_middle_of_a_star():
+    nodes, alone = ((0, 1), (2,), (3, 4, 5, 6)), tuple((rank,) for rank in range(7))
+    links = LinkClass("inside", MODELS[0], alone), LinkClass(NIC, MODELS[0], nodes, (1.0, 2.0, 1.0))
+    assert Topology(nodes, links).leaf_sets == ((1,), (0, 1))
