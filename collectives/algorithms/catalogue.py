@@ -101,6 +101,7 @@ class Algorithm(NamedTuple):
         stream: all that a rank receives comes from one peer, where ranks are more than two; of those that take nodes,
             what comes from others, where these have as many ranks each.
         leaves: takes `slow`, the nodes with slow NICs, which its name lists: "hier_slow.2.5".
+        one_leaf: of those, `auto` weighs it where there is one such node; with several it is hardly ever the best.
         in_turn: its ranks post few sends at once, in the order of the rounds, where receives are few (credits).
         outside: it is not of the registry (outside.py).
     """
@@ -121,6 +122,7 @@ class Algorithm(NamedTuple):
     slow: bool = False
     stream: bool = False
     leaves: bool = False
+    one_leaf: bool = False
     in_turn: bool = False
     outside: bool = False
 
@@ -183,6 +185,9 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "hier_slow", hier.hier_slow_all_reduce,
               "nodes with a slow NIC hang on a ring of the others: hier_slow.2.5", chunked=True, nodes=True,
               law=lambda n: (1, 2 * n, 1, 1), leaves=True),
+    Algorithm("all_reduce", "hier_join", hier.hier_join_all_reduce,
+              "nodes with a slow NIC join the sums of the others, as late ones do: hier_join.2", chunked=True,
+              nodes=True, law=lambda n: (1, _levels(n) + 3, 1, 1), leaves=True, one_leaf=True),
     Algorithm("all_reduce", "hier_late_slow", hier.hier_late_slow_all_reduce,
               "as hier_slow, with the late rank's node beside the slow ones", late_join.refuses_one, late=True,
               several=True, chunked=True, nodes=True, law=lambda n: (1, n, 1, 1), leaves=True),

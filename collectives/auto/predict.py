@@ -28,6 +28,9 @@ from lanterne.collectives.topology.topology import Topology
 MIN_CHUNK_NBYTES = 16 << 10
 
 
+# Where rounds meet on links, those are priced so that without that are predicted to take so many times the least.
+NEAR = 1.25
+
 # What `auto` goes by: equal links, or those of nodes.
 Links: TypeAlias = CostModel | Topology
 
@@ -73,7 +76,7 @@ def fitting(
     found: list[Algorithm] = []
     for line in algorithms_for(collective):
         if line.leaves:
-            found += [on_leaves(line, leaves) for leaves in leaf_sets]
+            found += [on_leaves(line, leaves) for leaves in leaf_sets if not line.one_leaf or len(leaves) == 1]
         elif over_nodes or not line.nodes:
             found.append(line)
     return tuple(found)
@@ -221,15 +224,29 @@ def ordinary_by_law_s(world_size: int, nbytes: int, links: Links) -> float:
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:
     """What every candidate takes by `links`, cheapest first."""
     rows, nodes = [], nodes_of_links(links)
-    for line in candidates(collective, world_size, nodes is not None, leaf_sets_of(links)):
-        chunks = chunk_count(line, world_size, nbytes, links)
-        over = nodes if line.nodes else None
-        schedule = priced_schedule(collective, line.name, world_size, chunks, nodes=over)
-        overlaps = line.stream and not over and rounds_overlap(schedule, nbytes, _port(links))
-        at = flowing(links) if overlaps else in_series(links) if over and isinstance(links, Topology) else links
-        cost = price(schedule, nbytes, at)
-        rows.append(Prediction(line.name, chunks, max(cost.makespan_s, cost.load * pass_s(links, nbytes)), overlaps))
+    lines = candidates(collective, world_size, nodes is not None, leaf_sets_of(links))
+    for line in lines:
+        rows.append(_predicted(line, world_size, nbytes, links, nodes, meet=False))
+    if isinstance(links, Topology) and links.is_uneven:
+        near_s = NEAR * min(row.time_s for row in rows)
+        rows = [
+            _predicted(line, world_size, nbytes, links, nodes, meet=True) if row.time_s <= near_s else row
+            for line, row in zip(lines, rows, strict=True)
+        ]
     return sorted(rows, key=lambda row: row.time_s)
+
+
+def _predicted(
+    line: Algorithm, world_size: int, nbytes: int, links: Links, nodes: Nodes | None, *, meet: bool
+) -> Prediction:
+    """The Prediction of `line`; `meet` as of schedule.cost.price."""
+    chunks = chunk_count(line, world_size, nbytes, links)
+    over = nodes if line.nodes else None
+    schedule = priced_schedule(line.collective, line.name, world_size, chunks, nodes=over)
+    overlaps = line.stream and not over and rounds_overlap(schedule, nbytes, _port(links))
+    at = flowing(links) if overlaps else in_series(links) if over and isinstance(links, Topology) else links
+    cost = price(schedule, nbytes, at, meet=meet)
+    return Prediction(line.name, chunks, max(cost.makespan_s, cost.load * pass_s(links, nbytes)), overlaps)
 
 
 def rounds_overlap(schedule: CollectiveSchedule, nbytes: float, model: CostModel) -> bool:

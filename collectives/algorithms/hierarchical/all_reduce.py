@@ -83,8 +83,27 @@ def hier_slow_all_reduce(
     Cost (p = world_size, m = num_chunks; one rank on each node): rounds <= m + 2 * p
     """
     nodes = nodes or each_alone(world_size)
-    hanging = (len(nodes) - 1,) if slow is None else tuple(slow)
-    return _on_leaves("hier_slow", None, num_chunks, nodes, hanging)
+    return _on_leaves("hier_slow", None, num_chunks, nodes, _hanging("hier_slow", len(nodes), slow))
+
+
+def hier_join_all_reduce(
+    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None, slow: Sequence[int] | None = None
+) -> CollectiveSchedule:
+    """Nodes whose NICs are slow come to the others' sums as late ones do. Default chunk count as hier_late_join's.
+
+    Such a node sends the buffer once and gets it once, as with hier_slow; the others hand on results as they come.
+
+    Args:
+        slow: those nodes; None: the last one. Where all are, none is.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): rounds <= m + 2 * p
+    """
+    nodes = nodes or each_alone(world_size)
+    size, rails = len(nodes), num_rails(nodes)
+    slow = _hanging("hier_join", size, slow)
+    num_chunks = num_chunks or max(1, size - 1) * rails
+    across = _joined(late_join_all_reduce, size, slow, -(-num_chunks // rails))
+    return compose_all_reduce("hier_join", across, nodes, num_chunks)
 
 
 def hier_late_slow_all_reduce(
@@ -102,16 +121,22 @@ def hier_late_slow_all_reduce(
     Cost (p = world_size, m = num_chunks; one rank on each node): join <= m + p
     """
     nodes = nodes or each_alone(world_size)
-    hanging = (len(nodes) - 1,) if slow is None else tuple(slow)
+    hanging = _hanging("hier_late_slow", len(nodes), slow)
     return _on_leaves("hier_late_slow", late_rank, num_chunks, nodes, hanging)
+
+
+def _hanging(name: str, size: int, slow: Sequence[int] | None) -> tuple[int, ...]:
+    if slow is None:
+        return (size - 1,)
+    if wrong := [node for node in slow if not 0 <= node < size]:
+        raise InputError(f"{name}: got slow node {wrong[0]}, expected 0 to {size - 1}")
+    return tuple(slow)
 
 
 def _on_leaves(
     name: str, late_rank: LateRank, num_chunks: int | None, nodes: Nodes, slow: tuple[int, ...]
 ) -> CollectiveSchedule:
     size, rails = len(nodes), num_rails(nodes)
-    if wrong := [node for node in slow if not 0 <= node < size]:
-        raise InputError(f"{name}: got slow node {wrong[0]}, expected 0 to {size - 1}")
     num_chunks = num_chunks or 8 * size * rails
     late, each = nodes_with(nodes, late_set(late_rank)), -(-num_chunks // rails)
     if len({*slow, *late}) == size:
@@ -151,11 +176,16 @@ def _with_late(
     rails, size = num_rails(nodes), len(nodes)
     num_chunks = num_chunks or max(1, size - 1) * rails
     late = nodes_with(nodes, late_set(late_rank))
-    each = -(-num_chunks // rails)
-    if len(late) == size:
-        schedule = repeated(ring_all_reduce(size), -(-each // size))
-    elif len(late) == 1:
-        schedule = across(size, late[0], each)
-    else:
-        schedule = late_group_all_reduce(size, late, each)
+    schedule = _joined(across, size, late, -(-num_chunks // rails))
     return compose_all_reduce(name, schedule, nodes, num_chunks, late_rank, only)
+
+
+def _joined(
+    across: Callable[[int, int, int], CollectiveSchedule], size: int, late: tuple[int, ...], num_chunks: int
+) -> CollectiveSchedule:
+    """`across` of `size` nodes, which one of them joins; where several do late_group's, where all do a ring."""
+    if len(late) == size:
+        return repeated(ring_all_reduce(size), -(-num_chunks // size))
+    if len(late) == 1:
+        return across(size, late[0], num_chunks)
+    return late_group_all_reduce(size, late, num_chunks)

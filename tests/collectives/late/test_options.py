@@ -72,6 +72,25 @@ def test_small_buffers_over_slow_nics_join_at_once():
         assert bool(set(names) & set(options.CROWDED_ALGORITHMS)) == crowded, (alpha_s, serial, crowded)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "alpha_s", "serial", "crowded"),
+    [(6, 2e-5, False, True), (6, 1e-6, False, False), (6, 2e-5, True, False), (17, 2e-5, False, False)],
+)
+def test_few_ranks_on_equal_links_may_meet_at_once(ranks, alpha_s, serial, crowded):
+    """Where starts count, and a port does not pay them one after the other."""
+    model = CostModel(alpha_s, 1 / 3e9, serial_messages=serial)
+    names = {option.choice.partition("/")[0] for option in options.single_options("all_reduce", ranks, 16 << 20, model)}
+    assert names == {*options.LATE_ALGORITHMS, *(["late_join_allpairs"] if crowded else [])}
+
+
+@pytest.mark.parametrize(("rate", "chain"), [(1.1e9, True), (5e9, False)])
+def test_a_chain_of_all_ranks_is_weighed_where_nics_are_about_as_fast_as_what_is_inside(rate, chain):
+    nodes, alone = ((0, 1, 2), (3, 4, 5, 6)), tuple((rank,) for rank in range(7))
+    inside, nic = CostModel(5e-6, 1 / rate), CostModel(4e-5, 1 / 1e9)
+    topology = Topology(nodes, (LinkClass(INSIDE, inside, alone), LinkClass(NIC, nic, nodes)))
+    assert ("late_chain" in options.late_names(topology)) == chain
+
+
 # Two nodes of which one has a NIC at a third of the rate, and a small one.
 UNEVEN = ((0, 1, 2), (3, 4, 5), (6,))
 
@@ -131,8 +150,10 @@ def test_options_differ_by_who_is_late():
         for option in its:
             name = option.choice.partition("/")[0]
             (place,) = (place for place in options.places_of(topology) if rank in place.ranks)
-            priced = options._option("all_reduce", name, 7, 16 << 20, topology, place.sample)
-            assert option == priced._replace(ranks=place.ranks), f"rank {rank}"
+            given = "all_reduce", name, 7, 16 << 20, topology, place.sample
+            # The nearest as messages of different rounds meet, others without that.
+            priced = [options._option(*given, meet=meet)._replace(ranks=place.ranks) for meet in (True, False)]
+            assert option == priced[0] or (option == priced[1] and option != its[0]), f"rank {rank}"
     assert len({option.join_s for option in found}) > 2
 
 

@@ -110,12 +110,14 @@ SLOW = [(0,), (1,), (0, 1), (5,)]
 def test_slow_nodes_pass_the_checker_as_leaves(nodes, num_chunks):
     size = sum(map(len, nodes))
     for slow in SLOW:
-        names = [".".join(map(str, (name, *slow))) for name in ("hier_slow", "hier_late_slow")]
+        names = [".".join(map(str, (name, *slow))) for name in ("hier_slow", "hier_late_slow", "hier_join")]
         if max(slow) >= len(nodes):
-            with pytest.raises(InputError, match=f"got slow node {max(slow)}, expected 0 to {len(nodes) - 1}"):
-                make_schedule("all_reduce", names[0], size, num_chunks, nodes=nodes)
+            for name in names:
+                with pytest.raises(InputError, match=f"got slow node {max(slow)}, expected 0 to {len(nodes) - 1}"):
+                    make_schedule("all_reduce", name, size, num_chunks, nodes=nodes)
             continue
-        check(make_schedule("all_reduce", names[0], size, num_chunks, nodes=nodes))
+        for name in (names[0], names[2]):
+            check(make_schedule("all_reduce", name, size, num_chunks, nodes=nodes))
         for late in [*range(size), (0, size - 1), *(ranks for ranks in nodes if 1 < len(ranks) < size)]:
             check(make_schedule("all_reduce", names[1], size, num_chunks, nodes=nodes, late_rank=late))
 
