@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lanterne.collectives.topology.topology import TRUNK, Topology
 from lanterne.errors import InputError
 
 
@@ -35,8 +36,18 @@ class Layout:
         return copy, place, part
 
 
-def make_layout(world_size: int, places: int | None = None, copies: int | None = None, parts: int = 1) -> Layout:
+def make_layout(
+    world_size: int,
+    places: int | None = None,
+    copies: int | None = None,
+    parts: int = 1,
+    topology: Topology | None = None,
+) -> Layout:
     """The Layout with parts of a place next to each other, then places of a copy; what is None follows from the rest.
+
+    Args:
+        topology: where ranks share nodes, the links between these: parts of a place are next to each other on it, then
+            its copies, and pipelines run across what is slow, which their plans can absorb and all-reduces cannot.
 
     Raises:
         InputError: no such division of `world_size` ranks.
@@ -50,7 +61,22 @@ def make_layout(world_size: int, places: int | None = None, copies: int | None =
         raise InputError(f"ranks: got {world_size} for {' x '.join(words)}, expected {expected}")
     places = places or world_size // given
     array = np.arange(world_size).reshape(-1, places, parts)
+    if topology is not None:
+        array = np.array(nearest_first(topology)).reshape(places, -1, parts).swapaxes(0, 1)
     return Layout(tuple(tuple(map(tuple, copy)) for copy in array.tolist()))
+
+
+def nearest_first(topology: Topology) -> list[int]:
+    """The ranks of `topology`: those of a site next to each other, there those of a rack, and there those of a node.
+
+    Paper: ADAPTRA section 6 has groups by the network's topology, and slow links in pipelines, not in all-reduces.
+    """
+    trunks = [links for links in topology.links if links.kind == TRUNK]
+    # The widest first.
+    trunks.sort(key=lambda links: -max(map(len, links.shared_by), default=0))
+    first_of = [{rank: min(ranks) for ranks in links.shared_by for rank in ranks} for links in trunks]
+    first_of.append({rank: min(ranks) for ranks in topology.nodes for rank in ranks})
+    return sorted(range(topology.world_size), key=lambda rank: (*(first.get(rank, rank) for first in first_of), rank))
 
 
 def fit_layout(world_size: int, places: int | None, parts: int, most_places: int) -> Layout:

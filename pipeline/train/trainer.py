@@ -95,6 +95,10 @@ def plans(problem: Problem, scheduler: str, microbatches: Sequence[int] | None =
     return tuple(made[count] for count in microbatches or (problem.microbatches,))
 
 
+def _first_layout(comm: Communicator, places: int, copies: int | None = None) -> Layout:
+    return make_layout(comm.world_size, places, copies, topology=comm.tuning.topology)
+
+
 class Trainer:
     """Training under way.
 
@@ -105,7 +109,8 @@ class Trainer:
             takes them; those of the first copy come first.
         plans: a CheckedPlan per copy, or one for all; all of one placement, the microbatches may differ. Where
             microbatches go both ways (bidirectional), each rank has two stages, whose gradients the rank opposite adds.
-        layout: the Layout; None for copies as there are plans, as many places as the plans have, 1 part.
+        layout: the Layout; None for copies as there are plans, as many places as the plans have, 1 part, by what `comm`
+            knows of nodes (make_layout).
         optimizer: a function that makes an Adam.
         dtype: of parameters and activations, float32 or float64.
         seed: of the parameters.
@@ -166,10 +171,10 @@ class Trainer:
         self._make_plane = plane or Inline
         self._comms: list[Communicator] = []
         if isinstance(plans, CheckedPlan):
-            layout = layout or make_layout(comm.world_size, plans.plan.placement.num_ranks)
+            layout = layout or _first_layout(comm, plans.plan.placement.num_ranks)
             plans = (plans,) * layout.shape[0]
         places = plans[0].plan.placement.num_ranks
-        self._open(tuple(plans), layout or make_layout(comm.world_size, places, len(plans)), starts, seed)
+        self._open(tuple(plans), layout or _first_layout(comm, places, len(plans)), starts, seed)
 
     @property
     def microbatches(self) -> tuple[int, ...]:

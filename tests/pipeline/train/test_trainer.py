@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import lanterne
+from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
@@ -86,6 +88,21 @@ def test_every_schedule_has_the_losses_of_one_process_for_fifty_iterations(sched
 @pytest.mark.parametrize("scheduler", SCHEDULES)
 def test_every_schedule_trains_to_the_weights_of_one_process(scheduler, one_process):
     same(lanterne.spawn(2, train, made(scheduler, 2)), one_process)
+
+
+def test_on_nodes_copies_share_one_and_the_losses_stay(one_process):
+    """As the communicator was told of its nodes: pipelines run across these."""
+    nodes, alone = ((0, 2), (1, 3)), tuple((rank,) for rank in range(4))
+    links = LinkClass(INSIDE, CostModel(1e-6, 1e-10), alone), LinkClass(NIC, CostModel(1e-5, 1e-9), nodes)
+    topology, planned = Topology(nodes, links), made("1f1b", 2, (4, 4))
+
+    def told(comm):
+        comm.tuning.adopt(topology.slowest, "test", (), topology)
+        return trainer(comm, planned).layout.ranks, *train(comm, planned)
+
+    found = lanterne.spawn(4, told)
+    assert {ranks for ranks, *_ in found} == {(((0,), (1,)), ((2,), (3,)))}
+    same([trained for _, *trained in found], one_process)
 
 
 @pytest.mark.parametrize(
