@@ -20,7 +20,7 @@ from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.succession import LEAST_ELECTORS
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.timeouts import LONGEST_S
-from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
+from lanterne.transport.wire import RANK_NBYTES, Kind, is_over, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
@@ -271,6 +271,8 @@ class Group:
                 self._come_back(error, until_s + POLICY.answer_s - self.machine.now_s())
             finally:
                 self._check_alive()
+        for over in [other for other in self._answers if is_over(other, key)]:
+            del self._answers[over]
         self._answers[key] = answer
         if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)

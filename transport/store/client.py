@@ -21,7 +21,7 @@ from lanterne.transport.wire import Kind
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
     **{Kind.JOIN: "b", Kind.ENTER: "b", Kind.RETURN: "b", Kind.ABSENT: "i*", Kind.END: "i"},
-    **{Kind.PROMISE: "iibibib*", Kind.WRITE: "i", Kind.RESTART: "i"},
+    **{Kind.PROMISE: "iibibiib*", Kind.WRITE: "i", Kind.RESTART: "i"},
     **{Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
 

@@ -7,7 +7,7 @@ A store that leads and reaches no majority any more ends, and says so to its ran
 Asking takes the store's one thread, for a few messages' time; an elector that says nothing for that long is left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -91,7 +91,7 @@ class Heirs:
         self._fellows = FellowStores(store.machine, token, POLICY.yields_s)
         store.route(Kind.ELECTORS, "b*", self._elect)
         store.route(Kind.PROMISE, "bib", self._promise)
-        store.route(Kind.WRITE, "bibib*", self._write)
+        store.route(Kind.WRITE, "bibiib*", self._write)
         store.route(Kind.OVER, "", self._over)
 
     # -- it leads
@@ -102,15 +102,18 @@ class Heirs:
         frames = (take_frame(bytearray(each.what)) for each in self._own.log[: self._own.known])
         return [(kind, epoch, body) for kind, epoch, body in filter(None, frames)]
 
-    def decide(self, what: bytes) -> bool:
+    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool:
         """Whether the frame `what` is decided, so that it may be told. False: this store leads no more.
+
+        Args:
+            over: frames that were decided before, and that nobody asks for once this one is.
 
         Cost: nothing while it is the only one; else two messages there and back to each elector, one after the other.
         """
         log = self._own.log
         if not log or any(each.what == what for each in log):
             return not self.is_lost
-        return self._decide(Decided(what))
+        return self._decide(Decided(what), over)
 
     def _elect(self, connection: Connection, _request_id: int, *fields: bytes) -> Answer:
         """ELECTORS: names and ranks of the stores that are to decide, this one first."""
@@ -140,11 +143,12 @@ class Heirs:
             fields = [field for name, ranks in ranks_of if name in left for field in (name.encode(), ranks)]
             self._decide(Decided(pack_frame(Kind.ELECTORS, epoch, fields), left))
 
-    def _decide(self, decision: Decided) -> bool:
-        log, known = (*self._own.log, decision), self._own.known
-        if not self.is_lost and not (self._hears_a_majority() and self._have_written(log, known)):
+    def _decide(self, decision: Decided, over: Collection[bytes] = ()) -> bool:
+        before = self._own.without(over)
+        wanted = replace(before, log=(*before.log, decision))
+        if not self.is_lost and not (self._hears_a_majority() and self._have_written(wanted)):
             self.is_lost = True
-            asked = electorates(log, known)[-1]
+            asked = electorates(wanted.log, wanted.known)[-1]
             self._store.lose(f"it reaches {self._reached(asked)} of {len(asked)} hosts of the job, no majority")
         return not self.is_lost
 
@@ -159,17 +163,19 @@ class Heirs:
     def _reached(self, electors: Sequence[str]) -> int:
         return sum(name == self._name or name in self._fellows for name in electors)
 
-    def _have_written(self, log: Log, known: int) -> bool:
-        """Whether `log`, of which so many are known to be decided, is with a majority, and so all of it is."""
+    def _have_written(self, wanted: Elector) -> bool:
+        """Whether the log of `wanted`, as far as it is known to be decided, is with a majority, and so all of it is."""
         votes: set[str] = set()
+        log, known, dropped = wanted.log, wanted.known, wanted.dropped
         (count, name), packed = self._term, _pack_log(log)
         for elector in names_of(log, known):
             if elector == self._name:
-                own = self._own.write(self._term, log, known)
+                own = self._own.write(self._term, log, known, dropped)
                 self._own = own or self._own
                 has = own is not None
             else:
-                answer = self._ask(elector, Kind.WRITE, [elector.encode(), count, name.encode(), known, *packed], 2)
+                fields: list[int | bytes] = [elector.encode(), count, name.encode(), known, dropped, *packed]
+                answer = self._ask(elector, Kind.WRITE, fields, 2)
                 has = bool(answer and answer[0])
             if has:
                 votes.add(elector)
@@ -201,9 +207,18 @@ class Heirs:
         return [1, *_pack(promised)]
 
     def _write(
-        self, connection: Connection, _request_id: int, name: bytes, count: int, leader: bytes, known: int, *log: bytes
+        self,
+        connection: Connection,
+        _request_id: int,
+        name: bytes,
+        count: int,
+        leader: bytes,
+        known: int,
+        dropped: int,
+        *log: bytes,
     ) -> Answer:
-        written = None if self.leads else self._own.write((count, leader.decode(errors="replace")), _log(log), known)
+        term = count, leader.decode(errors="replace")
+        written = None if self.leads else self._own.write(term, _log(log), known, dropped)
         if written is None:
             return [0]
         self._name = name.decode(errors="replace")
@@ -252,7 +267,7 @@ class Heirs:
                 promises[name] = _unpack(answer[1:])
         if found is not None:
             self._own, self._term = promises[self._name], term
-            if self._have_written(found.log, found.known):
+            if self._have_written(found):
                 self.leads, self._leader = True, None
                 return ""
         electors = max((electorates(each.log, each.known)[-1] for each in promises.values() if each.log), key=len)
@@ -298,9 +313,10 @@ def _log(fields: Sequence[bytes]) -> Log:
 
 def _pack(elector: Elector) -> list[int | bytes]:
     (promised, by), (written, leader) = elector.promised, elector.written
-    return [promised, by.encode(), written, leader.encode(), elector.known, *_pack_log(elector.log)]
+    counts = elector.known, elector.dropped
+    return [promised, by.encode(), written, leader.encode(), *counts, *_pack_log(elector.log)]
 
 
 def _unpack(fields: Sequence[Any]) -> Elector:
-    promised, by, written, leader, known, *log = fields
-    return Elector((promised, by.decode()), (written, leader.decode()), _log(log), known)
+    promised, by, written, leader, known, dropped, *log = fields
+    return Elector((promised, by.decode()), (written, leader.decode()), _log(log), known, dropped)

@@ -3,7 +3,7 @@
 Values and pure functions, Paxos as in L. Lamport, "Paxos made simple", 2001, over a list that only grows. The store
 that leads writes the list, with what it wants to add, to the electors. It is decided, and may be told, once a majority
 has it. Who wants to succeed it has a majority promise to take no more from it, and goes on with the list that was
-written last. Two stores that both lead can so never both decide.
+written last. Two stores that both lead can so never both decide. What a later decision makes void is left out of it.
 
 Who the electors are is in the list itself: as long as it is not known to be decided that others are, a majority of
 those before and one of those after is needed.
@@ -36,25 +36,38 @@ class Elector:
     """What one elector has to remember.
 
     Attributes: `promised`, the term before which it takes nothing any more; `written`, that in which its `log` was;
-    `known`: so many of that are decided, as far as it knows.
+    `known`: so many of that are decided, as far as it knows; `dropped`: so many decisions more are over, and left out
+    of the log, as long as it would be with them.
     """
 
     promised: Term = NO_TERM
     written: Term = NO_TERM
     log: Log = ()
     known: int = 0
+    dropped: int = 0
+
+    @property
+    def length(self) -> int:
+        """Of the log, with what was left out."""
+        return self.dropped + len(self.log)
 
     def promise(self, term: Term) -> "Elector | None":
         """It, having promised itself to `term`; None: it has to another, or to this one before."""
         return replace(self, promised=term) if term > self.promised else None
 
-    def write(self, term: Term, log: Log, known: int) -> "Elector | None":
+    def write(self, term: Term, log: Log, known: int, dropped: int = 0) -> "Elector | None":
         """It, with the `log` of whoever leads in `term`; None: it has promised to take that no more."""
         if term < self.promised:
             return None
-        if term == self.written and len(log) <= len(self.log):  # late: it has more by now
-            return replace(self, known=max(self.known, min(known, len(self.log))))
-        return Elector(term, term, log, known)
+        if term == self.written and dropped + len(log) <= self.length:  # late: it has more by now
+            return replace(self, known=max(self.known, min(dropped + known - self.dropped, len(self.log))))
+        return Elector(term, term, log, known, dropped)
+
+    def without(self, over: Collection[bytes]) -> "Elector":
+        """It, without those decisions, as far as it knows them, that another one makes void."""
+        decided, rest = self.log[: self.known], self.log[self.known :]
+        kept = tuple(each for each in decided if each.electors or each.what not in over)
+        return replace(self, log=kept + rest, known=len(kept), dropped=self.dropped + self.known - len(kept))
 
 
 def electorates(log: Log, known: int) -> list[tuple[str, ...]]:
@@ -99,6 +112,6 @@ def succeed(promises: Mapping[str, Elector]) -> Elector | None:
 
     What it holds is decided once it is written, in the new term, to a majority (`is_backed`).
     """
-    last = max(promises.values(), key=lambda each: (each.written, len(each.log)))
-    known = min(max(each.known for each in promises.values()), len(last.log))
+    last = max(promises.values(), key=lambda each: (each.written, each.length))
+    known = min(max(each.dropped + each.known for each in promises.values()) - last.dropped, len(last.log))
     return replace(last, known=known) if is_backed(last.log, known, promises) else None

@@ -1,5 +1,6 @@
 """Decisions of a majority: all interleavings of three agents, of which two want to lead, messages lost and late."""
 
+from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from lanterne.transport.store.succession import (
     next_to_ask,
     succeed,
 )
-from lanterne.transport.wire import Kind, pack_frame, take_frame
+from lanterne.transport.wire import Kind, is_over, pack_frame, take_frame
 
 AGENTS = "a", "b", "c"
 FIRST = Decided(b"first", AGENTS)
@@ -35,15 +36,16 @@ class Leader(NamedTuple):
     promises: tuple = ()  # (agent, Elector as it was)
     log: tuple = ()
     known: int = 0
-    sent: tuple = ()  # logs that it wrote, each with what was known then
-    votes: frozenset = frozenset()  # (agent, length of the log that it has)
+    dropped: int = 0
+    sent: tuple = ()  # logs that it wrote, each with what was known, and dropped, then
+    votes: frozenset = frozenset()  # (agent, length of the log that it has, with what was dropped)
     leads: bool = False
 
 
 class World(NamedTuple):
     agents: tuple  # Electors
     leaders: tuple
-    decided: frozenset = frozenset()  # logs that some leader holds for decided
+    decided: frozenset = frozenset()  # logs that some leader holds for decided, after how many that were dropped
 
 
 def put(items, index, item):
@@ -51,14 +53,22 @@ def put(items, index, item):
 
 
 def sends(leader, log, **changes):
-    return leader._replace(log=log, sent=(*leader.sent, (log, changes.get("known", leader.known))), **changes)
+    then = leader._replace(log=log, **changes)
+    return then._replace(sent=(*leader.sent, (log, then.known, then.dropped)))
+
+
+def adds(leader, decision):
+    """What a leader sends that decides once more; one of a series makes those before it void."""
+    has = Elector(leader.term, leader.term, leader.log, leader.known, leader.dropped)
+    has = has.without([each.what for each in leader.log if is_over(each.what, decision.what)])
+    return sends(leader, (*has.log, decision), known=has.known, dropped=has.dropped, wants=leader.wants[1:])
 
 
 def written(world, index, leader):
     for at, agent in enumerate(world.agents):
-        for log, known in leader.sent:
-            if after := agent.write(leader.term, log, known):
-                voted = leader._replace(votes=leader.votes | {(at, len(log))})
+        for log, known, dropped in leader.sent:
+            if after := agent.write(leader.term, log, known, dropped):
+                voted = leader._replace(votes=leader.votes | {(at, dropped + len(log))})
                 yield World(put(world.agents, at, after), put(world.leaders, index, voted), world.decided)
 
 
@@ -74,22 +84,32 @@ def following(world, names):
             for count in range(1, 1 + len(leader.promises)):
                 for some in combinations(leader.promises, count):
                     if found := succeed(dict(some)):
-                        then = sends(leader, found.log, known=found.known, leads=True, promises=())
+                        has = {"known": found.known, "dropped": found.dropped}
+                        then = sends(leader, found.log, **has, leads=True, promises=())
                         yield world._replace(leaders=put(world.leaders, index, then))
             continue
-        by = {names[at] for at, count in leader.votes if count >= len(leader.log)}
+        by = {names[at] for at, count in leader.votes if count >= leader.dropped + len(leader.log)}
         if leader.known < len(leader.log) and is_backed(leader.log, leader.known, by):
             then = leader._replace(known=len(leader.log))
-            yield World(world.agents, put(world.leaders, index, then), world.decided | {leader.log})
+            decided = world.decided | {(leader.dropped, leader.log)}
+            yield World(world.agents, put(world.leaders, index, then), decided)
         if leader.known == len(leader.log) and leader.wants:
-            then = sends(leader, (*leader.log, leader.wants[0]), wants=leader.wants[1:])
-            yield world._replace(leaders=put(world.leaders, index, then))
+            yield world._replace(leaders=put(world.leaders, index, adds(leader, leader.wants[0])))
+
+
+def length(decided):
+    dropped, log = decided
+    return dropped + len(log)
 
 
 def agree(decided):
-    """Whether each of the logs begins with the one before."""
-    logs = sorted(decided, key=len)
-    return all(longer[: len(log)] == log for log, longer in zip(logs, logs[1:], strict=False))
+    """Whether each of the logs begins with the one before, without what is void by then, and counts that."""
+    logs = sorted(decided, key=length)
+    for (dropped, log), (more, longer) in zip(logs, logs[1:], strict=False):
+        kept = [each for each in log if not any(is_over(each.what, other.what) for other in longer)]
+        if [*longer[: len(kept)]] != kept or len(log) - len(kept) != more - dropped:
+            return False
+    return True
 
 
 def explored(world, names, most=10_000_000):
@@ -101,7 +121,7 @@ def explored(world, names, most=10_000_000):
             if after not in seen:
                 if not agree(after.decided):
                     return len(seen), after
-                longest = max(longest, *map(len, after.decided), 0)
+                longest = max(longest, *map(length, after.decided), 0)
                 seen.add(after)
                 todo.append(after)
     return len(seen), longest
@@ -124,8 +144,11 @@ def decisions(*names):
         ((decisions("of 0"), decisions("of 1")), 3),
         # Whom nobody follows any more may not lead: it alone decides from then on.
         (((Decided(b"alone", ("a",)), *decisions("of 0")), decisions("of 1")), 4),
+        # Those of a series are each over once the next is decided, whoever decides that.
+        ((decisions("s/1", "s/2"), decisions("s/3")), 4),
+        ((decisions("s/1", "of 0"), decisions("s/2")), 4),
     ],
-    ids=["two lead", "one leads alone"],
+    ids=["two lead", "one leads alone", "a series", "a series, and more"],
 )
 def test_all_interleavings(wants, longest):
     count, found = explored(job(*wants), AGENTS)
@@ -141,8 +164,13 @@ def takes_any(promises):
     return first if is_backed(first.log, first.known, promises) else None
 
 
-def takes_what_it_promised_not_to(self, term, log, known):
-    return Elector(self.promised, term, log, known)
+def takes_what_it_promised_not_to(self, term, log, known, dropped):
+    return Elector(self.promised, term, log, known, dropped)
+
+
+def forgets_how_many(self, over):
+    kept = tuple(each for each in self.log if each.what not in over)
+    return Elector(self.promised, self.written, kept, len(kept))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +190,28 @@ def test_the_search_finds_what_is_wrong(monkeypatch, place, name, broken):
     _count, found = explored(job(decisions("of 0"), decisions("of 1")), AGENTS)
     assert isinstance(found, World)
     assert not agree(found.decided)
+
+
+def test_the_search_finds_that_what_was_dropped_does_not_count(monkeypatch):
+    """Of two logs of one term the shorter one may then be that with the latest decision."""
+    monkeypatch.setattr(Elector, "without", forgets_how_many)
+    _count, found = explored(job(decisions("s/1", "s/2"), decisions("of 1")), AGENTS)
+    assert isinstance(found, World) and not agree(found.decided)
+
+
+def test_what_is_over_is_left_out_and_counted():
+    log = (FIRST, *decisions("s/1", "x"), Decided(b"s/1", AGENTS), *decisions("s/2"))
+    elector = Elector((0, "a"), (0, "a"), log, 4)
+    after = elector.without([b"s/1", b"s/2"])
+    assert (after.log, after.known, after.dropped) == ((FIRST, *log[2:]), 3, 1)
+    assert after.length == elector.length == 5
+    # A longer log takes the place of a shorter one, whatever either has dropped; a late one tells what is known.
+    assert elector.write((0, "a"), (*after.log, FIRST), 3, 1).log == (*after.log, FIRST)
+    assert after.write((0, "a"), log, 5).known == 4 and after.write((0, "a"), log[:1], 1) == after
+    # What others know to be decided counts in the list that was written last.
+    last = replace(after, log=(*after.log, FIRST), known=0)
+    found = succeed({"a": last, "b": replace(elector, known=5)})
+    assert (found.length, found.known, found.dropped) == (6, 4, 1)
 
 
 def test_electors_that_are_not_known_to_be_replaced_are_asked_too():

@@ -1,6 +1,6 @@
 """An epoch of a job as the store sees it: a numbering of its ranks, who of them lives, and what they do together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from lanterne.transport.store.handler import Answer, Connection, Refusal, Servic
 from lanterne.transport.store.membership.census import Census
 from lanterne.transport.store.membership.meetings import BEGIN_KEY, Meetings
 from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
-from lanterne.transport.wire import Kind, pack_frame, pack_ranks, unpack_fields
+from lanterne.transport.wire import Fields, Kind, pack_frame, pack_ranks, unpack_fields
 
 
 @steers
@@ -45,7 +45,7 @@ class Job(Protocol):
     def on_gone(self, epoch: "Epoch", rank: int, reason: bytes | None) -> None: ...
     def on_met(self, epoch: "Epoch", ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
     def begin(self, epoch: "Epoch") -> None: ...
-    def decide(self, what: bytes) -> bool: ...
+    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool: ...
     def settle(self) -> None: ...
 
 
@@ -166,9 +166,14 @@ class Epoch:
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, reason)
 
-    def decide(self, kind: Kind, fields: Sequence[int | bytes]) -> bool:
-        """Whether what these say is so from now on, whichever store leads; else this one does no more."""
-        return self._job.decide(pack_frame(kind, self.number, fields))
+    def decide(self, kind: Kind, fields: Fields, over: Sequence[Fields] = ()) -> bool:
+        """Whether what these say is so from now on, whichever store leads; else this one does no more.
+
+        Args:
+            over: of the same kind, what nobody asks for from then on.
+        """
+        frame, *others = (pack_frame(kind, self.number, each) for each in (fields, *over))
+        return self._job.decide(frame, others)
 
     def process_ended(self, number: int, code: int, reason: bytes) -> None:
         """The process below guard `number` has ended."""

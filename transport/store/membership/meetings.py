@@ -10,7 +10,16 @@ from typing import Protocol, TypeAlias
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
-from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, Kind, pack_ranks, unpack_ranks
+from lanterne.transport.wire import (
+    MAX_BODY_NBYTES,
+    MAX_KEY_NBYTES,
+    RANK_NBYTES,
+    Fields,
+    Kind,
+    is_over,
+    pack_ranks,
+    unpack_ranks,
+)
 
 MAX_LIMIT_MS = 86_400_000
 # Who meet there have all that their epoch needs: from then on it is in force, if nobody is missing.
@@ -45,7 +54,7 @@ class Membership(Protocol):
     def lives(self, rank: int) -> bool: ...
     def declare_dead(self, rank: int, reason: bytes) -> None: ...
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
-    def decide(self, kind: Kind, fields: Sequence[int | bytes]) -> bool: ...
+    def decide(self, kind: Kind, fields: Fields, over: Sequence[Fields] = ()) -> bool: ...
 
 
 @dataclass
@@ -137,12 +146,18 @@ class Meetings:
         survivors = [rank for rank in meeting.ranks if rank in meeting.came]
         answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
         answer += [] if last is None else [last]
-        if last is None and not self._members.decide(Kind.REPLY, [key, *answer]):
+        if last is None and not self._decide(key, answer):
             return []
         self._tell(key, meeting, answer)
         return survivors
 
+    def _decide(self, key: bytes, answer: list[bytes]) -> bool:
+        over = [[other, *its] for other, its in self._answers.items() if is_over(other, key)]
+        return self._members.decide(Kind.REPLY, [key, *answer], over)
+
     def _tell(self, key: bytes, meeting: _Meeting | None, answer: list[bytes]) -> None:
+        for other in [other for other in self._answers if is_over(other, key)]:
+            del self._answers[other]
         self._answers[key] = answer
         if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)
@@ -151,7 +166,8 @@ class Meetings:
 
     def recall(self, key: bytes, answer: list[bytes]) -> None:
         """A store that was lost has answered this meeting: so it is, also for those whom it did not reach."""
-        if key not in self._answers and self._members.decide(Kind.REPLY, [key, *answer]):
+        is_known = any(key == other or is_over(key, other) for other in self._answers)
+        if not is_known and self._decide(key, answer):
             self._tell(key, self._open.pop(key, None), answer)
             came = [unpack_ranks(each[:RANK_NBYTES])[0] for each in answer]
             self._members.met(key, came, [rank for rank in came if self._members.lives(rank)])

@@ -1,6 +1,6 @@
 """The store's list of who takes part in a job: which epoch of it is in force, and who comes into that."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from lanterne.transport.store.handler import MAX_WORLD_SIZE, Answer, Connection, Refusal, Service
@@ -14,7 +14,7 @@ from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
 class Decides(Remembers, Protocol):
     """What the members need of the Heirs."""
 
-    def decide(self, what: bytes) -> bool: ...
+    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool: ...
     def drop_the_lost(self) -> None: ...
 
 
@@ -167,9 +167,9 @@ class Members:
 
     # -- who goes
 
-    def decide(self, what: bytes) -> bool:
-        """Whether `what` is so, whichever store leads."""
-        return self._heirs.decide(what)
+    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool:
+        """Whether `what` is so, whichever store leads; `over`: what was, and nobody asks for from then on."""
+        return self._heirs.decide(what, over)
 
     def settle(self) -> None:
         """Some go on, and others do not: so do the hosts that decide."""

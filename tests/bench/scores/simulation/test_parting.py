@@ -6,6 +6,7 @@ import pytest
 
 from lanterne.bench import cli
 from lanterne.bench.scores.simulation import growing
+from lanterne.bench.scores.simulation.growing import GrowingWorld
 from lanterne.bench.scores.simulation.parting import run
 from lanterne.bench.scores.simulation.simulate import quiet
 from lanterne.transport.store import heirs
@@ -39,6 +40,22 @@ def test_who_reaches_most_hosts_goes_on_alone_where_all_others_have_ended_in_ini
     monkeypatch.setattr(growing, "AGREEING_PART", 0)
     with quiet():
         assert run(32, one_way=True).problems == ()
+
+
+def test_agreements_do_not_make_longer_what_stores_tell_each_other(monkeypatch):
+    decide, lengths = heirs.Heirs.decide, []
+
+    def decides(store, what, over=()):
+        decided = decide(store, what, over)
+        lengths.append((store._own.length, len(store._own.log)))
+        return decided
+
+    monkeypatch.setattr(heirs.Heirs, "decide", decides)
+    seed = next(seed for seed in range(20) if GrowingWorld(seed).agrees and GrowingWorld(seed).steps > 20)
+    with quiet():
+        assert run(seed).problems == ()
+    longest, kept = map(max, zip(*lengths, strict=True))
+    assert longest > 20 and kept < 12
 
 
 @pytest.mark.parametrize("more", [[], ["--one-way"]], ids=["both", "one way"])

@@ -16,7 +16,7 @@ class World:
     """The store and its members, for one meeting after another."""
 
     def __init__(self):
-        self.timers, self.answers, self.told, self.dead = [], {}, [], {}
+        self.timers, self.answers, self.told, self.dead, self.decided = [], {}, [], {}, []
         self.meetings = Meetings(self, self)
 
     def after(self, delay_s, function):
@@ -39,7 +39,8 @@ class World:
             self.dead[rank] = reason
             self.meetings.gone(rank)
 
-    def decide(self, kind, fields):
+    def decide(self, kind, fields, over=()):
+        self.decided = [each for each in self.decided if each not in over] + [fields]
         return True
 
     def met(self, key, ranks, survivors):
@@ -143,3 +144,19 @@ def test_answers_do_not_pile_up():
         for rank in RANKS:
             world.come(rank, key=str(number).encode())
     assert len(world.meetings._answers) == POLICY.max_answers and not world.meetings._open
+
+
+def test_of_a_series_only_the_last_answer_is_kept_also_by_those_who_decide():
+    world = World()
+    keys = [b"k/shrink", *(b"k/agree/%d" % number for number in range(1, 12)), b"k/agree/x", b"other/agree/1"]
+    for key in keys:
+        world.answers.clear()
+        for rank in RANKS:
+            world.come(rank, key=key)
+    left = [b"k/shrink", b"k/agree/11", b"k/agree/x", b"other/agree/1"]
+    assert list(world.meetings._answers) == [fields[0] for fields in world.decided] == left
+    world.answers.clear()
+    # Who was told of one before brings nothing new; nor does what is known.
+    for key in (b"k/agree/3", b"k/agree/11"):
+        world.meetings.recall(key, [pack_ranks((rank,)) for rank in RANKS])
+    assert list(world.meetings._answers) == [fields[0] for fields in world.decided] == left
