@@ -329,10 +329,11 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         Args:
             flags: a whole number, or a bool, from -2**63 to 2**63 - 1: 0 and 1, or a bit for each of some questions.
             timeout_s: whoever has not come so long after the first is dead to the job from now on, and gets PeerFailed
-                with its own rank; None for the communicator's.
+                with its own rank; None for twice the communicator's: others may wait in a call in vain until then.
 
         Raises:
             Unavailable: the transport is mpi.
+            Revoked: another one shrinks this communicator instead; so on all.
             PeerFailed: of this rank: the others have gone on without it.
             TransportError: the job's store is lost, which decides who lives.
 

@@ -33,6 +33,7 @@ from lanterne.kernels.arrays import Array, Stream, is_device_array
 from lanterne.kernels.dtypes import Dtype, Op
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
+from lanterne.transport.store.meeting_names import to_agree, to_shrink
 from lanterne.transport.timeouts import check_timeout_s
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ DEFAULTS = CallOptions()
 # Of groups that only their members make: from the last one down, while `split` takes the first that is free. The last
 # of all belongs to the transports.
 LAST_GROUP_ID, GROUP_IDS = (1 << COMMUNICATOR_BITS) - 2, 1 << (COMMUNICATOR_BITS - 1)
-# Of what a rank brings to an agreement.
-FLAGS_NBYTES = 8
+# Of what a rank brings to an agreement; and how long, in timeouts, others are waited for there: whoever is in a call that
+# waits in vain comes when the time of that is over.
+FLAGS_NBYTES, AGREE_TIMEOUTS = 8, 2
 # Numbers of groups where there is no store.
 _lone = itertools.count()
 
@@ -367,10 +369,13 @@ class CommunicatorCore(CommunicatorBase):
         """See Communicator.agree."""
         check_whole("agree: got flags", flags, -(2**63), 2**63 - 1)
         self._check_not_over("agree")
-        limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        limit_s = AGREE_TIMEOUTS * self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         mine = int(flags).to_bytes(FLAGS_NBYTES, "little", signed=True)
         # The store tells all of them the same: paths between ranks, and what has ended calls, do not matter here.
-        came = self.transport.survivors(f"{self._key}/agree/{next(self._agreements)}", self.ranks, (), mine, limit_s)
+        came = self.transport.survivors(to_agree(self._key, next(self._agreements)), self.ranks, (), mine, limit_s)
+        if not came:
+            self._end_for_all(Revoked(f"communicator {self.communicator_id}: agree: another rank shrinks it"))
+            self.check_open()
         return reduce(and_, (int.from_bytes(each, "little", signed=True) for each in came.values()))
 
     def shrink(self, timeout_s: float | None) -> "CommunicatorCore":
@@ -382,7 +387,7 @@ class CommunicatorCore(CommunicatorBase):
         # Mostly zeros.
         ids = zlib.compress(bytes(self.ids.used), 1)
         cut = self.transport.cut_off(self.ranks)
-        came = self.transport.survivors(f"{self._key}/shrink", self.ranks, cut, ids, limit_s)
+        came = self.transport.survivors(to_shrink(self._key), self.ranks, cut, ids, limit_s)
         used = np.maximum.reduce([np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()])
         free = first_free(used)
         if used[free] == CLOSED:

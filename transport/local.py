@@ -18,6 +18,7 @@ from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import POLICY as GROUP_POLICY
+from lanterne.transport.store.meeting_names import ends
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import wait
 
@@ -35,6 +36,7 @@ class _Meeting:
     end_s: float
     came: dict[int, bytes] = field(default_factory=dict)
     answer: dict[int, bytes] = field(default_factory=dict)
+    is_over: bool = False
 
 
 class LocalWorld:
@@ -52,7 +54,7 @@ class LocalWorld:
         self.gone: dict[int, tuple[str, float]] = {}
         self.boards: LocalBoards = LocalBoards(machine)
         # By name: what the ranks that came bring; when the first one's time is over; what was agreed.
-        self.meetings: dict[str, _Meeting] = {}
+        self.meetings: dict[bytes, _Meeting] = {}
 
     def transport(self, rank: int, timeout_s: float | None = None) -> "LocalTransport":
         """The transport of `rank`; `timeout_s` is the default of its waits."""
@@ -119,16 +121,20 @@ class LocalTransport(Transport):
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
     ) -> dict[int, bytes]:
-        world, now_s = self.world, self.machine.now_s
+        world, now_s, key = self.world, self.machine.now_s, name.encode()
         with world.lock:
             if self.rank in world.gone:
                 raise PeerFailed(self.rank, world.gone[self.rank][0])
-            meeting = world.meetings.setdefault(name, _Meeting(now_s() + limit_s))
+            meeting = world.meetings.setdefault(key, _Meeting(now_s() + limit_s))
             meeting.came[self.rank] = payload
 
         def look() -> bool:
             with world.lock:
-                if not meeting.answer:
+                if not meeting.is_over:
+                    meeting.is_over = any(
+                        ends(other, key) and each.came.keys() & {*ranks} for other, each in world.meetings.items()
+                    )
+                if not meeting.is_over:
                     absent = [rank for rank in ranks if rank not in meeting.came and rank not in world.gone]
                     if absent and now_s() >= meeting.end_s:
                         why = f"it did not come when the others went on, within {limit_s:g} s"
@@ -137,13 +143,14 @@ class LocalTransport(Transport):
                     if not absent:
                         came = meeting.came
                         meeting.answer = {rank: came[rank] for rank in ranks if rank in came and rank not in world.gone}
-                return bool(meeting.answer)
+                        meeting.is_over = True
+                return meeting.is_over
 
         wait(look, inf, self.pauses)
         with world.lock:
             # Those that are left out come no more.
-            world.meetings.pop(name, None)
-        if self.rank not in meeting.answer:
+            world.meetings.pop(key, None)
+        if self.rank in world.gone and self.rank not in meeting.answer:
             raise PeerFailed(self.rank, world.gone[self.rank][0])
         return meeting.answer
 

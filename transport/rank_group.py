@@ -17,10 +17,11 @@ from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
+from lanterne.transport.store.meeting_names import is_over
 from lanterne.transport.store.succession import LEAST_ELECTORS
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.timeouts import LONGEST_S
-from lanterne.transport.wire import RANK_NBYTES, Kind, is_over, pack_frame, pack_ranks, unpack_fields, unpack_ranks
+from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
@@ -253,6 +254,9 @@ class Group:
         Args:
             cut: those that this rank cannot reach.
 
+        Returns:
+            Nothing where they meet to agree, and one of them shrinks the communicator instead.
+
         Raises:
             PeerFailed: of this rank: it is dead to the others.
             TransportError: the store is lost.
@@ -271,6 +275,8 @@ class Group:
                 self._come_back(error, until_s + POLICY.answer_s - self.machine.now_s())
             finally:
                 self._check_alive()
+        if not answer:
+            return {}
         for over in [other for other in self._answers if is_over(other, key)]:
             del self._answers[over]
         self._answers[key] = answer

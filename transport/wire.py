@@ -211,16 +211,6 @@ def pack_ranks(ranks: Iterable[int]) -> bytes:
     return struct.pack(f"<{len(each)}i", *each)
 
 
-def is_over(key: bytes, other: bytes) -> bool:
-    """Whether nobody asks for the answer of the meeting `key` any more once that of `other` is known.
-
-    Both are of one series, its name and a number: who comes to one of it was told of those before.
-    """
-    (*series, number), (*others, other_number) = key.rsplit(b"/", 1), other.rsplit(b"/", 1)
-    are_numbers = number.isdigit() and other_number.isdigit()
-    return bool(series) and series == others and are_numbers and int(number) < int(other_number)
-
-
 def unpack_ranks(data: bytes) -> tuple[int, ...]:
     """The ranks that `data` stands for.
 

@@ -96,20 +96,3 @@ def test_an_answer_serves_once_and_for_one_token():
 def test_short_tokens_are_refused():
     with pytest.raises(InputError, match="got 15 characters, expected 16 or more"):
         wire.check_token("x" * 15)
-
-
-@pytest.mark.parametrize(
-    ("key", "other", "expected"),
-    [
-        (b"0/agree/9", b"0/agree/10", True),
-        (b"0/agree/10", b"0/agree/9", False),
-        (b"0/agree/9", b"0/agree/9", False),
-        (b"0/agree/9", b"1/agree/10", False),
-        (b"0/agree/9", b"0/grow/10", False),
-        (b"0/shrink", b"0/shrink", False),
-        (b"0/agree/x", b"0/agree/10", False),
-        (b"9", b"10", False),
-    ],
-)
-def test_meetings_of_a_series_are_over_once_the_next_is(key, other, expected):
-    assert wire.is_over(key, other) == expected

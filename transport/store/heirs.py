@@ -103,10 +103,7 @@ class Heirs:
         return [(kind, epoch, body) for kind, epoch, body in filter(None, frames)]
 
     def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool:
-        """Whether the frame `what` is decided, so that it may be told. False: this store leads no more.
-
-        Args:
-            over: frames that were decided before, and that nobody asks for once this one is.
+        """Whether the frame `what` is decided, and may be told, and those `over` are void. False: it leads no more.
 
         Cost: nothing while it is the only one; else two messages there and back to each elector, one after the other.
         """
@@ -144,8 +141,7 @@ class Heirs:
             self._decide(Decided(pack_frame(Kind.ELECTORS, epoch, fields), left))
 
     def _decide(self, decision: Decided, over: Collection[bytes] = ()) -> bool:
-        before = self._own.without(over)
-        wanted = replace(before, log=(*before.log, decision))
+        wanted = self._own.without(over).followed_by(decision)
         if not self.is_lost and not (self._hears_a_majority() and self._have_written(wanted)):
             self.is_lost = True
             asked = electorates(wanted.log, wanted.known)[-1]
@@ -166,16 +162,15 @@ class Heirs:
     def _have_written(self, wanted: Elector) -> bool:
         """Whether the log of `wanted`, as far as it is known to be decided, is with a majority, and so all of it is."""
         votes: set[str] = set()
-        log, known, dropped = wanted.log, wanted.known, wanted.dropped
-        (count, name), packed = self._term, _pack_log(log)
+        log, known = wanted.log, wanted.known
+        (count, name), packed = self._term, _pack_log(wanted)
         for elector in names_of(log, known):
             if elector == self._name:
-                own = self._own.write(self._term, log, known, dropped)
+                own = self._own.write(self._term, log, known, wanted.dropped)
                 self._own = own or self._own
                 has = own is not None
             else:
-                fields: list[int | bytes] = [elector.encode(), count, name.encode(), known, dropped, *packed]
-                answer = self._ask(elector, Kind.WRITE, fields, 2)
+                answer = self._ask(elector, Kind.WRITE, [elector.encode(), count, name.encode(), *packed], 2)
                 has = bool(answer and answer[0])
             if has:
                 votes.add(elector)
@@ -206,17 +201,8 @@ class Heirs:
         self._promised_s = self._machine.now_s()
         return [1, *_pack(promised)]
 
-    def _write(
-        self,
-        connection: Connection,
-        _request_id: int,
-        name: bytes,
-        count: int,
-        leader: bytes,
-        known: int,
-        dropped: int,
-        *log: bytes,
-    ) -> Answer:
+    def _write(self, connection: Connection, _request_id: int, *fields: Any) -> Answer:
+        name, count, leader, known, dropped, *log = fields
         term = count, leader.decode(errors="replace")
         written = None if self.leads else self._own.write(term, _log(log), known, dropped)
         if written is None:
@@ -300,8 +286,9 @@ def packed_electors(decided: Sequence[tuple[int, int, bytes]]) -> PackedElectors
     return PackedElectors(max((epoch for epoch, _ in frames), default=0), [*zip(names, fields[1::2], strict=True)])
 
 
-def _pack_log(log: Log) -> list[bytes]:
-    return [field for each in log for field in (each.what, "\n".join(each.electors).encode())]
+def _pack_log(elector: Elector) -> list[int | bytes]:
+    fields = [field for each in elector.log for field in (each.what, "\n".join(each.electors).encode())]
+    return [elector.known, elector.dropped, *fields]
 
 
 def _log(fields: Sequence[bytes]) -> Log:
@@ -313,8 +300,7 @@ def _log(fields: Sequence[bytes]) -> Log:
 
 def _pack(elector: Elector) -> list[int | bytes]:
     (promised, by), (written, leader) = elector.promised, elector.written
-    counts = elector.known, elector.dropped
-    return [promised, by.encode(), written, leader.encode(), *counts, *_pack_log(elector.log)]
+    return [promised, by.encode(), written, leader.encode(), *_pack_log(elector)]
 
 
 def _unpack(fields: Sequence[Any]) -> Elector:

@@ -63,6 +63,10 @@ class Elector:
             return replace(self, known=max(self.known, min(dropped + known - self.dropped, len(self.log))))
         return Elector(term, term, log, known, dropped)
 
+    def followed_by(self, decision: Decided) -> "Elector":
+        """It, with one more at the end of its log."""
+        return replace(self, log=(*self.log, decision))
+
     def without(self, over: Collection[bytes]) -> "Elector":
         """It, without those decisions, as far as it knows them, that another one makes void."""
         decided, rest = self.log[: self.known], self.log[self.known :]

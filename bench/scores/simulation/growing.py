@@ -148,9 +148,9 @@ class GrowingWorld:
             self._start_store()
             for rank in range(self.ranks):
                 self._begin(f"rank {rank}", rank, joins=False)
-            for _ in range(rng.choice((0, 0, 1, 1, 2))):
+            for number in range(rng.choice((0, 0, 1, 1, 2))):
                 place = rng.choice((ANY, SPARE))
-                baton.after(rng.uniform(0, 4), partial(self._come, f"new {len(self.processes)}", place))
+                baton.after(rng.uniform(0, 4), partial(self._come, f"new {self.ranks + number}", place))
             if self.lasting:
                 baton.after(self.cut_rng.uniform(*LASTING_AT_S), self._cut_for_long)
             hanging = baton.run(LIMIT_S)

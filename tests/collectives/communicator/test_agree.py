@@ -1,12 +1,14 @@
 """Those that live agree on a number, whatever has ended their communicator and whoever dies meanwhile."""
 
 import threading
+import time
 
+import numpy as np
 import pytest
 
 import lanterne
 from lanterne.collectives.communicator import core_of
-from lanterne.errors import InputError, PeerFailed, Revoked, TransportError
+from lanterne.errors import InputError, PeerFailed, Revoked, TransportError, TransportTimeout
 
 
 def falls(*_):
@@ -112,6 +114,19 @@ def test_whoever_does_not_come_is_left_out_and_learns_it():
     assert lanterne.spawn(2, run) == [7, None]
 
 
+def test_who_waits_in_a_call_in_vain_comes_in_time():
+    """Rank 2 has got through what 0 and 1 wait in: it never got what 1 needs."""
+
+    def run(comm):
+        comm.timeout_s = 0.5
+        if comm.rank < 2:
+            with pytest.raises(TransportTimeout):
+                comm.recv(np.empty(1), 1 - comm.rank)
+        return comm.agree(comm.rank == 2)
+
+    assert lanterne.spawn(3, run) == [0, 0, 0]
+
+
 def test_a_revoked_communicator_agrees():
     def run(comm):
         if comm.rank == 1:
@@ -121,6 +136,29 @@ def test_a_revoked_communicator_agrees():
         return comm.agree(comm.rank + 4)
 
     assert lanterne.spawn(3, run) == [4] * 3
+
+
+@pytest.mark.parametrize("soon", [True, False], ids=["they wait", "they come later"])
+def test_where_one_shrinks_instead_the_others_are_told_and_do_so_too(soon):
+    goes = threading.Event()
+
+    def run(comm):
+        if comm.rank == 0:
+            if soon:
+                time.sleep(0.2)
+            else:
+                goes.set()
+            return comm.shrink(timeout_s=20).ranks
+        if not soon:
+            goes.wait(20)
+            time.sleep(0.2)
+        with pytest.raises(Revoked, match="another rank shrinks it"):
+            comm.agree(1, timeout_s=20)
+        with pytest.raises(Revoked):
+            comm.barrier()
+        return comm.shrink(timeout_s=20).ranks
+
+    assert lanterne.spawn(3, run) == [(0, 1, 2)] * 3
 
 
 def test_groups_agree_by_themselves():

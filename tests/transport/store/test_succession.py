@@ -9,6 +9,7 @@ import pytest
 from lanterne.transport.rank_group import electors_of
 from lanterne.transport.store import succession
 from lanterne.transport.store.heirs import packed_electors
+from lanterne.transport.store.meeting_names import is_over
 from lanterne.transport.store.succession import (
     Decided,
     Elector,
@@ -18,7 +19,7 @@ from lanterne.transport.store.succession import (
     next_to_ask,
     succeed,
 )
-from lanterne.transport.wire import Kind, is_over, pack_frame, take_frame
+from lanterne.transport.wire import Kind, pack_frame, take_frame
 
 AGENTS = "a", "b", "c"
 FIRST = Decided(b"first", AGENTS)

@@ -10,16 +10,8 @@ from typing import Protocol, TypeAlias
 
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
-from lanterne.transport.wire import (
-    MAX_BODY_NBYTES,
-    MAX_KEY_NBYTES,
-    RANK_NBYTES,
-    Fields,
-    Kind,
-    is_over,
-    pack_ranks,
-    unpack_ranks,
-)
+from lanterne.transport.store.meeting_names import ends, is_over
+from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, Fields, Kind, pack_ranks, unpack_ranks
 
 MAX_LIMIT_MS = 86_400_000
 # Who meet there have all that their epoch needs: from then on it is in force, if nobody is missing.
@@ -70,7 +62,8 @@ class Meetings:
     """Answers a rank's MEET once all living ranks of its group have come: with those ranks and what each brought.
 
     Whoever has not come when the first one's time is over is declared dead: the others go on without it. So is, of two
-    that cannot reach each other, the one with more such paths, or the higher rank.
+    that cannot reach each other, the one with more such paths, or the higher rank. Those that came to agree are told
+    nothing where one of them has come to shrink their communicator.
     """
 
     def __init__(self, store: Service, members: Membership) -> None:
@@ -112,6 +105,9 @@ class Meetings:
                 {*growing.ranks} & other.came.keys() for other in self._open.values() if other is not growing
             ):
                 self._answer(name, growing, b"")
+        for name, agreeing in list(self._open.items()):
+            if ends(key, name):
+                self._look(name, agreeing)
         self._look(key, meeting)
         return None
 
@@ -125,6 +121,10 @@ class Meetings:
         if (meeting.last is not None or key == BEGIN_KEY) and not all(map(self._members.lives, meeting.ranks)):
             # Who meet to grow, or begin, are all, or none does.
             self._answer(key, meeting, None if meeting.last is None else b"")
+            return
+        if any(ends(name, key) and each.came.keys() & {*meeting.ranks} for name, each in self._open.items()):
+            del self._open[key]
+            self._reply(meeting, [])
             return
         if self._absent(meeting):
             return
@@ -161,7 +161,11 @@ class Meetings:
         self._answers[key] = answer
         if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)
-        for connection, request_id, _payload in meeting.came.values() if meeting else ():
+        if meeting is not None:
+            self._reply(meeting, answer)
+
+    def _reply(self, meeting: _Meeting, answer: list[bytes]) -> None:
+        for connection, request_id, _payload in meeting.came.values():
             self._store.reply(connection, request_id, answer)
 
     def recall(self, key: bytes, answer: list[bytes]) -> None:

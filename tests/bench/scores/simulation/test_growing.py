@@ -88,7 +88,7 @@ def test_that_ranks_wait_for_each_other_at_two_meetings_is_found(monkeypatch):
         return [] if last == b"" and meetings._absent(meeting) else answer(meetings, key, meeting, last)
 
     monkeypatch.setattr(Meetings, "_answer", patient)
-    assert some_fail([188, *range(60)])
+    assert some_fail([457, *range(60)])
 
 
 def test_that_an_epoch_begins_without_somebody_is_found(monkeypatch):

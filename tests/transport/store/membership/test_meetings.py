@@ -160,3 +160,27 @@ def test_of_a_series_only_the_last_answer_is_kept_also_by_those_who_decide():
     for key in (b"k/agree/3", b"k/agree/11"):
         world.meetings.recall(key, [pack_ranks((rank,)) for rank in RANKS])
     assert list(world.meetings._answers) == [fields[0] for fields in world.decided] == left
+
+
+@pytest.mark.parametrize("first", [b"k/shrink", b"k/agree/1"])
+def test_who_came_to_agree_is_told_nothing_once_one_of_them_shrinks(first):
+    world = World()
+    second = b"k/agree/1" if first == b"k/shrink" else b"k/shrink"
+    world.come(2, key=first)
+    world.come(3, key=first)
+    world.come(5, key=b"other/agree/1")
+    assert not world.answers
+    world.come(5, key=second)
+    agreed = {2, 3} if first == b"k/agree/1" else {5}
+    assert world.answers == dict.fromkeys(agreed, {}) and not world.decided
+    world.answers.clear()
+    for rank in agreed:
+        world.come(rank, key=b"k/shrink")
+    assert set(world.answers) == set(RANKS) and [fields[0] for fields in world.decided] == [b"k/shrink"]
+    # It dies in its shrink: the others may agree, without it.
+    world = World()
+    world.come(2, key=b"k/shrink")
+    world.declare_dead(2, b"killed")
+    world.come(3, key=b"k/agree/1")
+    world.come(5, key=b"k/agree/1")
+    assert world.answers == dict.fromkeys((3, 5), {3: b"3", 5: b"5"})
