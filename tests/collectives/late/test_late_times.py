@@ -42,6 +42,46 @@ class Job:
         """The x of so many calls, started at once; rank r comes after delays[r] of all of them."""
         return self.left(delays, calls, gap=0.0) / calls
 
+    def layers(self, delays, layers, *, queue):
+        """The x of an all_gather and a reduce_scatter of each of so many layers, as FSDP's backward pass has them.
+
+        In multiples of what a port takes for all layers; `queue`: all are started at once, else each after the last.
+        """
+        world, unit_s, requests = self.world, layers * self.count * UNIT_S / COUNT, [[] for _ in self.comms]
+        began, ended = [0.0] * HOSTS, [0.0] * HOSTS
+        shards = [np.full(self.count // HOSTS, rank + 1, np.float32) for rank in range(HOSTS)]
+        gradients = [np.full(self.count, rank + 1, np.float32) for rank in range(HOSTS)]
+        gathered = np.empty((HOSTS, layers, self.count), np.float32)
+        summed = np.empty((HOSTS, layers, self.count // HOSTS), np.float32)
+
+        def start_next(rank):
+            layer, reduces = divmod(len(requests[rank]), 2)
+            comm = self.comms[rank]
+            if reduces:
+                requests[rank].append(comm.start_reduce_scatter(gradients[rank], summed[rank, layer]))
+            else:
+                requests[rank].append(comm.start_all_gather(shards[rank], gathered[rank, layer]))
+
+        def start(rank):
+            began[rank] = world.at_s
+            for _ in range(2 * layers if queue else 1):
+                start_next(rank)
+            world.woken.add(rank)
+
+        def poll(rank):
+            core, its = core_of(self.comms[rank]), requests[rank]
+            while core.progress() or (its and its[-1].done and len(its) < 2 * layers):
+                if its[-1].done and len(its) < 2 * layers:
+                    start_next(rank)
+            if not ended[rank] and len(its) == 2 * layers and all(each.done for each in its):
+                ended[rank] = world.at_s
+
+        for rank, delay in enumerate(delays):
+            world.at(world.at_s + 0.01 + delay * unit_s, partial(start, rank))
+        world.run([partial(poll, rank) for rank in range(HOSTS)], lambda: all(ended))
+        assert (gathered == np.concatenate(shards)).all() and (summed == HOSTS * (HOSTS + 1) / 2).all()
+        return (max(ended) - max(began)) / unit_s
+
     def left(self, delays, calls, gap):
         """The same in multiples of one call's x, from the last start: calls begin `gap` x after one another."""
         world, unit_s = self.world, self.count * UNIT_S / COUNT
@@ -124,6 +164,13 @@ def test_one_late_rank_of_large_calls():
     job = Job(letter_s=1e-3, count=4 * COUNT)
     assert job.x(late_by(1.1)) < 1.05
     assert job.x(late_by(1.1), calls=6) < 1.04 and job.x(late_by(0.5), calls=6) < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", [False, True])
+def test_layers_of_fsdp_take_what_the_ring_takes(queue):
+    """Twice (n-1)/n of all, whether each waits for the one before it or all are in a queue; docs/torch.md says why."""
+    assert Job(letter_s=1e-3).layers(late_by(1.1), 4, queue=queue) < BOUND + 0.04
 
 
 @pytest.mark.slow
