@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from layer_schedules import late_all_gather, late_reduce_scatter
 from timed_world import RATE_BYTES_PER_S, TimedWorld
 
 from lanterne.collectives.auto import pacing
@@ -15,6 +16,7 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.compile_program import _ActionLog
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.late.turn import COMPLETE, Turn
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import NIC, LinkClass, Topology
 
@@ -42,12 +44,14 @@ class Job:
         """The x of so many calls, started at once; rank r comes after delays[r] of all of them."""
         return self.left(delays, calls, gap=0.0) / calls
 
-    def layers(self, delays, layers, *, queue):
+    def layers(self, delays, layers, *, queue, comms=None, algorithms=("auto", "auto")):
         """The x of an all_gather and a reduce_scatter of each of so many layers, as FSDP's backward pass has them.
 
         In multiples of what a port takes for all layers; `queue`: all are started at once, else each after the last.
+        `comms`: of each rank, the communicator of each call (None: one for all); `algorithms` of the two.
         """
         world, unit_s, requests = self.world, layers * self.count * UNIT_S / COUNT, [[] for _ in self.comms]
+        comms = comms or [[comm] * (2 * layers) for comm in self.comms]
         began, ended = [0.0] * HOSTS, [0.0] * HOSTS
         shards = [np.full(self.count // HOSTS, rank + 1, np.float32) for rank in range(HOSTS)]
         gradients = [np.full(self.count, rank + 1, np.float32) for rank in range(HOSTS)]
@@ -56,11 +60,12 @@ class Job:
 
         def start_next(rank):
             layer, reduces = divmod(len(requests[rank]), 2)
-            comm = self.comms[rank]
+            comm, algorithm = comms[rank][2 * layer + reduces], algorithms[reduces]
             if reduces:
-                requests[rank].append(comm.start_reduce_scatter(gradients[rank], summed[rank, layer]))
+                call = comm.start_reduce_scatter(gradients[rank], summed[rank, layer], algorithm=algorithm)
             else:
-                requests[rank].append(comm.start_all_gather(shards[rank], gathered[rank, layer]))
+                call = comm.start_all_gather(shards[rank], gathered[rank, layer], algorithm=algorithm)
+            requests[rank].append(call)
 
         def start(rank):
             began[rank] = world.at_s
@@ -69,8 +74,8 @@ class Job:
             world.woken.add(rank)
 
         def poll(rank):
-            core, its = core_of(self.comms[rank]), requests[rank]
-            while core.progress() or (its and its[-1].done and len(its) < 2 * layers):
+            cores, its = {core_of(comm) for comm in comms[rank]}, requests[rank]
+            while any([core.progress() for core in cores]) or (its and its[-1].done and len(its) < 2 * layers):
                 if its[-1].done and len(its) < 2 * layers:
                     start_next(rank)
             if not ended[rank] and len(its) == 2 * layers and all(each.done for each in its):
@@ -81,6 +86,14 @@ class Job:
         world.run([partial(poll, rank) for rank in range(HOSTS)], lambda: all(ended))
         assert (gathered == np.concatenate(shards)).all() and (summed == HOSTS * (HOSTS + 1) / 2).all()
         return (max(ended) - max(began)) / unit_s
+
+    def more_comms(self, count):
+        """Of each rank, so many communicators more."""
+        found = [[Communicator(each, None, 1 + i) for i in range(count)] for each in self.world.transports]
+        for comm in sum(found, []):
+            comm.tuning.adopt(MODEL, "test", ())
+            comm.timeout_s = 1e9
+        return found
 
     def left(self, delays, calls, gap):
         """The same in multiples of one call's x, from the last start: calls begin `gap` x after one another."""
@@ -171,6 +184,18 @@ def test_one_late_rank_of_large_calls():
 def test_layers_of_fsdp_take_what_the_ring_takes(queue):
     """Twice (n-1)/n of all, whether each waits for the one before it or all are in a queue; docs/torch.md says why."""
     assert Job(letter_s=1e-3).layers(late_by(1.1), 4, queue=queue) < BOUND + 0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 4])
+def test_layers_of_fsdp_in_a_queue_could_take_one_pass(layers):
+    """By schedules that know who is late, in calls that do not wait for each other; with nobody late they are worse."""
+    job = Job(letter_s=1e-3, count=COUNT // 56 * 56)
+    schedules = check(late_all_gather(HOSTS)), check(late_reduce_scatter(HOSTS))
+    run = partial(job.layers, layers=layers, queue=True, comms=job.more_comms(2 * layers), algorithms=schedules)
+    # In a first call ranks compare what they were given.
+    assert run(late_by(0.0)) > BOUND
+    assert run(late_by(2.0)) < 1.02
 
 
 @pytest.mark.slow
