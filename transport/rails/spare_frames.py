@@ -38,8 +38,8 @@ class SilencePolicy:
         half="slow paths are given up in vain",
         double="a silent path is left 0.35 s later",
     )
-    # Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much counts
-    # as patience. Some must: a rank that computes between its looks would wait for ever.
+    # Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much is
+    # patience. Some must be: a rank that computes between its looks would wait for ever.
     absent_s: float = value(
         0.05,
         "chosen",
