@@ -42,6 +42,38 @@ class Poller(Protocol):
     def poll(self, timeout_ms: float | None = None, /) -> list[tuple[int, int]]: ...
 
 
+class DeepPoller(Poller, Protocol):
+    """A Poller that can be polled itself: readable while one of its own is ready. A look costs by those that are."""
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Epoll:
+    """select.epoll as a DeepPoller, with times and events as of select.poll."""
+
+    def __init__(self) -> None:
+        self._inner = select.epoll()
+
+    def register(self, fd: Descriptor, eventmask: int = select.POLLIN) -> None:
+        self._inner.register(fd, eventmask)
+
+    def modify(self, fd: Descriptor, eventmask: int) -> None:
+        self._inner.modify(fd, eventmask)
+
+    def unregister(self, fd: Descriptor) -> None:
+        self._inner.unregister(fd)
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
+        return self._inner.poll(None if timeout_ms is None else timeout_ms / 1e3)
+
+
 class Lock(Protocol):
     """What threading.RLock() returns."""
 
@@ -132,6 +164,10 @@ class Machine:
     def poller(self) -> Poller:
         """Looks at descriptors, as select.poll does."""
         return select.poll()
+
+    def deep_poller(self) -> DeepPoller:
+        """As `poller`, of many descriptors; it can be polled itself."""
+        return Epoll()
 
     def selector(self) -> selectors.BaseSelector:
         """As `poller`, with what to do beside each descriptor."""

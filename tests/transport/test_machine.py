@@ -1,11 +1,13 @@
 """Clock, naps and sockets come from the Machine that is handed in, and one function waits; nothing goes around them."""
 
 import ast
+import select
 from pathlib import Path
 
 import pytest
 
 import lanterne
+from lanterne.transport.machine import Machine
 
 PACKAGE = Path(lanterne.__file__).parent
 FOLDERS = "transport", "collectives"
@@ -105,3 +107,21 @@ def test_the_walk_sees_every_escape(line):
 
 def test_the_walk_sees_a_loop_that_pauses():
     assert list(pausing_loops(ast.parse("def f():\n while True:\n  machine.sleep(1)\ndef g():\n sleep(1)\n"))) == ["f"]
+
+
+def test_a_deep_poller_is_readable_while_one_of_its_own_is_ready():
+    machine = Machine()
+    poller, outer, wakeup = machine.deep_poller(), machine.poller(), machine.wakeup()
+    outer.register(poller, select.POLLIN)
+    poller.register(wakeup, select.POLLIN)
+    try:
+        assert (poller.poll(0), outer.poll(0)) == ([], [])
+        wakeup.set()
+        assert (poller.poll(0), outer.poll(None)) == ([(wakeup.fileno(), select.POLLIN)], [(poller.fileno(), 1)])
+        poller.modify(wakeup, select.POLLOUT)
+        assert poller.poll(1.0) == [(wakeup.fileno(), select.POLLOUT)]
+        poller.unregister(wakeup)
+        assert (poller.poll(1.0), outer.poll(0)) == ([], [])
+    finally:
+        poller.close()
+        wakeup.close()

@@ -191,9 +191,9 @@ class TcpTransport(Transport):
         self._polled.poll(ceil(min(POLICY.sleep_s, limit_s) * 1e3))
 
     def watch(self) -> tuple[int, ...] | None:
-        if self.progress() or self._polled.is_full:
+        if self.progress():
             return None
-        return *self._polled.by_fd, *(super().watch() or ())
+        return self._polled.fileno(), *(super().watch() or ())
 
     def check_peers(self, peers: Iterable[int]) -> None:
         ranks = tuple(peers)
@@ -256,8 +256,7 @@ class TcpTransport(Transport):
                 self._polled.flush(peer)
             # What is on its way would be lost if this end closed while it has not read all.
             wait(self._has_left, POLICY.farewell_s, self.pauses)
-        for _, duplex in self._polled.by_fd.values():
-            duplex.close()
+        self._polled.close_all()
         self._own.close()
 
     def _has_left(self) -> bool:

@@ -194,15 +194,21 @@ class PolledConnections:
     """
 
     def __init__(self, machine: Machine) -> None:
-        self._poller = machine.poller()
+        self._poller = machine.deep_poller()
         self.poll: Callable[[float], list[tuple[int, int]]] = self._poller.poll
         self.by_fd: dict[int, tuple[TcpPeer, Duplex]] = {}
         self._full: set[Duplex] = set()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether anything waits for a connection to take more."""
-        return bool(self._full)
+    def fileno(self) -> int:
+        """Readable while one of them can be read, or takes more of what waits for it."""
+        return self._poller.fileno()
+
+    def close_all(self) -> None:
+        """All are over."""
+        for _, duplex in self.by_fd.values():
+            duplex.close()
+        self.poll = lambda _timeout_ms: []
+        self._poller.close()
 
     def add(self, peer: TcpPeer, duplex: Duplex) -> None:
         """Poll one more, to `peer`."""

@@ -514,14 +514,10 @@ def _os_error(code: int) -> OSError:
 
 
 class SimulatedPoller:
-    """See select.poll. It looks again only at what has changed since it looked.
+    """See select.poll. It looks again only at what has changed since it looked."""
 
-    Args: `part_of`, a selector that is polled itself.
-    """
-
-    def __init__(self, network: SimulatedNetwork, part_of: "SimulatedSelector | None" = None) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network
-        self._part_of = part_of
         # By descriptor, in the order in which they were registered.
         self._masks: dict[int, int] = {}
         self._order: dict[int, int] = {}
@@ -555,8 +551,6 @@ class SimulatedPoller:
     def changed(self, fd: int) -> None:
         """The next look may find something else of `fd`."""
         self._dirty.add(fd)
-        if self._part_of is not None:
-            changed(self._part_of)
 
     def look(self) -> list[tuple[int, int]]:
         """What there is now."""
@@ -586,30 +580,46 @@ class SimulatedPoller:
         return list(self.look())
 
 
-class SimulatedSelector(selectors.BaseSelector):
-    """See selectors.DefaultSelector."""
+class SimulatedEpoll(SimulatedPoller):
+    """See Epoll."""
 
-    peer_name = "a selector"
+    peer_name = "an epoll"
 
     def __init__(self, network: SimulatedNetwork) -> None:
+        super().__init__(network)
         self.owner: Actor = network.baton.here
-        self._network = network
         self.watchers: list[tuple[SimulatedPoller, int]] = []
-        self._poller = SimulatedPoller(network, self)
-        self._keys: dict[int, selectors.SelectorKey] = {}
         self._fd = -1
 
     def fileno(self) -> int:
-        """As of an epoll, readable when one of its own is."""
+        """Readable when one of its own is ready."""
         if self._fd < 0:
             self._fd = self._network.new_fd(self)
         return self._fd
 
     def events(self) -> int:
-        return POLLIN if self._poller.look() else 0
+        return POLLIN if self.look() else 0
+
+    def changed(self, fd: int) -> None:
+        super().changed(fd)
+        changed(self)
 
     def shut(self) -> None:
         self._network.forget(self._fd)
+
+    close = shut
+
+
+class SimulatedSelector(selectors.BaseSelector):
+    """See selectors.DefaultSelector."""
+
+    def __init__(self, network: SimulatedNetwork) -> None:
+        self._poller = SimulatedEpoll(network)
+        self._keys: dict[int, selectors.SelectorKey] = {}
+
+    def fileno(self) -> int:
+        """As of an epoll, readable when one of its own is."""
+        return self._poller.fileno()
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = selectors.SelectorKey(fileobj, _fd_of(fileobj), events, data)
@@ -638,7 +648,7 @@ class SimulatedSelector(selectors.BaseSelector):
 
     def close(self) -> None:
         self._keys.clear()
-        self.shut()
+        self._poller.close()
 
 
 def _fd_of(fd: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from lanterne.bench.scores.simulation.baton import LOOK_S, Actor, Baton, Escaped
 from lanterne.bench.scores.simulation.network import (
+    SimulatedEpoll,
     SimulatedNetwork,
     SimulatedPoller,
     SimulatedSelector,
@@ -34,7 +35,7 @@ FORBIDDEN: tuple[tuple[Any, str], ...] = (
     (socket.socket, "__init__"),
     (os, "sched_yield"),
     *((THIS_MACHINE, name) for name in ("now_s", "wall_s", "sleep", "give_way")),
-    *((Machine, name) for name in ("poller", "selector", "readable", "listen", "connect")),
+    *((Machine, name) for name in ("poller", "deep_poller", "selector", "readable", "listen", "connect")),
 )
 
 
@@ -158,6 +159,9 @@ class SimulatedMachine(Machine):
 
     def poller(self) -> Any:
         return SimulatedPoller(self.network)
+
+    def deep_poller(self) -> Any:
+        return SimulatedEpoll(self.network)
 
     def selector(self) -> Any:
         return SimulatedSelector(self.network)

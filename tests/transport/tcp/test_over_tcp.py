@@ -1,6 +1,7 @@
 """tcp between ranks: the suite of every transport, sealed or not; deaths, sizes that differ, and who chooses it."""
 
 import contextlib
+import select
 import threading
 from types import SimpleNamespace
 
@@ -129,6 +130,33 @@ def test_large_messages_of_another_size_are_named():
                     request.wait(0.5)
 
     assert Job(2).run(exchange) == [None] * 2
+
+
+def test_a_rank_that_waits_is_woken_once_a_full_connection_takes_more():
+    nbytes = 64 << 20
+
+    def exchange(transport):
+        region = transport.register(np.full(nbytes, transport.rank, np.uint8))
+        if transport.rank == 1:
+            transport.post((Recv(region, 0, nbytes, 0, 1),)).wait(20.0)
+            assert not region.buffer[nbytes - 1]
+            return
+        request = transport.post((Send(region, 0, nbytes, 1, 1),))
+        woken = 0
+        while not request.test():
+            watched = transport.watch()
+            if watched is not None:
+                # One descriptor tells of all connections.
+                assert len(watched) == 1
+                assert select.select(watched, [], [], 20.0)[0], "woken"
+                woken += 1
+        assert woken
+
+    def make(group, timeout_s):
+        group.store = None
+        return TcpTransport(group, timeout_s)
+
+    assert Job(2).run(exchange, make) == [None] * 2
 
 
 def test_a_death_ends_the_wait_for_it():
