@@ -389,7 +389,7 @@ class JobLog:
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
             "reported": sorted(self._readers),
-            "paths": self._paths(),
+            "paths": _paths(self.folder),
             "lead": self.lead,
             "iterations": {"calls": self._iterations.calls, **_iteration_times(self.iterations)},
             "events": self._iterations.events(),
@@ -449,14 +449,6 @@ class JobLog:
         """Where `rank` is now."""
         return whereabouts(self.folder, rank, self._readers.get(rank), self._beats.age_s(rank))
 
-    def _paths(self) -> list[str]:
-        """Over what the calls went that were recorded, such as "lanterne over nccl"."""
-        found: set[str] = set()
-        for path in self.folder.glob(f"*{PATH_SUFFIX}"):
-            with suppress(OSError, ValueError):
-                found.add(str(json.loads(path.read_text())))
-        return sorted(found)
-
     def _notes(self, *, runs: bool = False) -> list[str]:
         """What there is to say beside it; not of the end, while the job runs."""
         names = self._calls.names()
@@ -470,6 +462,15 @@ class JobLog:
     def close(self) -> None:
         """Unmap the logs."""
         self.logs.close()
+
+
+def _paths(folder: Path) -> list[str]:
+    """Over what the calls went that were recorded, such as "lanterne over nccl"."""
+    found: set[str] = set()
+    for path in folder.glob(f"*{PATH_SUFFIX}"):
+        with suppress(OSError, ValueError):
+            found.add(str(json.loads(path.read_text())))
+    return sorted(found)
 
 
 def _iteration_times(iterations: Sequence[tuple[int, float, float]]) -> dict[str, Any]:

@@ -179,14 +179,12 @@ def test_one_late_rank_of_large_calls():
     assert job.x(late_by(1.1), calls=6) < 1.04 and job.x(late_by(0.5), calls=6) < 1.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("queue", [False, True])
 def test_layers_of_fsdp_take_what_the_ring_takes(queue):
     """Twice (n-1)/n of all, whether each waits for the one before it or all are in a queue; docs/torch.md says why."""
     assert Job(letter_s=1e-3).layers(late_by(1.1), 4, queue=queue) < BOUND + 0.04
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 4])
 def test_layers_of_fsdp_in_a_queue_could_take_one_pass(layers):
     """By schedules that know who is late, in calls that do not wait for each other; with nobody late they are worse."""
