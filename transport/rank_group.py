@@ -311,7 +311,8 @@ class Group:
                 self.machine.sleep(POLICY.look_s)
                 continue
             try:
-                store.call(Kind.RETURN, fields, max(left_s, POLICY.takes_over_s) if lost.heirs else left_s)
+                asks_s = max(left_s, POLICY.takes_over_s) if lost.heirs else left_s
+                (self._roll,) = store.call(Kind.RETURN, fields, asks_s)
                 self.store = store
             except (StoreLost, TransportTimeout) as another:
                 store.close()

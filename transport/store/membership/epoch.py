@@ -57,7 +57,8 @@ class Epoch:
         places: of each rank, ascending: that which it had, or would have had, in epoch 0. Who comes back claims it.
         numbers: of each rank, that of its guard.
 
-    Attributes: as the arguments; `meetings`.
+    Attributes: as the arguments; `meetings`; `is_informed`, whether anybody here knows what the store before this one
+    had decided.
     """
 
     def __init__(self, store: Service, job: Job, number: int = 0, places: Sequence[int] = ()) -> None:
@@ -67,6 +68,8 @@ class Epoch:
         self.places: tuple[int, ...] = tuple(places)
         self.numbers: tuple[int, ...] = self.places
         self.meetings: Meetings = Meetings(store, self)
+        # Who was with the first store only may be dead to the others since the second.
+        self.is_informed: bool = store.term < 2
         self._census = Census(store)
         self._votes = Votes(store)
         self._gathers = Gathers(store)
@@ -85,7 +88,8 @@ class Epoch:
     def _welcome(self, connection: Connection, request_id: int, rank: int) -> None:
         """Answer with the roll, which who comes back to another store brings; and tell who has gone."""
         connection.rank, connection.epoch = rank, self
-        self._store.reply(connection, request_id, [pack_ranks((self._job.world_size, *self.places, *self.numbers))])
+        roll = self._store.term, self._job.world_size, *self.places, *self.numbers
+        self._store.reply(connection, request_id, [pack_ranks(roll)])
         self.tell_gone(connection)
 
     def come_back(self, connection: Connection, request_id: int, rank: int) -> None:
@@ -165,6 +169,15 @@ class Epoch:
         self._census.die(rank, reason)
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, reason)
+
+    def give_up(self, absent: Sequence[int], reason: bytes) -> None:
+        """Those are waited for in vain: they are dead. Where nobody is informed, and half or fewer of those that live, as
+        far as is known, are here, these are dead in their place: the others may have gone on without them."""
+        here = [*self._census.members]
+        if not self.is_informed and 2 * len(here) <= len(self.living):
+            absent, reason = here, b"the job has had another store since, and most of its ranks are not here"
+        for rank in absent:
+            self.declare_dead(rank, reason)
 
     def decide(self, kind: Kind, fields: Fields, over: Sequence[Fields] = ()) -> bool:
         """Whether what these say is so from now on, whichever store leads; else this one does no more.

@@ -45,6 +45,7 @@ class Membership(Protocol):
     def rank_of(self, connection: Connection) -> int: ...
     def lives(self, rank: int) -> bool: ...
     def declare_dead(self, rank: int, reason: bytes) -> None: ...
+    def give_up(self, absent: Sequence[int], reason: bytes) -> None: ...
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
     def decide(self, kind: Kind, fields: Fields, over: Sequence[Fields] = ()) -> bool: ...
 
@@ -180,9 +181,8 @@ class Meetings:
         """The first one's time is over."""
         if self._open.get(key) is meeting and meeting.came:
             first = next(iter(meeting.came))
-            for rank in self._absent(meeting):
-                why = f"it did not come when the others went on: rank {first} waited {limit_s:g} s for it"
-                self._members.declare_dead(rank, why.encode())
+            why = f"it did not come when the others went on: rank {first} waited {limit_s:g} s for it"
+            self._members.give_up(self._absent(meeting), why.encode())
 
     def gone(self, rank: int) -> None:
         """A member has died or left."""

@@ -73,6 +73,7 @@ class Members:
         if self.epoch.number:
             raise Refusal(f"got rank {rank} of a job that has gone on without it, expected init(join=...)")
         self.check_new(connection, world_size)
+        self.epoch.is_informed = True
         self.epoch.enter(connection, request_id, rank)
         self._admissions.look(self.epoch)
 
@@ -123,7 +124,7 @@ class Members:
         places, numbers, new = made
         number = max(each.number for each in self.epochs) + 1
         self.next_epoch = Epoch(self._store, self, number, places)
-        self.next_epoch.numbers = tuple(numbers)
+        self.next_epoch.numbers, self.next_epoch.is_informed = tuple(numbers), True
         newcomers = [places.index(place) for place in new]
         self._admissions.answer(number, places, terms, newcomers)
         return pack_ranks((number, len(places), *newcomers))

@@ -96,16 +96,18 @@ class Returns:
 
         Args:
             begun: whether that epoch is in force, as far as the rank knows.
+            roll: what the last store that it was with had answered it: how many there were before that, who is who.
             known: frames: notices of who has gone, and the answers of meetings.
         """
         if not roll:
             raise Refusal("got a roll of no ranks")
-        world_size, *rest = unpack_ranks(roll)
+        term, world_size, *rest = unpack_ranks(roll)
         count = len(rest) // 2
         if not 0 <= number < MAX_EPOCHS or 2 * count != len(rest) or not 0 <= rank < count:
             raise Refusal(f"got rank {rank} of {count} in epoch {number}")
         self._job.check_new(connection, world_size)
         epoch = self._epoch_again(number, rest[:count], rest[count:], begun=bool(begun))
+        epoch.is_informed |= term >= self._store.term - 1
         for kind, decided_in, body in self._heirs.decided:
             if decided_in == number and kind != Kind.ELECTORS:
                 epoch.learn(kind, body)
@@ -144,10 +146,10 @@ class Returns:
     def _miss(self) -> None:
         """Who has not come back by now, and of whom no guard says that it lives, is dead."""
         for epoch in self._job.epochs:
-            for rank, number in enumerate(epoch.numbers):
-                if not epoch.knows(rank) and not self._guards.vouches(number):
-                    why = f"it has not come to the store that took over, in {POLICY.return_s:g} s"
-                    epoch.declare_dead(rank, why.encode())
+            numbers = enumerate(epoch.numbers)
+            absent = [rank for rank, it in numbers if not epoch.knows(rank) and not self._guards.vouches(it)]
+            if absent:
+                epoch.give_up(absent, f"it has not come to the store that took over, in {POLICY.return_s:g} s".encode())
 
     def _miss_hosts(self) -> None:
         """Nor have those come whose hosts did not answer when this store took over."""

@@ -87,8 +87,13 @@ def test_that_ranks_wait_for_each_other_at_two_meetings_is_found(monkeypatch):
         """As if a meeting to grow waited for all, whatever has become of them."""
         return [] if last == b"" and meetings._absent(meeting) else answer(meetings, key, meeting, last)
 
+    # Short jobs in which nearly everybody is killed: others shrink while some wait to grow.
+    for name, given in {"FALLS": {"kill": 0.9}, "STEPS": (10, 20), "LASTING": ("",), "STORE_DEATHS": (0,)}.items():
+        monkeypatch.setattr(growing, name, given)
+    seeds = (1, 41, 92, 170, 185, 294)
+    assert not some_fail(seeds)
     monkeypatch.setattr(Meetings, "_answer", patient)
-    assert some_fail([457, *range(60)])
+    assert some_fail(seeds)
 
 
 def test_that_an_epoch_begins_without_somebody_is_found(monkeypatch):

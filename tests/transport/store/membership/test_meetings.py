@@ -39,6 +39,10 @@ class World:
             self.dead[rank] = reason
             self.meetings.gone(rank)
 
+    def give_up(self, absent, reason):
+        for rank in absent:
+            self.declare_dead(rank, reason)
+
     def decide(self, kind, fields, over=()):
         self.decided = [each for each in self.decided if each not in over] + [fields]
         return True

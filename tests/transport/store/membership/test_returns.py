@@ -12,13 +12,14 @@ from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, u
 class Returned(World):
     """The store that has taken over from that of a job of `size` ranks; `told` is what each was told there."""
 
-    def __init__(self, size=3, epoch=0, begun=True):
+    def __init__(self, size=3, epoch=0, begun=True, term=1):
+        self.term = term
         super().__init__(died=(), ranks=())
         self.size, self.epoch, self.begun = size, epoch, begun
 
-    def come_back(self, rank, *frames, epoch=None, begun=None, places=None):
+    def come_back(self, rank, *frames, epoch=None, begun=None, places=None, term=0):
         places = places or range(self.size)
-        roll = pack_ranks((3, *places, *places))
+        roll = pack_ranks((term, 3, *places, *places))
         client = self.ranks[rank] = self.client(f"rank {rank}")
         epoch, begun = self.epoch if epoch is None else epoch, self.begun if begun is None else begun
         self.ask(client, Kind.RETURN, epoch, rank, int(begun), roll, b"".join(frames))
@@ -147,11 +148,11 @@ def test_an_epoch_for_which_one_was_not_ready_is_none_and_those_before_go_on():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ((0, 3, 1, pack_ranks((3, 0, 1, 2, 0, 1, 2)), b""), "got rank 3 of 3 in epoch 0"),
-        ((0, 0, 1, pack_ranks((3, 0, 1, 2, 0, 1)), b""), "got rank 0 of 2 in epoch 0"),
-        ((-1, 0, 1, pack_ranks((3, 0, 1, 2, 0, 1, 2)), b""), "got rank 0 of 3 in epoch -1"),
+        ((0, 3, 1, pack_ranks((0, 3, 0, 1, 2, 0, 1, 2)), b""), "got rank 3 of 3 in epoch 0"),
+        ((0, 0, 1, pack_ranks((0, 3, 0, 1, 2, 0, 1)), b""), "got rank 0 of 2 in epoch 0"),
+        ((-1, 0, 1, pack_ranks((0, 3, 0, 1, 2, 0, 1, 2)), b""), "got rank 0 of 3 in epoch -1"),
         ((0, 0, 1, b"", b""), "got a roll of no ranks"),
-        ((0, 0, 1, pack_ranks((3, 0, 1, 2, 0, 1, 2)), died(7)), "got the end of rank 7, expected 0 to 2"),
+        ((0, 0, 1, pack_ranks((0, 3, 0, 1, 2, 0, 1, 2)), died(7)), "got the end of rank 7, expected 0 to 2"),
     ],
 )
 def test_what_is_refused(fields, said):
@@ -170,3 +171,32 @@ def test_an_older_epoch_is_over_and_a_guard_says_whose_process_is_outside():
         world.ask(world.client(f"guard {number}"), Kind.GUARD, number, 3, outside)
     world.miss()
     assert world.members.epoch.living == [0, 1]  # rank 1 computes, says its guard
+
+
+@pytest.mark.parametrize(
+    ("come", "others", "left"),
+    [
+        # By rank: how many stores there were before the last one that it was with. The third store waits for them.
+        ({0: 0}, (), ()),
+        ({0: 0, 1: 0}, (), (0, 1)),
+        ({0: 0, 1: 1}, (), (0, 1)),
+        ({1: 1}, (), (1,)),
+        ({0: 0}, (1,), ()),
+        ({0: 0}, (1, 2), (0,)),
+    ],
+)
+@pytest.mark.parametrize("late", ["they meet", "nobody meets"])
+def test_who_was_with_an_older_store_only_goes_on_with_most_of_those_that_live(come, others, left, late):
+    """The second store may have gone on without rank 0, as those that are not here know; `others` are known to be dead."""
+    world = Returned(term=2)
+    for rank, term in come.items():
+        world.come_back(rank, *map(died, others), term=term)
+        if late == "they meet":
+            world.meet(rank)
+    if world.timers:
+        world.timers.pop(-1 if late == "they meet" else 0)()
+    # Nobody says of those that did not come that they are dead, where it is rank 0 that is taken for dead.
+    assert world.members.epoch.living == [*(left or sorted({1, 2} - {*others}))]
+    if not left:
+        reason = b"the job has had another store since, and most of its ranks are not here"
+        assert ("rank 0", Kind.DIED_NOTICE, [0, reason]) in world.notices
