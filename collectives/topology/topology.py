@@ -116,8 +116,8 @@ class Topology:
     @property
     def is_flat(self) -> bool:
         """Whether there is nothing to gain from knowing nodes: one, or one rank on each, NICs alike and no mesh."""
-        has_mesh, takes = any(links.kind == MESH for links in self.links), self.node_takes
-        return len(self.nodes) in (1, self.world_size) and not takes.max() > SLOW * takes.min() and not has_mesh
+        is_mesh, takes = any(links.kind == MESH for links in self.links), self.node_takes
+        return len(self.nodes) in (1, self.world_size) and not (is_mesh or takes.max() > SLOW * takes.min())
 
     @cached_property
     def slow_nodes(self) -> Ranks:
@@ -130,14 +130,17 @@ class Topology:
 
     @property
     def leaf_sets(self) -> tuple[Ranks, ...]:
-        """Where some nodes are slow, those that may hang on the others: these, and of few nodes all but the fastest.
+        """Nodes that may hang on the others: the slow ones, and of few nodes all but the fastest.
 
-        Of those as fast the one with the most ranks, since the others share what it has to carry inside.
+        Of those as fast the one with the most ranks, since the others share what it has to carry inside. Where NICs
+        differ and no node is slow by that: the slowest.
         """
         takes, slow = self.node_takes, self.slow_nodes
         fastest = min(range(len(takes)), key=lambda node: (takes[node], -len(self.nodes[node])))
-        if not slow or len(self.nodes) > MOST_STAR:
-            return (slow,) if slow else ()
+        if not slow:
+            return ((int(takes.argmax()),),) if takes.max() > SLOW * takes.min() else ()
+        if len(self.nodes) > MOST_STAR:
+            return (slow,)
         star = tuple(node for node in range(len(self.nodes)) if node != fastest)
         return (slow,) if star == slow else (slow, star)
 
@@ -192,10 +195,7 @@ class Topology:
 
     @cached_property
     def is_uneven(self) -> bool:
-        """Whether rounds are: some links are slower than others of their class, or nodes have more ranks than others.
-
-        There messages of different sizes, and of different rounds, share links in ways that a sum does not tell.
-        """
+        """Whether links of a class, or nodes, differ: then they are shared in ways that no sum over a round tells."""
         return any(links.slowdown for links in self.links) or len(set(map(len, self.nodes))) > 1
 
     def messages_s(
@@ -248,12 +248,7 @@ class Topology:
         """What counts most: of messages between nodes, by the NIC in the middle; of one node, inside."""
         order = (NIC, SWITCH, TRUNK, INSIDE, MESH)
         model = min(self.links, key=lambda links: order.index(links.kind)).model
-        return replace(model.slowed(self.middle_nic), gamma_s_per_byte=self.gamma_s_per_byte)
-
-    @property
-    def middle_nic(self) -> float:
-        """The slowdown of the NIC in the middle; 1 where there is none."""
-        return float(np.median(self.nic_slowdown))
+        return replace(model.slowed(float(np.median(self.nic_slowdown))), gamma_s_per_byte=self.gamma_s_per_byte)
 
     @property
     def nic_sharers(self) -> int:

@@ -190,7 +190,7 @@ def test_nics_that_differ_are_known(slowdown, slow, middle, flat):
     """What counts most is the NIC in the middle; where the others differ from it nodes are worth knowing."""
     nodes = ((0,), (1,), (2,))
     topology = Topology(nodes, (LinkClass(NIC, CostModel(1e-5, 1e-9, pieces=((100, 0, 2e-9),)), nodes, slowdown),))
-    assert (topology.slow_nodes, topology.middle_nic, topology.is_flat) == (slow, middle, flat)
+    assert (topology.slow_nodes, topology.is_flat) == (slow, flat)
     assert topology.slowest.beta_s_per_byte == pytest.approx(middle * 1e-9)
     assert topology.slowest.pieces[0].beta_s_per_byte == pytest.approx(middle * 2e-9)
 
@@ -199,3 +199,13 @@ def test_of_nodes_as_fast_that_of_most_ranks_is_the_middle_of_a_star():
     nodes, alone = ((0, 1), (2,), (3, 4, 5, 6)), tuple((rank,) for rank in range(7))
     links = LinkClass("inside", MODELS[0], alone), LinkClass(NIC, MODELS[0], nodes, (1.0, 2.0, 1.0))
     assert Topology(nodes, links).leaf_sets == ((1,), (0, 1))
+
+
+def test_where_nics_differ_and_no_node_is_slow_the_slowest_may_hang():
+    """Two nodes with a NIC for each rank: the slow one of three has a third of what crosses, that of four a quarter."""
+    nodes, alone = ((0, 1, 2, 3), (4, 5, 6)), tuple((rank,) for rank in range(7))
+    links = LinkClass("inside", MODELS[0], alone), LinkClass(NIC, MODELS[0], alone, (1.0, 1.0, 4.0, 2.0, 1.0, 4.0, 1.0))
+    topology = Topology(nodes, links)
+    assert topology.slow_nodes == ()
+    assert topology.leaf_sets == ((1,),)
+    assert Topology(nodes, (links[0], LinkClass(NIC, MODELS[0], nodes))).leaf_sets == ()
