@@ -133,14 +133,13 @@ class Topology:
         """Nodes that may hang on the others: the slow ones, and of few nodes all but the fastest.
 
         Of those as fast the one with the most ranks, since the others share what it has to carry inside. Where NICs
-        differ and no node is slow by that: the slowest.
+        differ and no node is slow by that the slowest counts as one.
         """
-        takes, slow = self.node_takes, self.slow_nodes
+        takes = self.node_takes
+        slow = self.slow_nodes or ((int(takes.argmax()),) if takes.max() > SLOW * takes.min() else ())
         fastest = min(range(len(takes)), key=lambda node: (takes[node], -len(self.nodes[node])))
-        if not slow:
-            return ((int(takes.argmax()),),) if takes.max() > SLOW * takes.min() else ()
-        if len(self.nodes) > MOST_STAR:
-            return (slow,)
+        if not slow or len(self.nodes) > MOST_STAR:
+            return (slow,) if slow else ()
         star = tuple(node for node in range(len(self.nodes)) if node != fastest)
         return (slow,) if star == slow else (slow, star)
 

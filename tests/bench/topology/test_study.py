@@ -109,6 +109,7 @@ def test_auto_by_what_waits_and_by_the_late_ranks_own_nic(number, late):
         # NICs that differ are none of equal links, though no node is slower than the middle one.
         (11, 35, "late", 1.151),
         (21, 130, "together", 1.202),
+        (31, 173, "together", 1.161),
         # hier_join; a star around the node of most ranks.
         (11, 103, "together", 1.102),
         (3, 117, "together", 1.081),
