@@ -232,8 +232,7 @@ class CommunicatorBase(CommunicatorPlace):
                     if not self._messages:
                         self.engine.busy.pop(self, None)
                     return moved
-                ahead = len(calls) > 1 and self._go_ahead()
-                return moved or ahead or calls[0]._moved
+                return (len(calls) > 1 and self._go_ahead()) or moved or calls[0]._moved
 
     def _go_ahead(self) -> bool:
         """Advance the calls behind the first as far as they go without it; True if something has moved."""

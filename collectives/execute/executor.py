@@ -275,9 +275,7 @@ class Execution:
         return not self._idle and not any(self._queues)
 
     def advance(self) -> bool:
-        """Complete what the transport has taken in and start what waited for it; True once all is done.
-
-        Transport.take_in was called a moment ago, once for all executions that are advanced.
+        """Complete what Transport.take_in has taken in and start what waited for it; True once all is done.
 
         Raises:
             PeerFailed, TransportError: as Request.test.

@@ -117,8 +117,7 @@ class Duplex:
         self._start = self._end = 0
         self._seal_nbytes = SEAL_NBYTES if seals else 0
         self._body: _Incoming | None = None
-        # A poll tells of the connection once so many bytes have come.
-        self._wakes_at_nbytes = 1
+        self._wakes = _Wakes(sock)
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -234,15 +233,8 @@ class Duplex:
                 self._parse()
             elif body.advance(got):
                 self._finish(body)
-        self._wake_at(1 if self._body is None else min(self._body.rest_nbytes, POLICY.wake_nbytes))
+        self._wakes.at(1 if self._body is None else min(self._body.rest_nbytes, POLICY.wake_nbytes))
         return moved > 0
-
-    def _wake_at(self, nbytes: int) -> None:
-        """Have a poll tell of the connection once so many bytes have come, or its end."""
-        # Of an encrypted one nobody knows what has come.
-        if nbytes != self._wakes_at_nbytes and not isinstance(self.sock, TlsSocket):
-            self._wakes_at_nbytes = nbytes
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def _parse(self) -> None:
         """Take the whole frames out of the inbox, and the beginning of a message."""
@@ -300,6 +292,20 @@ class Duplex:
 
     def close(self) -> None:
         self.sock.close()
+
+
+class _Wakes:
+    """After how many bytes a poll tells of a connection. Of an encrypted one nobody knows what has come: of each."""
+
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
+        self._sock = None if isinstance(sock, TlsSocket) else sock
+        self._nbytes = 1
+
+    def at(self, nbytes: int) -> None:
+        """Tell once so many have come, or the end."""
+        if nbytes != self._nbytes and self._sock is not None:
+            self._nbytes = nbytes
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
 class _Outgoing:
