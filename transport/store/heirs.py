@@ -160,11 +160,11 @@ class Heirs:
         return sum(name == self._name or name in self._fellows for name in electors)
 
     def _have_written(self, wanted: Elector) -> bool:
-        """Whether the log of `wanted`, as far as it is known to be decided, is with a majority, and so all of it is."""
+        """Whether the log of `wanted` is with a majority, and so decided; who has just answered has it first."""
         votes: set[str] = set()
         log, known = wanted.log, wanted.known
         (count, name), packed = self._term, _pack_log(wanted)
-        for elector in names_of(log, known):
+        for elector in sorted(names_of(log, known), key=lambda each: each not in self._fellows):
             if elector == self._name:
                 own = self._own.write(self._term, log, known, wanted.dropped)
                 self._own = own or self._own
@@ -244,8 +244,8 @@ class Heirs:
         term = self._tried, self._name
         # It promises itself what others do only if they are enough: one that leads, and was busy, goes on else.
         promises = {self._name: replace(self._own, promised=term)}
-        asked = {self._name}
-        while (found := succeed(promises)) is None and (name := next_to_ask(promises, asked, self._own.written[1])):
+        last, asked = self._own.written[1], {self._name}
+        while (found := succeed(promises)) is None and (name := next_to_ask(promises, asked, last, self._name)):
             asked.add(name)
             # It looks for the one that led first.
             answer = self._ask(name, Kind.PROMISE, [name.encode(), term[0], self._name.encode()], 3)

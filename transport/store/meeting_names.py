@@ -24,6 +24,6 @@ def is_over(name: bytes, other: bytes) -> bool:
 
 
 def ends(name: bytes, other: bytes) -> bool:
-    """Whether who has come to the meeting `name`, to shrink, comes to `other`, to agree, no more: of one communicator."""
+    """Whether who has come to `name`, to shrink, comes to `other`, to agree, no more: both are of one communicator."""
     communicator, _, what = name.rpartition(b"/")
     return what == SHRINK.encode() and other.rpartition(b"/")[0] == communicator + b"/" + AGREE.encode()

@@ -105,10 +105,13 @@ def is_heard_by_enough(log: Log, known: int, own: str, answers: Callable[[str], 
     return True
 
 
-def next_to_ask(promises: Mapping[str, Elector], asked: Collection[str], last: str) -> str:
-    """An elector that those who made `promises` know, not `asked` yet; `last` when no other is left; empty: none is."""
+def next_to_ask(promises: Mapping[str, Elector], asked: Collection[str], last: str, own: str) -> str:
+    """An elector that those who made `promises` know, not `asked` yet; `last` when no other is left; empty: none is.
+
+    In turn from `own` on, as ranks look for a store: those before it they have tried in vain.
+    """
     names = {name for each in promises.values() for name in names_of(each.log, each.known)} - {*asked}
-    return min(names, key=lambda name: (name == last, name), default="")
+    return min(names, key=lambda name: (name == last, name < own, name), default="")
 
 
 def succeed(promises: Mapping[str, Elector]) -> Elector | None:

@@ -267,12 +267,21 @@ def test_no_more_are_asked_than_it_takes_to_know(silent, heard, asked):
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [({"a"}, "c"), ({"a", "c"}, "b"), ({"a", "b", "c"}, ""), ({"a", "d"}, "c")]
+    ("own", "asked", "expected"),
+    [
+        *(("a", {"a"}, "c"), ("a", {"a", "c"}, "b"), ("a", {"a", "b", "c"}, ""), ("a", {"a", "d"}, "c")),
+        *(("c", {"c"}, "a"), ("c", {"c", "a"}, "b")),
+    ],
 )
-def test_the_store_that_led_last_is_asked_last(asked, expected):
+def test_the_store_that_led_last_is_asked_last_and_those_after_the_own_one_first(own, asked, expected):
     """Rank b led; c is known to one of those that made a promise only."""
     promises = {"a": Elector(log=(Decided(b"1", ("a", "b")),), known=1), "d": Elector(log=(FIRST,), known=1)}
-    assert next_to_ask(promises, asked, "b") == expected
+    assert next_to_ask(promises, asked, "b", own) == expected
+    names = Elector(log=(Decided(b"1", tuple("abcdefg")),), known=1)
+    order = ["d"]
+    while name := next_to_ask({"d": names}, order, "a", "d"):
+        order.append(name)
+    assert "".join(order) == "defgbca"
 
 
 def test_electors_are_those_of_the_last_decision_on_them():
