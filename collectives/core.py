@@ -46,8 +46,8 @@ DEFAULTS = CallOptions()
 # Of groups that only their members make: from the last one down, while `split` takes the first that is free. The last
 # of all belongs to the transports.
 LAST_GROUP_ID, GROUP_IDS = (1 << COMMUNICATOR_BITS) - 2, 1 << (COMMUNICATOR_BITS - 1)
-# Of what a rank brings to an agreement; and how long, in timeouts, others are waited for there: whoever is in a call that
-# waits in vain comes when the time of that is over.
+# Of what a rank brings to an agreement; and how long, in timeouts, others are waited for there: whoever waits in a call
+# in vain comes when the time of that is over.
 FLAGS_NBYTES, AGREE_TIMEOUTS = 8, 2
 # Numbers of groups where there is no store.
 _lone = itertools.count()

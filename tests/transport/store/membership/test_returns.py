@@ -187,7 +187,7 @@ def test_an_older_epoch_is_over_and_a_guard_says_whose_process_is_outside():
 )
 @pytest.mark.parametrize("late", ["they meet", "nobody meets"])
 def test_who_was_with_an_older_store_only_goes_on_with_most_of_those_that_live(come, others, left, late):
-    """The second store may have gone on without rank 0, as those that are not here know; `others` are known to be dead."""
+    """The second store may have gone on without rank 0, as who is not here knows; `others` are known to be dead."""
     world = Returned(term=2)
     for rank, term in come.items():
         world.come_back(rank, *map(died, others), term=term)
