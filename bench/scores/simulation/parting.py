@@ -52,7 +52,7 @@ class PartingWorld(GrowingWorld):
     Args: `one_way`: paths are cut in one direction, and nothing else befalls anybody.
 
     Attributes: `hosts`, with `ranks_of_a_host` each; `actors`, by host: its store, then its ranks; `cut_off`, sets of
-    hosts that a cut path has parted from the others; `parted`, pairs of hosts between which a direction is cut, or both.
+    hosts that a cut path has parted from the others; `parted`, pairs of hosts with a direction cut, or both.
     """
 
     def __init__(self, seed: int, *, one_way: bool = False, traced: bool = False) -> None:
