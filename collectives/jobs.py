@@ -65,7 +65,7 @@ def init(
     Args:
         transport: "mpi", "ucx", "tcp", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else
             "mpi" under an MPI launcher, and under the other variables "ucx" or "tcp": tcp where a rank has no ucx, and
-            between hosts without RDMA unless LANTERNE_TRUSTED_NETWORK=1 (transport/networks.py).
+            between hosts without RDMA (transport/networks.py).
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
         spare_rails: addresses or interfaces of this host, or "tcp", as many on every rank: where all messages go over

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lanterne.errors import InputError, Unavailable, one_of
 from lanterne.transport.job.bootstrap import in_a_job, is_started_by_mpi
-from lanterne.transport.networks import has_rdma, is_encrypted, is_trusted, refuse_if_encrypted
+from lanterne.transport.networks import has_rdma, is_encrypted, refuse_if_encrypted
 
 if TYPE_CHECKING:
     from lanterne.transport.base import Transport
@@ -73,23 +73,20 @@ def host_transport(group: "Group", timeout_s: float | None = None, *, by_mpi: bo
 
     Not `by_mpi`: the job is not the launcher's.
 
-    It is ucx where every rank has it, and all share a host, or all hosts have RDMA, or all say that their network
-    is trusted; networks.py says why. It is tcp between hosts where one rank says that it is to be encrypted.
+    It is ucx where every rank has it, and all share a host, or all hosts have RDMA; networks.py says why. It is tcp
+    between hosts where one rank says that it is to be encrypted.
 
     Raises:
-        InputError: LANTERNE_TRUSTED_NETWORK or LANTERNE_ENCRYPT is neither 0 nor 1.
+        InputError: LANTERNE_ENCRYPT is neither 0 nor 1.
         TransportTimeout, PeerFailed: as Group.exchange.
     """
     if by_mpi and is_started_by_mpi() and not (is_encrypted() and len(set(group.hosts)) > 1):
         return "mpi"
     one_host = len(set(group.hosts)) == 1
-    in_clear = one_host or not is_encrypted()
-    rdma, trusted = in_clear and (one_host or has_rdma()), in_clear and (one_host or is_trusted())
     # Where it is not to be used it is not loaded either, which takes half a second.
-    told = bytes(((rdma or trusted) and has_ucx(), rdma, trusted))
-    ranks = group.exchange("lanterne/host-transport", told, timeout_s)
-    has_it, rdma, trusted = (all(column) for column in zip(*ranks, strict=True))
-    return "ucx" if has_it and (rdma or trusted) else "tcp"
+    takes_ucx = (one_host or (has_rdma() and not is_encrypted())) and has_ucx()
+    ranks = group.exchange("lanterne/host-transport", bytes((takes_ucx,)), timeout_s)
+    return "ucx" if all(told == b"\1" for told in ranks) else "tcp"
 
 
 def has_ucx() -> bool:
