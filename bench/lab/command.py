@@ -238,7 +238,7 @@ def environment(network: Network, token: str, rank: int) -> dict[str, str]:
         "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[network.placement[rank]]),
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": interface(network.rank_nic(rank)),
-        # Namespaces of ours: ucx is as good as tcp here. With 0 tcp is sealed, as between real hosts.
+        # Namespaces of ours. With 0 tcp is sealed, as between real hosts.
         "LANTERNE_TRUSTED_NETWORK": os.environ.get("LANTERNE_TRUSTED_NETWORK", "1"),
         # Nobody tells these hosts their names.
         "LANTERNE_BIND": interface(network.rank_nic(rank)),

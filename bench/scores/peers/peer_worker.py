@@ -43,12 +43,12 @@ class Library(Protocol):
 
 
 class Lanterne:
-    """This project, over UCX."""
+    """This project, over the transport that a job takes by itself, or LANTERNE_TRANSPORT."""
 
     def __init__(self) -> None:
         import lanterne
 
-        self.comm: lanterne.Communicator = lanterne.init(transport="ucx")
+        self.comm: lanterne.Communicator = lanterne.init()
         self.rank: int = self.comm.rank
         self.world_size: int = self.comm.world_size
         self.version: str = f"lanterne {lanterne.__version__}"
