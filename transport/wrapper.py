@@ -45,6 +45,9 @@ class Wrapper(Transport):
     def keep(self, thing: object) -> None:
         self.inner.keep(thing)
 
+    def take_in(self) -> None:
+        self.inner.take_in()
+
     def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)
 

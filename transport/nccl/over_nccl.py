@@ -215,6 +215,9 @@ class NcclTransport(Transport):
     def store(self) -> "StoreClient | None":
         return self.host.store
 
+    def take_in(self) -> None:
+        self.host.take_in()
+
     def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)
 
