@@ -25,7 +25,9 @@ rank's than of its peers'.
 Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
 A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the
 GPU. Over nccl transfers are of the GPUs' memory, timed by the GPUs, each direction by itself; else, and with
---link-memory host, of the host's. The report says which it was.
+--link-memory host, of the host's. The report says which it was, and what the links are, as far as NVML and NCCL's log
+tell: NVLink, PCIe and how far apart, through host memory, a network with or without GPUDirect, or unknown. Links of a
+host are judged beside each other, whatever they are: one that is PCIe among NVLinks is slow, and is named.
 
 Exit codes: 0 nothing slow, 1 something is slow.
 """
@@ -120,8 +122,9 @@ def run(args: argparse.Namespace) -> int:
         command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
         return launch(command, n, launcher="mpi" if args.transport == "mpi" else "direct")
     from lanterne.collectives.jobs import init
+    from lanterne.transport.nccl.connection_log import logged
 
-    with init(transport=args.transport, timeout_s=max(60.0, 4 * options["limit_s"])) as comm:
+    with logged(), init(transport=args.transport, timeout_s=max(60.0, 4 * options["limit_s"])) as comm:
         return run_rank(comm, options, args)
 
 
@@ -316,8 +319,9 @@ def _link_table(found: Validation) -> Table:
     for when in ("alone", "together"):
         for inside in (True, False):
             some = [r for r in found.links if r["when"] == when and (host[r["src"]] == host[r["dst"]]) == inside]
-            if some:
-                rows.append([("within a host" if inside else "between hosts") + f", {when}", *_link_row(some)])
+            for kind in sorted({record.get("kind", "") for record in some}):
+                what = ["within a host" if inside else "between hosts", *filter(None, [kind]), when]
+                rows.append([", ".join(what), *_link_row([r for r in some if r.get("kind", "") == kind])])
     return [
         ("links", ""),
         ("tested", "directions"),

@@ -69,7 +69,7 @@ def rank_main(splits: str, by_line: str, folder: str) -> None:
     import lanterne
 
     wrong: list[int] = []
-    with lanterne.init(timeout_s=30) as comm:
+    with lanterne.init() as comm:
         parents = [comm.split(0) for _ in range(THREADS)]
 
         def split(count: int) -> None:

@@ -36,6 +36,19 @@ NIC_VARIABLES = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "GLOO_S
 PRESSURE, PRESSURE_TIMES, SLOW_CLOCK, HOT_CELSIUS = 0.10, 2.0, 0.9, 90
 
 
+def open_nvml() -> tuple[Any, str]:
+    """(The module pynvml, ready to be asked, "") or (None, why there is none)."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return None, "nvidia-ml-py is not installed"
+    except Exception as error:
+        return None, str(error)
+    return pynvml, ""
+
+
 class HostTelemetry:
     """Reads it.
 
@@ -47,17 +60,8 @@ class HostTelemetry:
 
     def __init__(self, root: str | Path = "/") -> None:
         self._root = Path(root)
-        self._nvml: Any = None
-        self._absent: list[str] = []
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-        except ImportError:
-            self._absent.append("GPUs: nvidia-ml-py is not installed")
-        except Exception as error:
-            self._absent.append(f"GPUs: {error}")
+        self._nvml, why = open_nvml()
+        self._absent: list[str] = [f"GPUs: {why}"] if why else []
 
     def read(self) -> dict[str, Any]:
         """What can be read now: `pressure` (shares of 10 s), `cpu`, `celsius`, `nics`, `gpus`, `absent`."""

@@ -8,13 +8,15 @@ Paper: Wu et al. (GREYHOUND), section 4.3; StragglAR, section 4.1: times by CUDA
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from lanterne.collectives.communicator import core_of
+from lanterne.failslow.validate.link_kinds import UNKNOWN, KindFinder
+from lanterne.failslow.validate.links import Link
 from lanterne.kernels.staging import wait_for
 from lanterne.transport.base import Recv, Send
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 # Of what came from a peer: (latency, [by repetition] [by size] (that of a transfer, what this end waited for a core)).
 Received: TypeAlias = tuple[float, list[list[tuple[float, float]]]]
+# Of a text that ranks tell each other: a GPU's PCI address, a link's kind, why it is unknown.
+TEXT_NBYTES = 192
 # Small messages there and back, so many at once, and how often.
 PINGS, ROUNDS = 5, 4
 
@@ -44,6 +48,8 @@ class DeviceWire:
         runtime = comm.transport.runtime
         assert runtime is not None, "of nccl"
         self._comm, self._runtime = comm, runtime
+        # Before NCCL makes connections, which it tells of once.
+        self._kinds = KindFinder()
         self._stream = runtime.new_stream()
         self._small = runtime.empty(1), runtime.empty(1)
         self._buffers = self._small
@@ -64,6 +70,27 @@ class DeviceWire:
         else:
             self._transfer_s(peer, min(sizes))
         return least_s, [[(self._transfer_s(peer, nbytes), 0.0) for nbytes in sizes] for _ in range(repetitions)]
+
+    def kinds(self, hosts: Sequence[int], ways: Iterable[Link]) -> tuple[dict[Link, str], str]:
+        """({directed link of `ways`: what it is}, why one is unknown or ""), alike on all ranks.
+
+        All call it, once messages have gone over these links. `hosts`: of each rank.
+        """
+        addresses = [address for (address,) in self._told([self._runtime.identity])]
+        mine, silent = self._kinds.own_kinds(self._comm.rank, list(zip(hosts, addresses, strict=True)))
+        everyone = self._told([*mine, silent])
+        kinds = {(src, dst): everyone[src][dst] for src, dst in ways}
+        return kinds, next((everyone[src][-1] for (src, _), kind in kinds.items() if kind == UNKNOWN), "")
+
+    def _told(self, texts: Sequence[str]) -> list[list[str]]:
+        """The `texts` of every rank, as many on all."""
+        mine = np.zeros((len(texts), TEXT_NBYTES), np.uint8)
+        for row, text in zip(mine, texts, strict=True):
+            told = text.encode()[:TEXT_NBYTES]
+            row[: len(told)] = np.frombuffer(told, np.uint8)
+        everyone = np.empty((self._comm.world_size, *mine.shape), np.uint8)
+        self._comm.all_gather(mine, everyone)
+        return [[row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rank] for rank in everyone]
 
     def _latency_s(self, peer: int) -> float:
         """Half of what a message of a byte takes there and back: the least mean of some."""

@@ -41,6 +41,7 @@ from lanterne.failslow.validate.judge import (
     unknown_ranks,
 )
 from lanterne.failslow.validate.link_probe import Beside, LinkSamples, measure_links, nothing, pooled
+from lanterne.failslow.validate.link_kinds import summary
 from lanterne.failslow.validate.links import Link, both_ways, colour_edges, link_passes, neighbours, with_witnesses
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.settle import settle
@@ -495,26 +496,45 @@ class _ValidationRun:
                 before + findings(*_by_kind(some, known, late), both_ways(passes), "together")
                 for before, some in ((found, slow), (unsure, doubtful))
             )
+        kinds, path = self._kinds()
         return Validation(
-            tuple(map(self._renamed, found)),
-            tuple(map(self._renamed, unsure)),
-            tuple(map(self._renamed, self.computing.busy)),
+            tuple(self._renamed(finding, kinds) for finding in found),
+            tuple(self._renamed(finding, kinds) for finding in unsure),
+            tuple(self._renamed(finding, kinds) for finding in self.computing.busy),
             self.members,
             tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
             tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
             sizes,
             tuple(self.computing.records),
-            tuple(self.links),
+            tuple(self._with_kind(record, kinds) for record in self.links),
             self._agreed_s(time.monotonic() - start_s),
-            self.probe.path,
+            path,
         )
 
     def _agreed_s(self, took_s: float) -> float:
         return float(self.probe.gather(np.array([took_s])).max())
 
-    def _renamed(self, finding: Finding) -> Finding:
+    def _renamed(self, finding: Finding, kinds: Mapping[Link, str]) -> Finding:
         links = tuple((self.members[a], self.members[b]) for a, b in finding.links)
-        return finding._replace(ranks=tuple(self.members[rank] for rank in finding.ranks), links=links)
+        own = ", ".join(sorted({kinds[link] for link in links if link in kinds}))
+        evidence = f"{finding.evidence}; what links them: {own}" if own else finding.evidence
+        return finding._replace(
+            ranks=tuple(self.members[rank] for rank in finding.ranks), links=links, evidence=evidence
+        )
+
+    def _kinds(self) -> tuple[dict[Link, str], str]:
+        """({directed link between GPUs that was tested: what it is}, the path that was measured, with these)."""
+        wire, at = self.probe.device_wire, self.members.index
+        ways = sorted({(record["src"], record["dst"]) for record in self.links})
+        if wire is None or not ways:
+            return {}, self.probe.path
+        found, silent = wire.kinds(self.probe.hosts, [(at(src), at(dst)) for src, dst in ways])
+        kinds = dict(zip(ways, found.values(), strict=True))
+        return kinds, f"{self.probe.path}: {summary(kinds.values(), silent)}"
+
+    def _with_kind(self, record: dict[str, Any], kinds: Mapping[Link, str]) -> dict[str, Any]:
+        kind = kinds.get((record["src"], record["dst"]))
+        return record if kind is None else record | {"kind": kind}
 
     # -- links
 

@@ -17,8 +17,8 @@ class Validation:
     explain: neither blame nor acquittal; `busy`, Findings of kind "contention": ranks whose cores other work used,
     which is no blame: their peers may be no better off; `ranks` tested; `hosts` of all tested, as numbers from 0;
     `passes` of links (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when, wall_s, cpu_s};
-    `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`; `path`,
-    what the links were tested over.
+    `links`, records {src, dst, when, latency_s, nbytes, time_s}, between GPUs with their `kind` (link_kinds.py);
+    `took_s`; `path`, what the links were tested over, and how many were of which kind.
     """
 
     findings: tuple[Finding, ...]

@@ -1,5 +1,6 @@
 """Links between devices, on stand-ins for NCCL and streams: both directions, in the same passes, timed there."""
 
+import sys
 import time
 
 import pytest
@@ -8,11 +9,14 @@ from host_nccl import HostCommunicator, HostNccl
 from nccl_ranks import Job
 
 import lanterne
+from lanterne.bench.failslow.validate import _link_table
 from lanterne.errors import InputError
+from lanterne.failslow.validate import link_kinds
 from lanterne.failslow.validate.link_probe import measure_links
 from lanterne.failslow.validate.links import link_passes
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.validate import validate
+from lanterne.failslow.validate.validation import Validation
 
 NBYTES, SLOW_S = 1 << 16, 0.05
 
@@ -56,14 +60,37 @@ def test_both_directions_by_the_receivers_device():
     assert min(found[1, 0].times_s[NBYTES]) < slow_s
 
 
-def test_a_report_names_the_path_that_was_measured():
-    options = {"sizes": (1 << 14,), "repetitions": 1, "limit_s": 1.0, "links": ((0, 1),), "thorough": False}
+OPTIONS = {"sizes": (1 << 14,), "repetitions": 1, "limit_s": 1.0, "links": ((0, 1),), "thorough": False}
+
+
+def test_a_report_names_the_path_that_was_measured(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
 
     def program(comm):
-        return validate(comm, **options).path, validate(comm, link_memory="host", **options).path
+        return validate(comm, **OPTIONS).path, validate(comm, link_memory="host", **OPTIONS).path
 
-    assert set(over_nccl(2, program)) == {("device memory over nccl", "host memory over local")}
-    assert lanterne.spawn(2, lambda comm: validate(comm, **options).path) == ["host memory over local"] * 2
+    ((on_device, on_host),) = set(over_nccl(2, program))
+    assert on_device.startswith("device memory over nccl: 2 kind unknown (NVML: nvidia-ml-py is not installed")
+    assert on_host == "host memory over local"
+    assert lanterne.spawn(2, lambda comm: validate(comm, **OPTIONS).path) == ["host memory over local"] * 2
+
+
+def test_a_report_names_the_kind_of_each_link(monkeypatch, capsys):
+    """By NVML; what is slow is named with it."""
+    monkeypatch.setattr(link_kinds, "near_kinds", lambda own, others: (dict.fromkeys(others, "NVLink"), ""))
+
+    def program(comm):
+        return validate(comm, **OPTIONS | {"links": ((0, 1), (0, 2), (1, 2)), "sizes": (NBYTES,)})
+
+    outcomes = over_nccl(3, program, job=Job(3, nccl=SlowLink()))
+    found = outcomes[0]
+    assert found.path == "device memory over nccl: 6 NVLink"
+    assert {record["kind"] for record in found.links} == {"NVLink"}
+    assert [finding.about for finding in found.findings] == ["link 0 -> 1"]
+    assert found.findings[0].evidence.endswith("; what links them: NVLink")
+    assert Validation.from_json(found.to_json()) == found
+    columns, rows = _link_table(found)
+    assert len(rows) == 1 and rows[0][:2] == ["within a host, NVLink, alone", 6]
 
 
 @pytest.mark.parametrize("memory", ["device", "gpu"])
