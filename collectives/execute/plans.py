@@ -182,6 +182,11 @@ class RankPrograms:
         program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank), nodes)
         return program if rank_of == tuple(range(n)) else program.with_peers(rank_of)
 
+    def role_of(self, key: Key, late: int) -> tuple[int, Nodes]:
+        """The role of this rank where `late` is late, and the nodes it is of: calls alike in these run one program."""
+        rank_of, nodes = self._roles(key, late)
+        return rank_of.index(self._group.rank), nodes
+
     @property
     def _nodes(self) -> Nodes:
         return self._group.nodes

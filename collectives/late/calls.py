@@ -25,20 +25,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
-from lanterne.collectives.execute.arguments import CheckedCall, Key
+from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
-from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans, is_in_roles
+from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options
+from lanterne.collectives.late.ready_programs import IdleTime, ReadyPrograms, key_of
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
-from lanterne.transport.board.late_policy import MAX_LATE, Policy, from_text, likely, to_text
+from lanterne.transport.board.late_policy import MAX_LATE, Policy, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, Record
 from lanterne.transport.board.sequencer import POLICY as SEQUENCER
@@ -157,10 +158,10 @@ class LateRanks:
         # By signature, the last call that need not ask; by number, the calls that have come and are not over.
         self._free: dict[str, int] = {}
         self._turns: dict[int, Turn] = {}
-        self._prepared: set[tuple[Key, bool, str]] = set()
         self._unreported: list[tuple[float, str]] = []
         self._short = 0
         self.plans: Plans = Plans(communicator, [None] * POLICY.max_plans)
+        self.ready: ReadyPrograms = ReadyPrograms(self.plans.programs, communicator.rank, communicator.world_size)
         self.arrivals: ArrivalLog = ArrivalLog(communicator.world_size)
         self.ran: Counter[str] = Counter()
 
@@ -219,24 +220,6 @@ class LateRanks:
         self.report()
         self._turns[turn.number] = turn
         self._seated.arrive(turn.number, turn.signature, policy, ready)
-
-    def prepare(self, call: CheckedCall, policy: str) -> None:
-        """Make what this rank needs of calls like this one should it be late: not once it has come.
-
-        Once the first of them is over, so that nobody waits for it. What it needs where others are late it makes while
-        it waits for them.
-
-        Cost: up to three options, 10 ms each.
-        """
-        if call.entry is not None or (call.key, call.in_place, policy) in self._prepared:
-            return
-        if len(self._prepared) >= SEQUENCER.max_signatures:
-            self._prepared.clear()  # What is still kept (RankPrograms) is found, not made again.
-        self._prepared.add((call.key, call.in_place, policy))
-        for option in likely(from_text(policy), self._communicator.rank):
-            key = key_of(call.key, option.choice, self._communicator.rank)
-            if is_in_roles(key, self._communicator.world_size):
-                self.plans.programs.find(key, call.dtype, call.in_place)
 
     def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
         """The plan of a call as a record says; "" for that of a call for which nobody is late."""
@@ -339,16 +322,6 @@ class LateRanks:
         return to_text(Policy(normal_s, tuple(options)))
 
 
-def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:
-    """`key` of the algorithm that a record's `choice` names; `late_rank` where it names no ranks."""
-    choice, several, ranks = choice.partition("@")
-    if several:
-        late_rank = tuple(map(int, ranks.split(",")))
-    algorithm, chunks, *cut = choice.split("/")
-    joined = int(cut[0]) if cut else None
-    return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
-
-
 def error_of(record: Record, communicator: CommunicatorBase, number: int) -> LanterneError:
     """Why the board has ended call `number`. After a TIMEOUT the communicator goes on."""
     ranks, me = communicator.ranks, communicator.ranks[communicator.rank]
@@ -411,7 +384,7 @@ class LateRequest(CollectiveRequest):
 
     __slots__ = (
         *("_call", "_captured", "_complete", "_completion", "_error", "_execution", "_gave_up_s", "_goes_ahead"),
-        *("_late", "_moved", "_place", "_plan", "_policy", "_signature", "_turn"),
+        *("_idle", "_late", "_moved", "_place", "_plan", "_policy", "_signature", "_turn"),
     )
 
     def __init__(
@@ -442,6 +415,7 @@ class LateRequest(CollectiveRequest):
         self._plan: AnyPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
+        self._idle = IdleTime(communicator.machine)
 
     def _begin(self) -> None:
         """See QueuedCall."""
@@ -452,6 +426,8 @@ class LateRequest(CollectiveRequest):
         self._late.dispatch()
         self._step(COMPLETE, room=True)
         execution = self._execution
+        if execution is None and self._turn.waits and self._call is not None:
+            self._late.ready.meanwhile(self._call, self._policy, self._idle)
         if self._error is not None and (execution is None or execution.drained):
             return self._end(None)
         return self._complete and self._end(execution.completion if execution is not None else None)
@@ -547,7 +523,7 @@ class LateRequest(CollectiveRequest):
         if self._execution is not None and self._plan is not None and self._call is not None:
             self._plan.give_back(self._execution, self._call.in_place)
             if self._error is None:
-                self._late.prepare(self._call, self._policy)
+                self._late.ready.after(self._call, self._policy)
         self._call = None
         self._late.forget(self._turn)
         return True

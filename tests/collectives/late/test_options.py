@@ -9,7 +9,7 @@ from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.late import options
-from lanterne.collectives.late.calls import key_of
+from lanterne.collectives.late.ready_programs import key_of
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
