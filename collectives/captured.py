@@ -17,7 +17,8 @@ from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, For
 from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, AnyExecution, SignatureExchange, padded
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
 from lanterne.collectives.execute.stream_execution import StreamExecution
-from lanterne.collectives.late.calls import LateRequest, key_of
+from lanterne.collectives.late.calls import LateRequest
+from lanterne.collectives.late.ready_programs import key_of
 from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.cuda.device_view import DeviceView

@@ -265,9 +265,10 @@ class Execution:
         self._begin(ready)
 
     @property
-    def posted(self) -> bool:
-        """True once few messages are left to post (ENDING); where "join" is held, none of the phases before."""
-        return self._unposted <= (self._joining_messages if self._held else self._ending)
+    def left(self) -> float:
+        """The part of its messages to post until few are left (ENDING), or before a held "join"; at most 0: none."""
+        last = self._joining_messages if self._held else self._ending
+        return (self._unposted - last) / max(1, self._messages - last)
 
     @property
     def drained(self) -> bool:

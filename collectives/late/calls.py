@@ -442,8 +442,8 @@ class LateRequest(CollectiveRequest):
         """See QueuedCall."""
         execution = self._execution
         if not isinstance(execution, Execution):
-            return self._turn.progress(posted=True, drained=True)
-        return self._turn.progress(execution.posted, execution.drained)
+            return self._turn.progress(left=0.0, drained=True)
+        return self._turn.progress(execution.left, execution.drained)
 
     def _step(self, before: int, room: bool) -> None:
         """Do what comes next, as far as it goes now."""

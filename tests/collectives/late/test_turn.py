@@ -19,6 +19,8 @@ from lanterne.transport.board.late_policy import Option, Policy
 from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, SEEN, WITHOUT, Sequencer
 
 POLICY = Policy(1.0, (Option("late_join/4", 0.6, 0.6),))
+# Of what is to be sent.
+LEFT = {"early": 1.0, "nearly": 0.1, "last": 1.0}
 SHORT = Policy(0.01, (Option("late_join/4", 0.006, 0.006),))
 
 
@@ -27,7 +29,7 @@ class Rank:
 
     def __init__(self):
         self.started = 0
-        self.turns, self.phases = [], {}  # by number: "", "early", "rests", "last", "leaving", "ended"
+        self.turns, self.phases = [], {}  # by number: "", "early", "nearly", "rests", "last", "leaving", "ended"
         self.letters, self.records = deque(), deque()
         self.free_to = 0
         self.gave_up = False
@@ -63,7 +65,7 @@ class Queue:
             for number, phase in rank.phases.items():
                 others = [other.phases.get(number, "") for other in self.ranks]
                 # Where nothing is behind it nobody sees whether all is posted.
-                if phase == "early" or (phase == "last" and number < rank.started):
+                if phase in ("early", "nearly") or (phase == "last" and number < rank.started):
                     yield "send", index, number
                 if phase in ("last", "leaving") and all(other in ("last", "leaving", "ended") for other in others):
                     yield "end", index, number
@@ -94,7 +96,7 @@ class Queue:
             rank.gave_up = True
             rank.letters.append(("give_up", rank.turns[0].number))
         else:
-            sent = {"early": "rests", "last": "leaving"}
+            sent = {"early": "nearly", "nearly": "rests", "last": "leaving"}
             rank.phases[number] = sent[rank.phases[number]] if kind == "send" else "ended"
         self.advance(index, rank)
 
@@ -139,7 +141,7 @@ class Queue:
             if position:
                 self.act(index, rank, turn, before)
             phase = rank.phases[turn.number]
-            before = min(before, turn.progress(phase not in ("early", "last"), phase in ("rests", "ended")))
+            before = min(before, turn.progress(LEFT.get(phase, 0.0), phase in ("rests", "ended")))
 
     def act(self, index, rank, turn, before):
         number = turn.number
@@ -153,7 +155,7 @@ class Queue:
             if what == BEGIN:
                 assert (phase, record.verdict) == ("", WITHOUT) and index != record.rank
                 waiting = [its for other, its in rank.phases.items() if other < number]
-                assert not {"", "early"} & set(waiting), "begun too soon"
+                assert not {"", "early", "nearly"} & set(waiting), "begun too soon"
                 rank.phases[number] = "early"
                 continue
             if what == END:
@@ -164,9 +166,11 @@ class Queue:
                 continue
             came = record.rank < 0 or all(other.started >= number for other in self.ranks)
             assert came, "begun without a rank that nobody named"
-            assert what == (RELEASE if phase in ("early", "rests") else RUN)
+            assert what == (RELEASE if phase in ("early", "nearly", "rests") else RUN)
             waiting = {its for other, its in rank.phases.items() if other < number}
             assert waiting <= {"leaving", "ended"}, "out of turn"
+            joins = {its for other, its in rank.phases.items() if other < number and rank.chosen[other][0] == JOIN}
+            assert record.verdict == JOIN or joins <= {"ended"}, "beside a join"
             rank.phases[number], rank.chosen[number] = "last", (record.verdict, record.choice)
 
     def key(self):
@@ -301,6 +305,12 @@ def test_the_model_finds_calls_behind_one_that_was_given_up():
 def test_the_model_finds_calls_that_only_some_ask_about(free):
     with pytest.raises(AssertionError):
         walk_many(2, 3, 2, make=Generous, policy=SHORT)
+
+
+def test_the_model_finds_what_all_begin_beside_a_join(monkeypatch):
+    monkeypatch.setitem(turns._NEEDS, NORMAL, turns.ENDING)
+    with pytest.raises(AssertionError, match="beside a join"):
+        walk_many(2, 2, 2)
 
 
 @pytest.mark.parametrize("needed", [WITHOUT, NORMAL, JOIN])
