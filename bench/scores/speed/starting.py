@@ -79,7 +79,9 @@ def _be_rank() -> None:
     comm = lanterne.init()
     took_s = time.perf_counter() - began_s
     comm.close()
-    print(f"init {took_s:.6f}", flush=True)
+    # One write, also where Python does not buffer: the ranks share the pipe.
+    sys.stdout.write(f"init {took_s:.6f}\n")
+    sys.stdout.flush()
 
 
 def main(arguments: list[str] | None = None) -> int:
