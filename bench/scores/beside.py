@@ -18,34 +18,40 @@ def score_jobs(
     name: str,
     doc: str | None,
     kinds: Collection[str],
-    score: Callable[[str], dict[str, Any]],
+    score: Callable[[str, int], dict[str, Any]],
     columns: Sequence[tuple[str, str]],
     row: Callable[[str, list[dict[str, Any]]], Sequence[object]],
     title: str,
     arguments: Sequence[str] | None = None,
+    *,
+    seeded: bool = False,
 ) -> int:
     """The command line of a score: run jobs, print a table; 1 if a job was not right.
 
     Args:
         name, doc: of the module that is run; its second paragraph is the help.
         kinds: of jobs, by name.
-        score: gives the record of one job of a kind, with "kind" and "right".
+        score: gives the record of one job of a kind, with "kind" and "right"; its second argument counts the jobs.
         columns, row, title: of the table; row(kind, records) is a line of it.
+        seeded: whether that count is the job's seed, which --seed may let begin elsewhere than at 0.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m lanterne.bench.scores.{name}", description=str(doc).split("\n\n")[1]
     )
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=list(kinds), metavar="KIND", help="only these")
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
+    if seeded:
+        parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the first job (default 0)")
     parser.add_argument("--beside", type=whole(0), default=0, metavar="N", help="busy processes beside (default 0)")
     parser.add_argument("--json", metavar="FILE", help="write the records ('-' for standard output)")
     args = parser.parse_args(arguments)
-    records = []
+    records: list[dict[str, Any]] = []
+    first = args.seed if seeded else 0
     with busy(args.beside):
         for number in range(args.jobs):
             for kind in args.kinds:
                 report.progress(f"{kind}, job {number + 1} of {args.jobs}")
-                records.append(score(kind))
+                records.append(score(kind, first + len(records)))
     report.progress("")
     if args.json:
         report.write_json(args.json, report.envelope(beside=args.beside, results=records))

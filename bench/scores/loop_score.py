@@ -70,7 +70,7 @@ def judge(run: dict[str, Any], wanted: str | None = None) -> dict[str, Any]:
     }
 
 
-def score(kind: str) -> dict[str, Any]:
+def score(kind: str, _count: int) -> dict[str, Any]:
     """Run one job of a kind and judge it: a record."""
     layout, what = KINDS[kind]
     events = [InjectedEvent(FIRST, LAST, **SLOW[what])] if what else []

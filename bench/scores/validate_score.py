@@ -69,7 +69,7 @@ def row(kind: str, records: Sequence[dict[str, Any]]) -> list[object]:
     ]
 
 
-def score(kind: str) -> dict[str, Any]:
+def score(kind: str, _count: int) -> dict[str, Any]:
     """Run one job of a kind and judge it: a record."""
     found = on_ranks(measure, {"kind": kind}, RANKS, "mpi", 60.0)
     return {"kind": kind} | judge(kind, found) | found

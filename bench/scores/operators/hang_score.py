@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,14 @@ TOLD = re.compile(r"(?P<word>waiting|HANGS) for (?P<wait_s>[0-9.]+) s.*?(?:not|b
 
 def main() -> int:
     """The exit code: 1 if a job was not right."""
-    seeds = iter(range(1 << 20))
     columns = [("kind", ""), ("jobs", ""), ("right", ""), ("first line after", "s"), ("incident after", "s")]
-    return score_jobs("operators.hang_score", __doc__, KINDS, partial(_score, seeds), columns, _row, "hanging programs")
+    title = "hanging programs"
+    return score_jobs("operators.hang_score", __doc__, KINDS, _score, columns, _row, title, seeded=True)
 
 
-def _score(seeds: Any, kind: str) -> dict[str, Any]:
+def _score(kind: str, seed: int) -> dict[str, Any]:
     """Run one job of `kind`; its record."""
-    draw = random.Random(next(seeds))
+    draw = random.Random(seed)
     at, who = draw.randrange(5, 60), draw.randrange(RANKS)
     with tempfile.TemporaryDirectory() as folder:
         script, found = Path(folder, "job.py"), Path(folder, "report.json")
@@ -83,7 +82,7 @@ def _score(seeds: Any, kind: str) -> dict[str, Any]:
     else:
         right = not final and not documents and not hangs_s and ranks <= {who}
     found_s = {"first_s": min(waits_s, default=None), "incident_s": min(hangs_s, default=None)}
-    return {"kind": kind, "right": right, "rank": who, "at": at, **found_s, "lines": lines, "final": final}
+    return {"kind": kind, "seed": seed, "right": right, "rank": who, "at": at, **found_s, "lines": lines, "final": final}
 
 
 def _lines(command: list[str], limit_s: float) -> list[str]:
