@@ -11,7 +11,8 @@ A file is CSV with a header line, or a log; `-` is standard input. The iteration
 the one whose name tells a unit (`step_time_ms`), else --column and --unit name it; a column `step`, where there is one,
 must increase. Of a log, lines that match --pattern count; its first group is the number, with --rate iterations or
 tokens a second. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n.
-Rows count from 0, lines of a log that match likewise. With --timestamps row n is the time from timestamp n to the next.
+Rows count from 0, lines of a log that match likewise; so does one that is blank or NaN, which is left out. With
+--timestamps row n is the time from timestamp n to the next.
 
 An incident is a slow spell of 10 % or more, or of 5 % where that stands clear of the noise and lasts: `onset` is its
 first slow row, `relief` the first one after it, `confirmed` the row at which it was certain. Events are the single
@@ -24,23 +25,45 @@ like any other where its crest is 10 % above its trough: no row tells that it wi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lanterne.bench.failslow.iteration_times import Source, differences, parse_unit, read_times, source_name
 from lanterne.bench.output import report
 from lanterne.errors import InputError
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
+from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A file, what was found in it, its iteration times in seconds, and notes on how it was read.
-Series: TypeAlias = tuple[str, Tracker, list[float], list[str]]
+Found = TypeVar("Found", LevelEvent, Incident)
+
+
+@dataclass(frozen=True)
+class Series:
+    """What was found in a file; rows are those of the file.
+
+    Attributes: `seconds`: its iteration times, nan where a row has none; `notes`: how it was read; `noted`: rows that
+    have a time.
+    """
+
+    file: str
+    seconds: list[float]
+    events: list[LevelEvent]
+    incidents: list[Incident]
+    notes: list[str]
+    noted: int
+
+    @property
+    def name(self) -> str:
+        """The file's name, in one line."""
+        return Path(source_name(self.file)).name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,18 +94,12 @@ def run(args: argparse.Namespace) -> int:
     source = Source(args.column, args.unit and parse_unit(args.unit), args.pattern, args.rate)
     for path in args.files:
         report.progress(f"reading {source_name(path)}")
-        tracker = Tracker()
-        seconds: list[float] = []
         notes: list[str] = []
         values = read_times(path, source, notes)
-        for time_s in differences(path, values) if args.timestamps else values:
-            tracker.update(time_s)
-            seconds.append(time_s)
-        found.append((path, tracker, seconds, notes))
+        found.append(detect(path, differences(path, values) if args.timestamps else values, notes))
     report.progress("")
     if args.json:
-        series = [_record(path, tracker) for path, tracker, _, _ in found]
-        report.write_json(args.json, report.envelope(series=series))
+        report.write_json(args.json, report.envelope(series=[_record(series) for series in found]))
     if args.json != "-":
         _print(found)
     if args.plot:
@@ -90,31 +107,49 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _record(path: str, tracker: Tracker) -> dict[str, Any]:
+def detect(file: str, times_s: Iterable[float], notes: list[str]) -> Series:
+    """What a Tracker finds in `times_s` of `file`: those that are nan are left out, but count as rows."""
+    tracker, seconds, rows = Tracker(), list[float](), list[int]()
+    for row, time_s in enumerate(times_s):
+        seconds.append(time_s)
+        if not isnan(time_s):
+            tracker.update(time_s)
+            rows.append(row)
+    events = [_in_file(event, rows, ("index", "provisional_at", "confirmed_at")) for event in tracker.events]
+    incidents = [_in_file(incident, rows, ("onset", "relief", "confirmed_at")) for incident in tracker.incidents]
+    return Series(file, seconds, events, incidents, notes, len(rows))
+
+
+def _in_file(found: Found, rows: Sequence[int], names: Iterable[str]) -> Found:
+    """`found` with `rows[i]` for each i among its attributes of these names."""
+    return replace(found, **{name: rows[at] for name in names if (at := getattr(found, name)) is not None})
+
+
+def _record(series: Series) -> dict[str, Any]:
     return {
-        "file": str(path),
-        "rows": tracker.row,
-        "events": [asdict(event) for event in tracker.events],
-        "incidents": [asdict(incident) for incident in tracker.incidents],
+        "file": str(series.file),
+        "rows": len(series.seconds),
+        "events": [asdict(event) for event in series.events],
+        "incidents": [asdict(incident) for incident in series.incidents],
     }
 
 
 def _print(found: Sequence[Series]) -> None:
     rows, notes = [], []
-    for path, tracker, seconds, about in found:
-        name = Path(source_name(path)).name
-        notes += [f"{name}: {note}" for note in about]
-        for incident in tracker.incidents:
+    for series in found:
+        name = series.name
+        notes += [f"{name}: {note}" for note in series.notes]
+        for incident in series.incidents:
             relief = "lasts" if incident.relief is None else incident.relief
             rows.append([name, incident.onset, relief, f"{incident.ratio:.2f}", incident.confirmed_at])
-        others = sum(event.kind == "change" for event in tracker.events)
-        if tracker.row < 2 * SKIPPED_ROWS:
+        others = sum(event.kind == "change" for event in series.events)
+        if series.noted < 2 * SKIPPED_ROWS:
             notes.append(
-                f"{name}: {tracker.row} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal"
+                f"{name}: {series.noted} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal"
             )
-        elif not tracker.incidents:
-            notes.append(f"{name}: {tracker.row} rows, no incident" + (f", {others} other changes" if others else ""))
-        if len(seconds) >= SKIPPED_ROWS and all(before < now for before, now in pairwise(seconds)):
+        elif not series.incidents:
+            notes.append(f"{name}: {series.noted} rows, no incident" + (f", {others} other changes" if others else ""))
+        if series.noted >= SKIPPED_ROWS and all(before < now for before, now in pairwise(series.seconds)):
             notes.append(f"{name}: every row is longer than the one before: timestamps? --timestamps takes differences")
     columns = [("file", ""), ("onset", "row"), ("relief", "row"), ("ratio", ""), ("confirmed", "row")]
     if rows:
@@ -138,18 +173,19 @@ def draw(path: str, found: Sequence[Series]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(len(found), 1, figsize=(12, 3.2 * len(found)), squeeze=False, layout="constrained")
-    for axis, (file, tracker, seconds, _) in zip(axes[:, 0], found, strict=True):
-        _panel(axis, Path(source_name(file)).name, tracker, seconds)
+    for axis, series in zip(axes[:, 0], found, strict=True):
+        _panel(axis, series)
     axes[-1, 0].set_xlabel("row")
     save(figure, path)
 
 
-def _panel(axis: Axes, name: str, tracker: Tracker, seconds: list[float]) -> None:
-    ordered = sorted(seconds)
+def _panel(axis: Axes, series: Series) -> None:
+    seconds = series.seconds
+    ordered = sorted(value for value in seconds if not isnan(value))
     bottom, top = ordered[0] * 0.9, max(ordered[int(0.99 * (len(ordered) - 1))] * 1.3, ordered[len(ordered) // 2] * 1.5)
     hidden = sum(value > top for value in seconds)
     axis.plot(seconds, color="0.35", linewidth=0.6, marker=".", markersize=2)
-    for incident in tracker.incidents:
+    for incident in series.incidents:
         end = len(seconds) if incident.relief is None else incident.relief
         axis.axvspan(incident.onset - 0.5, end - 0.5, color="tab:red", alpha=0.22, linewidth=0)
         until = "on" if incident.relief is None else f"to {incident.relief - 1}"
@@ -157,7 +193,7 @@ def _panel(axis: Axes, name: str, tracker: Tracker, seconds: list[float]) -> Non
         axis.annotate(
             label, (incident.onset, top), (0, -4), textcoords="offset points", va="top", fontsize=8, color="tab:red"
         )
-    for event in tracker.events:
+    for event in series.events:
         if event.kind == "change":
             axis.axvline(event.index, color="tab:blue", linewidth=0.9, linestyle="--")
             text = f" x{event.ratio:.2f}"
@@ -165,6 +201,6 @@ def _panel(axis: Axes, name: str, tracker: Tracker, seconds: list[float]) -> Non
     axis.set_ylim(bottom, top)
     axis.set_xlim(-1, len(seconds))
     axis.set_ylabel("iteration time (s)")
-    count = len(tracker.incidents)
+    count = len(series.incidents)
     above = f"; {hidden} row{'' if hidden == 1 else 's'} above the frame" if hidden else ""
-    axis.set_title(f"{name}: {count} incident{'' if count == 1 else 's'}{above}", loc="left", fontsize=10)
+    axis.set_title(f"{series.name}: {count} incident{'' if count == 1 else 's'}{above}", loc="left", fontsize=10)

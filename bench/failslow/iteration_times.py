@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
-from math import isfinite
+from itertools import chain, islice, pairwise, repeat
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ class Source:
 def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[float]:
     """The iteration times of file `path` ("-": standard input), in seconds, one by one; `notes`: what was assumed.
 
-    Of a rate its inverse: what a token takes, say.
+    Of a rate its inverse: what a token takes, say. A row without a time, blank or NaN, is nan; at the end `notes` says
+    how many are.
 
     Raises:
         InputError: no such file, nothing there that looks like iteration times, or a value that cannot be one.
@@ -95,14 +96,31 @@ def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[f
         with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
             first = list(islice(file, SEARCHED_LINES))
             form = source.form() or (None if source.column else _log_form(first))
-            if form is not None:
-                yield from _read_log(name, form, chain(first, file), notes)
-            else:
-                yield from _read_csv(name, source, chain(first, file), notes)
+            lines = chain(first, file)
+            read = _read_csv(name, source, lines, notes) if form is None else _read_log(name, form, lines, notes)
+            yield from _counted(name, read, notes)
     except IsADirectoryError as error:
         raise InputError(f"{name}: got a folder, expected a file") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _counted(name: str, times_s: Iterable[float], notes: list[str]) -> Iterator[float]:
+    """`times_s`; at their end a note says how many are nan, and which is the first.
+
+    Raises:
+        InputError: all are.
+    """
+    count, lost, first = 0, 0, 0
+    for count, time_s in enumerate(times_s, start=1):
+        if isnan(time_s):
+            first = first if lost else count - 1
+            lost += 1
+        yield time_s
+    if lost == count:
+        raise InputError(f"{name}: got {format_count(count, 'row')} without a number, expected iteration times")
+    if lost:
+        notes.append(f"{lost} of {format_count(count, 'row')} have no time, row {first} the first: left out")
 
 
 def read_column(path: str | Path, column: str) -> Iterator[float]:
@@ -111,14 +129,14 @@ def read_column(path: str | Path, column: str) -> Iterator[float]:
 
 
 def differences(path: str | Path, timestamps: Iterable[float]) -> Iterator[float]:
-    """What lies between `timestamps` of file `path`, one by one.
+    """What lies between `timestamps` of file `path`, one by one; nan beside one that is not known.
 
     Raises:
         InputError: there is only one, or one is not above the one before.
     """
     row = 0
     for row, (before, now) in enumerate(pairwise(timestamps), start=1):
-        if not now > before:
+        if now <= before:
             raise InputError(
                 f"{source_name(path)}: row {row}: got {now!r} after {before!r},"
                 " expected increasing timestamps (was the clock set back?)"
@@ -149,7 +167,7 @@ def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str]) 
         if match is None or match[1] is None:
             continue
         value = _number(match[1].replace(",", ""))
-        if not 0.0 < value < float("inf"):
+        if not (0.0 < value < inf or _is_missing(match[1])):
             raise InputError(f"{name}: line {number}: got {match[1]!r}, expected a positive number")
         count += 1
         yield 1 / value if form.is_rate else value * factor
@@ -172,7 +190,8 @@ def _read_csv(name: str, source: Source, lines: Iterator[str], notes: list[str])
     column, found = source.column, next(reader, None)
     if column is None:
         column = _pick(header)
-        if column is None:
+        if column is None or (column != "seconds" and not _is_time(found, header.index(column))):
+            # A sentence in a log may name a unit, too.
             raise InputError(_no_column(name, "seconds", header, found or []))
         if column != "seconds" and not source.unit:
             notes.append(f"column {column!r}, in {_unit_of(column)}")
@@ -191,12 +210,11 @@ def _rows(
     row, blanks, last_step = -1, 0, None
     for fields in rows:
         if not fields:
-            # Of one column it is a blank cell, which is a mistake unless the file ends with it.
+            # Of one column it is a blank cell, unless the file ends with it.
             blanks += len(header) == 1
             continue
-        row += 1
-        if blanks:
-            raise InputError(f"{name}: row {row}, column {column}: got nothing, expected a positive number")
+        yield from repeat(nan, blanks)
+        row, blanks = row + 1 + blanks, 0
         if len(fields) > len(header):
             count = len(header)
             raise InputError(
@@ -206,12 +224,16 @@ def _rows(
             last_step = _check_step(name, row, fields[step_at], last_step)
         text = fields[at] if at < len(fields) else ""
         value = _number(text)
-        if not 0.0 < value < float("inf"):
-            got = repr(text) if text.strip() else "nothing"
-            raise InputError(f"{name}: row {row}, column {column}: got {got}, expected a positive time in seconds")
+        if not (0.0 < value < inf or _is_missing(text)):
+            raise InputError(f"{name}: row {row}, column {column}: got {text!r}, expected a positive time")
         yield value * factor if factor != 1.0 else value
     if row < 0:
         raise InputError(f"{name}: got a header and no rows, expected iteration times")
+
+
+def _is_time(fields: Sequence[str] | None, at: int) -> bool:
+    """Whether a row, if there is one, has a number at `at`, or nothing."""
+    return fields is None or at >= len(fields) or isfinite(_number(fields[at])) or _is_missing(fields[at])
 
 
 def _words_of(name: str) -> list[str]:
@@ -255,7 +277,12 @@ def _number(text: Any) -> float:
     try:
         return float(text)
     except ValueError:
-        return float("nan")
+        return nan
+
+
+def _is_missing(text: str) -> bool:
+    """Whether a cell is blank or NaN: nothing was measured there."""
+    return text.strip().lower() in ("", "nan")
 
 
 def _check_step(name: str, row: int, text: str, last: float | None) -> float:

@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import suppress
+from itertools import accumulate
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -67,18 +68,17 @@ def test_detect_column(capsys, tmp_path):
         ("", "got an empty file"),
         ("seconds\n", "a header and no rows"),
         ("time\n1\n", "no column 'seconds', expected one of: time"),
-        ("seconds\n1\nnan\n", "row 1, column seconds: got 'nan'"),
         ("seconds\n1\n-2\n", "row 1, column seconds: got '-2'"),
         ("seconds\n1\n0\n", "row 1, column seconds: got '0'"),
         ("seconds\nabc\n", "row 0, column seconds: got 'abc'"),
-        ("step,seconds\n1,1\n2\n", "row 1, column seconds: got nothing"),
+        ("seconds\n" + "1\n" * 60 + "\n-1\n", "row 61, column seconds: got '-1'"),
+        ("seconds\ninf\n", "row 0, column seconds: got 'inf'"),
+        ("seconds\nnan\n\nNaN\n", "got 3 rows without a number"),
         ("step,seconds\n2,1\n1,1\n", "got step 1 after step 2"),
         ("step,seconds\nx,1\n", "column step: got 'x'"),
         ("step,seconds\nnan,1\n2,1\n", "row 0, column step: got 'nan'"),
         ("seconds\n1,05\n", "row 0: got 2 fields, expected 1 as in the header (a decimal comma?)"),
         ("seconds,seconds\n1,2\n", "several columns 'seconds'"),
-        ("seconds\n" + "1\n" * 60 + "\n1\n", "row 60, column seconds: got nothing"),
-        ("step,seconds\n1,1\n2,\n", "row 1, column seconds: got nothing"),
         ("time\n1\n", "(--column, and --unit: s, ms, us, ns, min)"),
         ("forward_ms,backward_ms\n1,2\n", "no column 'seconds', expected one of: forward_ms, backward_ms (--column)"),
         ("elapsed time per iteration (ms): 0.0\n", "line 1: got '0.0', expected a positive number"),
@@ -102,6 +102,7 @@ def test_detect_bad_input(capsys, tmp_path, content, text):
         "secret,password\n1\n",
         "1.5,secret\n1.5,2\n",
         "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n",
+        "secret 1: took 3 seconds\nsecret 2: took 4 seconds\n",
     ],
 )
 def test_detect_tells_nothing_from_what_is_no_table_of_numbers(capsys, tmp_path, content):
@@ -114,6 +115,41 @@ def test_detect_tells_nothing_from_what_is_no_table_of_numbers(capsys, tmp_path,
 
 
 SLOW_ROWS = [1.5 if 60 <= i < 90 else 1.0 for i in range(150)]
+
+
+LOST = (7, 60, 61, 75, 90)
+NOTED = "5 of 150 rows have no time, row 7 the first: left out"
+
+
+@pytest.mark.parametrize(
+    ("head", "form", "lost"),
+    [
+        ("seconds\n", "{s}", ""),
+        ("seconds\n", "{s}", "nan"),
+        ("step,seconds\n", "{i},{s}", ""),
+        ("step,seconds\n", "{i},{s}", " NaN "),
+        ("", "iter {i}: loss 1, time {s}ms", "nan"),
+    ],
+)
+def test_detect_leaves_out_rows_without_a_time_and_keeps_their_numbers(capsys, tmp_path, head, form, lost):
+    path = tmp_path / "a.csv"
+    rows = [form.format(i=i, s=lost if i in LOST else time_s) for i, time_s in enumerate(SLOW_ROWS)]
+    path.write_text(head + "\n".join([*rows, "", ""]))
+    (found,) = run_json(capsys, "detect", str(path))["series"]
+    assert found["rows"] == 150
+    # Of a level that begins or ends with rows that are lost, the first row that is there.
+    assert [(one["onset"], one["relief"]) for one in found["incidents"]] == [(62, 91)]
+    assert {event["index"] for event in found["events"]} == {62, 91}
+    assert main(["detect", str(path)]) == 0
+    assert NOTED in capsys.readouterr().out
+
+
+def test_detect_timestamps_with_one_lost(capsys, tmp_path):
+    stamps = list(accumulate(SLOW_ROWS, initial=100.0))
+    path = tmp_path / "a.csv"
+    path.write_text("seconds\n" + "".join(f"{'' if i == 30 else stamp}\n" for i, stamp in enumerate(stamps)))
+    (found,) = run_json(capsys, "detect", str(path), "--timestamps")["series"]
+    assert (found["rows"], [(one["onset"], one["relief"]) for one in found["incidents"]]) == (150, [(60, 90)])
 
 
 def incident_rows(capsys, *argv):
