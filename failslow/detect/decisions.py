@@ -26,7 +26,8 @@ CANDIDATE = 3.9
 WANDERING_ROWS = 8
 WANDERING = 18.0
 MAX_WARM_UP_ROWS = 300
-# A fall by a quarter is certain after fewer rows.
+# A fall by a quarter is certain after fewer rows: these, or where it tells that the job was slow from its start, as soon
+# as a rise would be.
 CLEAR_FALL = log(1.25)
 MIN_FALL_ROWS = 8
 # Rows that a job is slow from its start at least; more where it is by less than the ratio of a warm-up.
@@ -115,7 +116,7 @@ def seen_level(state: JobState, finding: EventFinding, row: int) -> SeenLevel | 
         start = split(rows, state.level.median, median(suspects[-8:]))
     else:
         rows, start = state.placed(suspects, row)
-        least = {"onset": MIN_SAMPLES, "relief": MIN_FALL_ROWS, "change": 2 * MIN_SAMPLES}[kind]
+        least = {"onset": MIN_SAMPLES, "relief": MIN_SAMPLES, "change": 2 * MIN_SAMPLES}[kind]
     if len(rows) - start < least:
         return None
     index = row + 1 - len(rows) + start
@@ -242,15 +243,15 @@ def _fall(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Even
 def _faster(state: JobState, suspects: Sequence[float], fall: float, row: int) -> Iterator[EventFinding]:
     """A job that is not slow becomes faster: waiting until that is certain loses nothing."""
     level, down = state.level, state.held.down
-    least = MIN_FALL_ROWS if fall > CLEAR_FALL else SKIPPED_ROWS
-    if len(suspects) < least or not state.weighing.is_due(len(suspects), row):
+    clear = fall > CLEAR_FALL
+    if len(suspects) < (MIN_SAMPLES if clear else SKIPPED_ROWS) or not state.weighing.is_due(len(suspects), row):
         return
     if not state.weighing.is_faster(suspects, level, state.reference.anchor):
         return
     counts = _counts(state, fall, suspects)
     if state.last is None and counts:
         rows, start = state.placed(suspects, row)
-        if len(rows) - start < MIN_FALL_ROWS:
+        if len(rows) - start < MIN_SAMPLES:
             return
         before = list(state.held.recent)[: start - len(rows)]
         long = row + 1 - len(rows) + start >= (SLOW_START_ROWS if fall > WARM_UP else LOW_START_ROWS)
@@ -258,6 +259,8 @@ def _faster(state: JobState, suspects: Sequence[float], fall: float, row: int) -
             # The job has been slow from its start.
             yield EventFinding("relief", suspects, down)
             return
+    if clear and len(suspects) < MIN_FALL_ROWS:
+        return
     if state.last is None and row < MAX_WARM_UP_ROWS:
         yield EventFinding("warm", suspects, down)
     elif counts:

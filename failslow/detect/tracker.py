@@ -17,7 +17,8 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
    a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed alike, from 16 rows, or 8 where it is plain:
    nothing is lost by waiting.
 5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height. The first
-   level of a job that falls at once and for good was slow from the start; what falls by and by is a warm-up.
+   level of a job that falls at once and for good was slow from the start, by a quarter certainly after five rows; what
+   falls by and by is a warm-up.
 6. *Slow path* (reference.py). The level is also compared with that at the last event: steps of less than 10 % add up.
    Inside an incident the last rows are, too: its noise is not known well, nor are its levels of one height.
 

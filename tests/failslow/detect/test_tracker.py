@@ -112,6 +112,18 @@ def test_recovery_from_a_slow_start_is_told_within_ten_rows(rows, ratio):
     assert event.confirmed_at - event.index + 1 <= 10
 
 
+@pytest.mark.parametrize("ratio", [1.35, 1.8, 3.0])
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_clear_recovery_from_a_slow_start_is_certain_after_five_rows(ratio, noise):
+    draw = random.Random(f"{ratio} {noise}")
+    times = [(ratio if row < 50 else 1.0) * (1 + noise * draw.uniform(-1, 1)) for row in range(100)]
+    tracker = track(times)
+    (found,) = tracker.incidents
+    assert (found.onset, found.relief, found.confirmed_at) == (0, 50, 54)
+    # Four fast rows are none.
+    assert track(times[:54] + times[:10]).incidents == []
+
+
 def test_recovery_from_a_slow_start_in_two_steps_is_one_incident():
     tracker = track(series((100, 3.0), (60, 1.5), (100, 1.0)))
     assert [(i.onset, i.relief) for i in tracker.incidents] == [(0, 160)]
