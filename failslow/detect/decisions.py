@@ -26,8 +26,8 @@ CANDIDATE = 3.9
 WANDERING_ROWS = 8
 WANDERING = 18.0
 MAX_WARM_UP_ROWS = 300
-# A fall by a quarter is certain after fewer rows: these, or where it tells that the job was slow from its start, as soon
-# as a rise would be.
+# A fall by a quarter is certain after fewer rows: these, or where it tells that the job was slow from its start, as
+# soon as a rise would be.
 CLEAR_FALL = log(1.25)
 MIN_FALL_ROWS = 8
 # Rows that a job is slow from its start at least; more where it is by less than the ratio of a warm-up.

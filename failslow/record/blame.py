@@ -118,6 +118,13 @@ class BlamePolicy:
         half="of 18 changes in recorded noisy jobs 13 are told in time, as now; healthy jobs come nearer to blame",
         double="of these 18 changes 11 are told in time",
     )
+    # On a busy machine all come late by much the same: the latest must by so many times of what any other does.
+    beyond_rest: float = value(
+        2.0,
+        "chosen: of 16 recorded healthy jobs beside up to 10 busy processes two were blamed without it, none from 2 on",
+        half="ranks are named that others are nearly as late as",
+        double="recorded slow jobs are told of alike; beside a rank that varies much a slow one is named later",
+    )
     # Iterations, all but one of them, in which those that were late are so no more.
     gone: int = value(
         8,
@@ -303,8 +310,9 @@ def attribute(
         silent: ranks of which nothing is known.
         late: who stands apart: beside them others are named that are late by half as much, not by a fair part.
 
-    Ranks are named where their coming late has grown by a fair part of it; the calls, where they themselves have, and
-    with them those that are silent: others may wait for these. Without evidence nobody is.
+    Ranks are named where their coming late has grown by a fair part of it, and that of nobody else by nearly as much;
+    the calls, where they themselves have, and with them those that are silent: others may wait for these. Without
+    evidence nobody is.
     """
     if len(before) < 2 or not during or extra_s <= 0.0:
         return UNKNOWN
@@ -319,6 +327,9 @@ def attribute(
         share = POLICY.fair_share if late is None else POLICY.main_share
         ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= share * top]
         ranks.sort(key=lambda rank: -grown[rank][0])
+        rest_s = max((late_s for rank, (late_s, _) in grown.items() if rank not in ranks), default=0.0)
+        if top < POLICY.beyond_rest * rest_s:
+            return Cause("unknown", None, "all come late by much the same: a busy machine, or what they share")
         told = ", ".join(f"rank {rank} by {min(grown[rank][0], extra_s) * 1e3:.3g} ms" for rank in ranks)
         who = "comes" if len(ranks) == 1 else "come"
         text = f"{told} an iteration more than before {who} later than the others, in most of {len(during)} iterations"

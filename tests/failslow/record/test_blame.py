@@ -44,6 +44,21 @@ def test_the_ranks_that_are_late(late, ranks):
     assert all(f"rank {rank} by" in cause.evidence for rank in ranks)
 
 
+@pytest.mark.parametrize(("others_s", "ranks"), [(0.012, ()), (0.003, (2,))])
+def test_where_others_come_late_by_nearly_as_much_nobody_is_named(others_s, ranks):
+    """As beside as many busy processes as ranks: by chance one or two of them are late in most iterations."""
+    heights = (0.0, 0.3, 1.0, 2.0, 2.0)
+    during = [
+        IterationArrivals(i, float(i), {2: 0.016, **{r: others_s * heights[(i + r) % 5] for r in range(3, 8)}})
+        for i in range(40, 55)
+    ]
+    assert attribute(HEALTHY, during, 0.02).ranks == ranks
+
+
+def test_of_three_of_unequal_height_the_lowest_does_not_acquit_the_others():
+    assert attribute(HEALTHY, rows(40, 6, {1: 0.05, 2: 0.02, 3: 0.014}), 0.05).ranks == (1, 2)
+
+
 def test_a_few_large_waits_blame_nobody():
     """Whatever their mean: a rank that waits for a disk in one iteration of six is not why all are slow."""
     during = rows(40, 5) + rows(45, 1, {2: 3.0})
