@@ -41,7 +41,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
@@ -97,13 +96,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"-n: got {n}, expected 2 to {MAX_WORLD_SIZE}")
     options = parse(args)
     if args.admit is not None:
-        from lanterne.failslow.operate.history import open_history
+        from lanterne.failslow.operate.history import open_to_add
 
-        if Path(args.admit).is_dir():
-            raise InputError(f"--admit: got {args.admit}, a folder, expected a file, or redis://HOST:PORT/KEY")
         if args.slow_rank or args.slow_link:
             raise InputError("--admit: got a rehearsal beside it, expected no --slow-rank and no --slow-link")
-        open_history(args.admit)
+        open_to_add(args.admit, "--admit")
     if args.device == "cuda":
         from lanterne.kernels.arrays import require_device
 

@@ -334,9 +334,9 @@ class Watching:
 
 
 def _history(args: argparse.Namespace) -> History | None:
-    from lanterne.failslow.operate.history import open_history
+    from lanterne.failslow.operate.history import open_to_add
 
-    return None if args.history is None else open_history(args.history)
+    return None if args.history is None else open_to_add(args.history, "--history")
 
 
 def _finish(args: argparse.Namespace, command: list[str], watching: Watching, code: int | None = None) -> None:

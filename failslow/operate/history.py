@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, shown
 from lanterne.failslow.operate.redis_client import SCHEMES, RedisKey, connect
 
 SCHEMA_VERSION = 1
@@ -52,6 +52,17 @@ def open_history(where: str) -> History:
     if Path(where).is_dir():
         return IncidentFolder(where)
     return FileHistory(where)
+
+
+def open_to_add(where: str, option: str) -> History:
+    """The History at `where`, to which entries are to be added; `option` names it in errors.
+
+    Raises:
+        InputError: also of a folder, whose incidents can only be read. Unavailable: as open_history.
+    """
+    if where.partition("://")[0] not in SCHEMES and Path(where).is_dir():
+        raise InputError(f"{option}: got {shown(where)}, a folder, expected a file, or redis://HOST:PORT/KEY")
+    return open_history(where)
 
 
 class FileHistory:

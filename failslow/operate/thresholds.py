@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from lanterne.errors import InputError, one_of
+from lanterne.errors import InputError, one_of, shown
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -67,8 +67,10 @@ class ThresholdFile:
         try:
             self._seen = self._stamp()
             self.now: Thresholds = self._read()
+        except IsADirectoryError:
+            raise InputError(f"--thresholds: got {shown(path)}, a folder, expected a file") from None
         except OSError as error:
-            raise InputError(f"--thresholds: cannot read {path}: {error.strerror}") from None
+            raise InputError(f"--thresholds: cannot read {shown(path)}: {error.strerror}") from None
 
     def look(self) -> Thresholds | None:
         """The Thresholds, where they have changed; else None."""

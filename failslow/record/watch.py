@@ -19,7 +19,7 @@ import numpy as np
 
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
-from lanterne.failslow.operate.history import open_history, told_patterns
+from lanterne.failslow.operate.history import open_to_add, told_patterns
 from lanterne.failslow.operate.publisher import Pace, Publisher, receiver_url
 from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
@@ -199,7 +199,7 @@ class CallWatch:
         listen, otlp, where = self._outlets
         history = None
         try:
-            history = None if where is None else open_history(where)
+            history = None if where is None else open_to_add(where, "history")
             if listen or otlp:
                 self._publisher = Publisher(listen, otlp, history=lambda: told_patterns(history))
         except LanterneError as error:

@@ -17,6 +17,7 @@ from lanterne.failslow.operate.history import (
     incident_entries,
     job_entry,
     open_history,
+    open_to_add,
     parse_entries,
     patterns,
     told_patterns,
@@ -121,6 +122,14 @@ def test_a_file_that_cannot_be_written_ends_no_job(tmp_path, caplog):
     assert caplog.text.count("cannot write") == 1 and told_patterns(history) == []
     (tmp_path / "h" / "x.json").write_text("{}")
     assert open_history(str(tmp_path / "h")).read() == ([], 1)
+
+
+def test_to_a_folder_nothing_is_added(tmp_path):
+    """It would be lost without a word."""
+    with pytest.raises(InputError, match=r"--history: got .*, a folder, expected a file, or redis://HOST:PORT/KEY"):
+        open_to_add(str(tmp_path), "--history")
+    open_to_add(str(tmp_path / "h.jsonl"), "--history").add([])
+    assert open_history(str(tmp_path)).read() == ([], 0)
 
 
 def test_redis_keeps_it(caplog):

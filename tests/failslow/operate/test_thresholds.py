@@ -56,6 +56,8 @@ def test_what_is_none(text, words):
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
     with pytest.raises(InputError, match="--thresholds: cannot read"):
         ThresholdFile(tmp_path / "none", USUAL)
+    with pytest.raises(InputError, match="a folder, expected a file"):
+        ThresholdFile(tmp_path, USUAL)
     (tmp_path / "t").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is no JSON"):
         ThresholdFile(tmp_path / "t", USUAL)
