@@ -150,8 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kinds = list(dict.fromkeys(record["kind"] for record in records if record["kind"] != "all"))
         shares = {(r["kind"], r["format"]): f"{100 * r['right']:.0f}" for r in records}
         rows = [[kind, *(shares[kind, name] for name in (OWN, *WRITERS))] for kind in (*kinds, "all")]
-        blamed = sum(r["blamed"] * r["traces"] for r in records if r["kind"] == "all" and r["format"] != OWN)
-        notes = [f"healthy ones blamed in {blamed:.0f} of {len(WRITERS) * records[0]['traces']} readings"]
+        foreign = [r for r in records if r["kind"] == "all" and r["format"] != OWN]
+        blamed = sum(r["blamed"] * r["traces"] for r in foreign)
+        readings = sum(r["traces"] for r in foreign)
+        notes = [f"healthy ones blamed in {blamed:.0f} of {readings} readings"]
         report.print_table(columns, rows, notes=notes)
     return 0
 

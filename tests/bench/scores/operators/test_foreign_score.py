@@ -31,6 +31,13 @@ def test_traces_of_a_folder_are_compared_with_the_whole(tmp_path, capsys):
     assert [r["right"] for r in records if r["kind"] == "slow.csv"] == [1.0] * (1 + len(WRITERS))
 
 
+def test_the_note_counts_all_readings(tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.csv").write_bytes(csv_of(SLOW))
+    assert foreign_score.main(["--folder", str(tmp_path), "--thin", "0"]) == 0
+    assert f"blamed in 0 of {2 * len(WRITERS)} readings" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "says"), [(["--thin", "1"], "at least 0 and less than 1"), (["--folder", "."], "holds no trace")]
 )
