@@ -24,7 +24,7 @@ from lanterne.collectives.core import Closing, CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.native import algorithm_names
 from lanterne.collectives.execute.requests import MessageRequest
-from lanterne.collectives.growth import KnownLinks, enter, node_names
+from lanterne.collectives.growth import KnownLinks, enter, node_names, open_after
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Exchanges, RootMovements
@@ -386,7 +386,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
                 dead to the job.
 
         Raises:
-            Unavailable: the transport is none of tcp and ucx.
+            Unavailable: the transport is none of tcp and ucx, nor nccl beside one of them.
             InputError: members give different `model`.
             PeerFailed, TransportTimeout: as in every call: a member died before it; `shrink`, then come again.
 
@@ -400,7 +400,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         before, group = groups
         known = self._links_of_job()
         told = known.told(known.place_of[self.ranks[self.rank]], deterministic=self.deterministic, whole=self.rank == 0)
-        grown = enter(group, core.transport.name, self._of_epoch, limit_s, told)
+        grown = enter(group, open_after(core.transport), self._of_epoch, limit_s, told)
         if grown is None:
             return self
         grown.timeout_s = self.timeout_s

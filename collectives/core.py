@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from lanterne import __version__
 from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
 from lanterne.collectives.call.ids import CLOSED, OPEN, CommunicatorIds, first_free
 from lanterne.collectives.copied import CopiedRequest, copy_back
@@ -34,6 +35,7 @@ from lanterne.kernels.dtypes import Dtype, Op
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.store.meeting_names import to_agree, to_shrink
+from lanterne.transport.store.terms import Terms
 from lanterne.transport.timeouts import check_timeout_s
 
 if TYPE_CHECKING:
@@ -421,7 +423,8 @@ class CommunicatorCore(CommunicatorBase):
         """See Transport.grow; of the members, all that live."""
         self._growths += 1
         with self.failing:
-            return self.transport.grow(f"{self._key}/grow/{self._growths}", self.ranks, model, limit_s)
+            terms = Terms(__version__, self.transport.name, model)
+            return self.transport.grow(f"{self._key}/grow/{self._growths}", self.ranks, terms, limit_s)
 
     def succeed(self, successor: "CommunicatorCore") -> None:
         """This one is over, with its transport; `successor`, which has another, is closed with it."""

@@ -131,9 +131,19 @@ def node_names(hosts: Sequence[str], topology: Topology | None) -> tuple[str, ..
     return tuple(f"node {node}" for node in topology.node_of)
 
 
+def open_after(before: Transport) -> Callable[[Group, float], Transport]:
+    """What opens the transport that comes after `before`, of the same name."""
+    return lambda group, limit_s: before.open_next(group, limit_s) or open_transport(before.name, group, limit_s)
+
+
+def open_named(name: str) -> Callable[[Group, float], Transport]:
+    """What opens the transport of that name, or, where nobody has said one, of host memory."""
+    return lambda group, limit_s: open_transport(name or host_transport(group, limit_s), group, limit_s)
+
+
 def enter(
     group: Group,
-    transport: str,
+    open_transport_of: Callable[[Group, float], Transport],
     make: Callable[[Transport, Group, KnownLinks | None, bool], Made],
     limit_s: float,
     told: bytes = b"",
@@ -143,15 +153,15 @@ def enter(
     All its ranks call it. If it is None on one it is on all; the group is left then, and the epoch before goes on.
 
     Args:
-        transport: its name, empty where nobody has said one; `make` gets it open, with what those that were there
-            before know and have set.
+        open_transport_of: opens the transport of these ranks: open_named's or open_after's.
+        make: gets it, with what those that were there before know and have set.
         told: see KnownLinks.told; empty: of a newcomer.
     """
     with ExitStack() as undo:
         undo.callback(group.abandon)
         try:
             known, deterministic = understand(group.exchange("lanterne/known", told, limit_s))
-            opened = open_transport(transport or host_transport(group, limit_s), group, limit_s)
+            opened = open_transport_of(group, limit_s)
             undo.callback(opened.close)
             made = make(opened, group, known, deterministic)
             undo.callback(made.close)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 from lanterne import __version__
 from lanterne.collectives.auto.tuning import GPUS, THREADS
-from lanterne.collectives.growth import KnownLinks, enter, node_names
+from lanterne.collectives.growth import KnownLinks, enter, node_names, open_named
 from lanterne.collectives.topology.presets import find_topology
 from lanterne.collectives.topology.topology import Topology
 from lanterne.collectives.topology.topology_json import to_document
@@ -155,7 +155,7 @@ def _taken_in(
                 raise
             log.info("lanterne: %s", error)
             continue
-        found = enter(group, agreed.transport, Communicator._of_epoch, limit_s)
+        found = enter(group, open_named(agreed.transport), Communicator._of_epoch, limit_s)
         if found is not None:
             # Where there is nobody who was there before, it is as all of these have asked for.
             found.deterministic |= deterministic and len(found.newcomers) == found.world_size

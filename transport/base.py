@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from lanterne import __version__
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.pauses import Pauses
@@ -377,15 +376,21 @@ class Transport(ABC):
         """
         raise Unavailable(f"grow: got transport {self.name}, over which no rank is taken in; expected tcp or ucx")
 
-    def grow(self, name: str, ranks: Sequence[int], model: str, limit_s: float) -> "tuple[Group, Group] | None":
+    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "tuple[Group, Group] | None":
         """This rank's Group, and that in the job's next epoch, with those that wait; None: there are none.
 
         All living ranks of the job call it; see Group.grow. Raises as that.
         """
         assert self._job is not None
-        terms = Terms(__version__, self.name, model)
         group = self._job.grow(name, ranks, terms, limit_s)
         return None if group is None else (self._job, group)
+
+    def open_next(self, group: "Group", limit_s: float) -> "Transport | None":
+        """That of the job's next epoch, between the ranks of `group`, made of this one, which stays as it is.
+
+        All its ranks open it. None: nothing of this one is of use, and it is opened as any other.
+        """
+        return None
 
     def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Those of `ranks` that no message reaches from here, dead or not."""

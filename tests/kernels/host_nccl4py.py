@@ -17,7 +17,9 @@ class HostCore:
 
     def __init__(self, nccl):
         self.nccl, self.log = nccl, []
-        self.Communicator = SimpleNamespace(init=self._init)
+        self.Communicator = _Makers(self)
+        # By the id of a communicator that grows, that of what it grows to.
+        self.growths = {}
         self.UniqueId = SimpleNamespace(from_bytes=bytes)
         self.CommShrinkFlag = SimpleNamespace(DEFAULT=0, ABORT=1)
         self.NCCLConfig = SimpleNamespace
@@ -28,9 +30,24 @@ class HostCore:
     def get_error_string(self, state):
         return {REMOTE_ERROR: "remote process exited or there was a network error"}[state]
 
-    def _init(self, world_size, rank, unique_id, config):
+
+class _Makers:
+    """The class nccl.core.Communicator; what it makes without a word is no communicator, and may come into one."""
+
+    def __init__(self, core):
+        self._core = core
+
+    def init(self, world_size, rank, unique_id, config):
         assert config.blocking is False
-        return HostMade(self, unique_id, world_size, rank)
+        return HostMade(self._core, unique_id, world_size, rank)
+
+    def __call__(self):
+        return self
+
+    def grow(self, world_size, unique_id, rank, config):
+        assert config.blocking is False and unique_id and rank is not None
+        self._core.log.append(("come in", rank))
+        return HostMade(self._core, unique_id, world_size, rank)
 
 
 class HostMade:
@@ -42,7 +59,12 @@ class HostMade:
         MADE[id(self)] = self
         self.communicator, self.error, self.gone, self.revoked = None, None, False, False
         self._busy = []
-        self.begin(lambda: setattr(self, "communicator", HostCommunicator(core.nccl, world_size, unique_id, rank)))
+        self.begin(self._meet)
+
+    def _meet(self):
+        unique_id = self.unique_id() if callable(self.unique_id) else self.unique_id
+        self.unique_id = unique_id
+        self.communicator = HostCommunicator(self.core.nccl, self.world_size, unique_id, self.rank)
 
     def begin(self, function):
         """Have `function` done without holding up the caller."""
@@ -96,6 +118,28 @@ class HostMade:
         left = [rank for rank in range(self.world_size) if rank not in absent]
         unique_id = bytes(byte ^ 0x5A for byte in self.unique_id[:120]) + bytes(8 * [1 + sum(absent)])
         made = HostMade(self.core, unique_id, len(left), left.index(self.rank), self)
+        self._busy = made._busy
+        return made
+
+    def get_unique_id(self):
+        return self.core.nccl.get_unique_id()
+
+    def grow(self, world_size, unique_id, rank, config):
+        assert config.blocking is False and rank is None and not self.revoked and world_size > self.world_size
+        self.core.log.append(("grow", self.rank))
+        growths, condition = self.core.growths, self.core.nccl.condition
+        if unique_id is not None:
+            with condition:
+                growths[self.unique_id] = unique_id
+                condition.notify_all()
+
+        def told():
+            with condition:
+                while self.unique_id not in growths:
+                    condition.wait()
+                return growths[self.unique_id]
+
+        made = HostMade(self.core, told, world_size, self.rank, self)
         self._busy = made._busy
         return made
 

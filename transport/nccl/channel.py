@@ -4,6 +4,7 @@ Messages have no tags: those of one pair match in the order of their groups. All
 same order, so a channel has one stream for them.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
+
+log: logging.Logger = logging.getLogger(__name__)
 
 # The lane of a communicator on which its members meet before NCCL's start-up (plans.py hands out those from 0 to 255).
 MEETING_LANE = 256
@@ -52,7 +55,7 @@ class NcclChannel(WatchedCommunicator):
     """The NCCL communicator of some ranks of a transport, and the stream on which their messages go.
 
     Args:
-        transport, communicator, ranks, tag: as WatchedCommunicator has them.
+        transport, communicator, ranks, tag, order: as WatchedCommunicator has them.
         library: cupy.cuda.nccl, or a stand-in.
 
     Attributes: `world_size`; `stream`, which carries all groups; see WatchedCommunicator, too.
@@ -66,11 +69,14 @@ class NcclChannel(WatchedCommunicator):
         communicator: Any,
         ranks: Sequence[int],
         tag: int = 0,
+        order: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(transport, runtime, communicator, ranks, tag)
+        super().__init__(transport, runtime, communicator, ranks, tag, order)
         self.library = library
         self.world_size: int = len(ranks)
         self.stream: Stream = runtime.new_stream()
+        # By member, its rank of NCCL's.
+        self._places: list[int] = [self.order.index(rank) for rank in self.ranks]
         self._connected: set[Connection] = set()
         # Groups since the last call was queued whole.
         self._num_issued = 0
@@ -108,13 +114,44 @@ class NcclChannel(WatchedCommunicator):
         else:
             self._connect({kind}, partial(self._communicator.allReduce, *arguments))
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether NCCL can take others in, as far as is known."""
+        return self.failure is None and not self.closed and hasattr(self._communicator, "grow")
+
+    def growth_id(self) -> bytes:
+        """What newcomers come in by, empty where NCCL has none; one member asks for it, and gives it to its `grow`."""
+        try:
+            return bytes(self._communicator.growth_id())
+        except Exception as error:  # Of a binding, or of an NCCL that is too old, in whichever way.
+            log.info("%s: cannot grow: %s", self._name(), error)
+            return b""
+
+    def grow(self, world_size: int, growth_id: bytes, limit_s: float) -> Any:
+        """The NCCL communicator of this one's ranks, in their order, and newcomers behind them; all call it.
+
+        This one stays as it is, unless that fails.
+
+        Args:
+            world_size: how many they are together.
+            growth_id: of the member that has made it; empty on others.
+
+        Raises:
+            TransportError, TransportTimeout: NCCL cannot.
+        """
+        try:
+            return self._communicator.grow(world_size, growth_id, limit_s)
+        except Exception as error:
+            # Where one does not come the others' are in progress for ever, and carry nothing any more.
+            raise self.fail(reported(self._name(), error)) from error
+
     def _group(self, messages: Iterable[Message]) -> None:
         library, communicator, stream = self.library, self._communicator, self.stream.ptr
         library.groupStart()
         try:
             for sends, address, nbytes, member in messages:
                 verb = communicator.send if sends else communicator.recv
-                verb(address, nbytes, UINT8, member, stream)
+                verb(address, nbytes, UINT8, self._places[member], stream)
         finally:
             library.groupEnd()
 

@@ -2,8 +2,7 @@
 
 Its communicators do not block: a call that has to wait for other ranks returns at once, and NCCL is asked until it is
 over, or the communicator is aborted; so no thread is left behind in NCCL, whatever the others do. A process may so be
-told of a failure in the middle of a start-up, and revoke, shrink or abort what it has. Not grow: NCCL wants newcomers
-behind all ranks that there are, and those of a job have the places of the dead.
+told of a failure in the middle of a start-up, and revoke, shrink, grow or abort what it has.
 LANTERNE_NCCL=nccl4py chooses it; CuPy's is the default until this one has run on a device.
 """
 
@@ -50,6 +49,14 @@ class Nccl4py:
         """
         made = self.core.Communicator.init(
             world_size, rank, self.core.UniqueId.from_bytes(unique_id), self.core.NCCLConfig(blocking=False)
+        )
+        return Nccl4pyCommunicator(self, made).started(limit_s)
+
+    def come_in(self, world_size: int, growth_id: bytes, place: int, limit_s: float) -> "Nccl4pyCommunicator":
+        """The communicator that others grow by this process, their rank `place`; see Nccl4pyCommunicator.grow."""
+        core = self.core
+        made = core.Communicator().grow(
+            world_size, core.UniqueId.from_bytes(growth_id), place, core.NCCLConfig(blocking=False)
         )
         return Nccl4pyCommunicator(self, made).started(limit_s)
 
@@ -154,6 +161,25 @@ class Nccl4pyCommunicator:
         """
         core = self._library.core
         made = self._made.shrink(list(absent), core.NCCLConfig(blocking=False), core.CommShrinkFlag.ABORT)
+        # It has no address before its parent is done with it.
+        self.settle(limit_s)
+        return Nccl4pyCommunicator(self._library, made).started(limit_s)
+
+    def growth_id(self) -> bytes:
+        """What newcomers come in by, in the next `grow`; one rank asks for it."""
+        return bytes(self._made.get_unique_id())
+
+    def grow(self, world_size: int, growth_id: bytes, limit_s: float) -> "Nccl4pyCommunicator":
+        """The communicator of all its ranks, in their order, and of those that `come_in` behind them.
+
+        Nothing may be under way; this one stays. `growth_id`: on the rank that has made it, else empty.
+
+        Raises:
+            TransportError, TransportTimeout: as `settle`.
+        """
+        core = self._library.core
+        known = core.UniqueId.from_bytes(growth_id) if growth_id else None
+        made = self._made.grow(world_size, known, None, core.NCCLConfig(blocking=False))
         # It has no address before its parent is done with it.
         self.settle(limit_s)
         return Nccl4pyCommunicator(self._library, made).started(limit_s)

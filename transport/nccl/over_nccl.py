@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
+from lanterne.transport.store.terms import Terms
 from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
@@ -46,9 +48,13 @@ if TYPE_CHECKING:
 # array does: no copy, and the price is one message in world_size - 1 that may be no multiple.
 ALIGNMENT_NBYTES = 4096
 SLOT_NBYTES = 512
-# Whether ranks may share GPUs, NCCL version, tag of the channel that this rank could shrink (0: none), length of the
-# device's identity, of the unique id, of an error's text; then these.
-_SEAT = struct.Struct("<?iQHHH")
+# Whether ranks may share GPUs, NCCL version, tag of the channel that this rank could shrink or grow (0: none), its
+# place in that, or whether it can come in, length of the device's identity, of the unique id, of the id by which
+# newcomers come in, of an error's text; then these.
+_SEAT = struct.Struct("<?iQhHHHH")
+_COMES_IN, _NO_PLACE = -1, -2
+# What makes NCCL's communicator, and the transport's ranks in the order of NCCL's.
+Start: TypeAlias = tuple[Callable[[], Any], Sequence[int]]
 # Why there was no meeting, and of which rank; then text.
 _ABSENCE = struct.Struct("<Bi")
 _DIED, _ABSENT = 1, 2
@@ -66,12 +72,12 @@ class NcclPolicy:
         half="ranks of large groups blame the first, not the one that is absent",
         double="starts that fail take 2 s more",
     )
-    # How long survivors try to shrink what they have; then they begin anew.
-    shrink_s: float = value(
+    # How long ranks try to shrink, or to grow, what they have; then they begin anew.
+    remake_s: float = value(
         5.0,
         "they know of each other: it takes what a start-up takes",
         half="slow starts are begun anew in vain",
-        double="going on takes 5 s longer where NCCL cannot shrink",
+        double="going on takes 5 s longer where NCCL cannot do that",
     )
 
 
@@ -85,6 +91,7 @@ class NcclTransport(Transport):
         timeout_s: the default of every wait.
         host, runtime, library: the host transport, the device, and cupy.cuda.nccl; None: opened here. The device is
             LANTERNE_DEVICE, else the one whose number is this rank's among those of its host.
+        before: this rank's NcclTransport of the epoch before, whose communicator NCCL may grow; it stays.
 
     Raises:
         Unavailable: no GPU, NCCL too old, or more ranks than GPUs without what that takes; on every rank alike.
@@ -103,6 +110,7 @@ class NcclTransport(Transport):
         host: Transport | None = None,
         runtime: "CudaRuntime | None" = None,
         library: Any = None,
+        before: "NcclTransport | None" = None,
     ) -> None:
         self.rank: int = group.rank
         self.world_size: int = group.world_size
@@ -122,22 +130,32 @@ class NcclTransport(Transport):
             except LanterneError as error:
                 unavailable = error
             self.channel: NcclChannel = self.open_channel(
-                range(self.world_size), make_tag(0, MEETING_LANE), unavailable
+                range(self.world_size),
+                make_tag(0, MEETING_LANE),
+                unavailable,
+                None if before is None else _idle_channel(before, self.world_size - len(group.newcomers)),
             )
         except BaseException:
             self.close()
             raise
 
-    def open_channel(self, ranks: Iterable[int], tag: int, unavailable: LanterneError | None = None) -> NcclChannel:
+    def open_channel(
+        self,
+        ranks: Iterable[int],
+        tag: int,
+        unavailable: LanterneError | None = None,
+        to_grow: NcclChannel | None = None,
+    ) -> NcclChannel:
         """The NcclChannel of the transport ranks `ranks`, all of whom call this; they meet with `tag` first.
 
         Args:
             unavailable: the error for which this rank cannot; all then raise.
+            to_grow: what NCCL may grow by those that have none; else it may shrink one of this transport's.
         """
         ranks = tuple(ranks)
         me = ranks.index(self.rank)
-        parent = self._revoked(ranks)
-        seat = _seat(self, me == 0, unavailable, 0 if parent is None else parent.tag)
+        parent = self._revoked(ranks) if to_grow is None else to_grow
+        seat = _seat(self, me == 0, unavailable, parent)
         seats = [_unpack(slot) for slot in meet(self.host, ranks, me, tag, seat, self.timeout_s)]
         if unavailable is not None:
             raise unavailable
@@ -153,24 +171,25 @@ class NcclTransport(Transport):
         check_devices([(host, identity) for host, _, identity in devices], min(versions))
         self.shares_devices: bool = any(found.shares for found in seats)
 
-        starts = [partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me, self.timeout_s)]
-        if parent is not None and {found.parent for found in seats} == {parent.tag}:
-            # NCCL makes it of what it has; where that fails, as any other.
-            starts.insert(0, partial(parent.shrink, ranks, min(POLICY.shrink_s, self.timeout_s)))
-        communicator, failed = self._started(starts[0], ranks, me, tag)
+        anew = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me, self.timeout_s)
+        starts: list[Start] = [(anew, ranks)]
+        if (made_of := _made_of(self, parent, ranks, seats)) is not None:
+            starts.insert(0, made_of)
+        communicator, failed = self._started(starts[0][0], ranks, me, tag)
         if failed is not None and len(starts) > 1:
-            communicator, failed = self._started(starts[1], ranks, me, tag)
+            starts.pop(0)
+            communicator, failed = self._started(starts[0][0], ranks, me, tag)
         if failed is not None:
             raise failed
         assert self.runtime is not None, "else it is unavailable"
-        channel = NcclChannel(self, self.library, self.runtime, communicator, ranks, tag)
+        channel = NcclChannel(self, self.library, self.runtime, communicator, ranks, tag, starts[0][1])
         self._channels.append(channel)
         return channel
 
     def _revoked(self, ranks: Sequence[int]) -> NcclChannel | None:
-        """The latest channel of these ranks and others, in this order, that was revoked; None without any."""
+        """The latest channel of these ranks and others that was revoked; None without any."""
         for channel in reversed(self._channels):
-            if channel.is_revoked and [rank for rank in channel.ranks if rank in ranks] == list(ranks):
+            if channel.is_revoked and set(ranks) <= set(channel.ranks):
                 return channel
         return None
 
@@ -227,6 +246,15 @@ class NcclTransport(Transport):
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         return self.host.first_death(ranks)
+
+    def somebody_waits(self) -> bool:
+        return self.host.somebody_waits()
+
+    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "tuple[Group, Group] | None":
+        return self.host.grow(name, ranks, terms, limit_s)
+
+    def open_next(self, group: Group, limit_s: float) -> Transport:
+        return NcclTransport(group, limit_s, runtime=self.runtime, library=self.library, before=self)
 
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
@@ -305,38 +333,80 @@ def _tell_absence(
 
 
 class _Seat(NamedTuple):
-    """What a rank says of itself at a meeting."""
+    """What a rank says of itself at a meeting; see _SEAT."""
 
     shares: bool
     version: int
     parent: int
+    place: int
     device: str
     unique_id: bytes
+    growth_id: bytes
     error: str
 
 
-def _seat(transport: NcclTransport, leads: bool, unavailable: LanterneError | None, parent: int) -> bytes:
-    """This rank's seat as bytes; who `leads` brings the unique id; `parent`: see _SEAT."""
+def _seat(
+    transport: NcclTransport, leads: bool, unavailable: LanterneError | None, parent: NcclChannel | None
+) -> bytes:
+    """This rank's seat as bytes; who `leads` brings the unique id; `parent`: what it could shrink or grow."""
     if unavailable is not None:
         text = str(unavailable).encode()[:300]
-        return _SEAT.pack(False, 0, 0, 0, 0, len(text)) + text
+        return _SEAT.pack(False, 0, 0, _NO_PLACE, 0, 0, 0, len(text)) + text
     library, runtime = transport.library, transport.runtime
     assert runtime is not None
     device = f"{os.environ.get(HOST_VARIABLE, transport.host_name)}/{runtime.identity}".encode()[:200]
     unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
     shares = os.environ.get(SHARED_GPU_VARIABLE) == "1"
     version = library.get_version()
-    return _SEAT.pack(shares, version, parent, len(device), len(unique_id), 0) + device + unique_id
+    tag, place, growth_id = 0, _COMES_IN if hasattr(library, "come_in") else _NO_PLACE, b""
+    if parent is not None:
+        tag, place = parent.tag, parent.order.index(parent.transport.rank)
+        growth_id = parent.growth_id() if place == 0 and not parent.is_revoked else b""
+    lengths = len(device), len(unique_id), len(growth_id), 0
+    return _SEAT.pack(shares, version, tag, place, *lengths) + device + unique_id + growth_id
 
 
 def _unpack(slot: bytes) -> _Seat:
-    shares, version, parent, device, unique_id, text = _SEAT.unpack_from(slot)
-    fields: list[bytes] = []
-    at = _SEAT.size
-    for nbytes in (device, unique_id, text):
-        fields.append(slot[at : at + nbytes])
-        at += nbytes
-    return _Seat(shares, version, parent, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
+    shares, version, parent, place, device, unique_id, growth_id, text = _SEAT.unpack_from(slot)
+    ends = accumulate((device, unique_id, growth_id, text), initial=_SEAT.size)
+    name, whole, part, error = (slot[begin:end] for begin, end in pairwise(ends))
+    return _Seat(shares, version, parent, place, name.decode(), whole, part, error.decode(errors="replace"))
+
+
+def _order(ranks: Sequence[int], seats: Sequence[_Seat]) -> list[int]:
+    """The ranks that have one and the same channel, as NCCL numbers them; empty where the others cannot come in."""
+    parents = {seat.parent for seat in seats if seat.parent}
+    others = {seat.place for seat in seats if not seat.parent}
+    if len(parents) != 1 or not others <= {_COMES_IN}:
+        return []
+    placed = sorted((seat.place, rank) for rank, seat in zip(ranks, seats, strict=True) if seat.parent)
+    return [rank for _, rank in placed]
+
+
+def _idle_channel(transport: NcclTransport, world_size: int) -> NcclChannel | None:
+    """The channel of `world_size` ranks, all that live, which has nothing to do any more; None: NCCL grows none."""
+    found = [each for each in transport._channels if each.can_grow and len(each.ranks) == world_size]
+    if not found:
+        return None
+    found[-1].settle()
+    return found[-1]
+
+
+def _made_of(
+    transport: NcclTransport, parent: NcclChannel | None, ranks: Sequence[int], seats: Sequence[_Seat]
+) -> Start | None:
+    """How NCCL makes the communicator of what some of `ranks` have, this one `parent`; None: it cannot."""
+    order, limit_s = _order(ranks, seats), min(POLICY.remake_s, transport.timeout_s)
+    newcomers = [rank for rank in ranks if rank not in order]
+    if order and not newcomers and parent is not None:
+        return partial(parent.shrink, ranks, limit_s), order
+    brings = next((seat.growth_id for seat in seats if seat.growth_id), b"")
+    if not order or not brings:
+        return None
+    order += newcomers
+    if parent is None:
+        return partial(transport.library.come_in, len(ranks), brings, order.index(transport.rank), limit_s), order
+    return partial(parent.grow, len(ranks), brings if order[0] == transport.rank else b"", limit_s), order
 
 
 def _open_host(group: Group, timeout_s: float | None) -> Transport:

@@ -58,16 +58,24 @@ class WatchedCommunicator:
         communicator: cupy's NcclCommunicator, or a stand-in.
         ranks: transport rank of every member.
         tag: of the meeting at which it was made; the same on all members.
+        order: transport rank of every rank of NCCL's communicator, which numbers those it takes in last; None: `ranks`.
 
     Attributes: `failure`, the error that ended it, or None; `is_revoked`, whether it is left to `shrink`.
     """
 
     def __init__(
-        self, transport: Transport, runtime: "CudaRuntime", communicator: Any, ranks: Sequence[int], tag: int
+        self,
+        transport: Transport,
+        runtime: "CudaRuntime",
+        communicator: Any,
+        ranks: Sequence[int],
+        tag: int,
+        order: Sequence[int] | None = None,
     ) -> None:
         self.transport = transport
         self.runtime = runtime
         self.ranks: tuple[int, ...] = tuple(ranks)
+        self.order: tuple[int, ...] = tuple(ranks if order is None else order)
         self.tag: int = tag
         self.is_revoked: bool = False
         self.failure: LanterneError | None = None
@@ -155,7 +163,7 @@ class WatchedCommunicator:
         Raises:
             TransportError, TransportTimeout: NCCL cannot; it is not revoked any more then.
         """
-        absent = [member for member, rank in enumerate(self.ranks) if rank not in ranks]
+        absent = [place for place, rank in enumerate(self.order) if rank not in ranks]
         self.is_revoked = False
         try:
             return self._communicator.shrink(absent, limit_s)

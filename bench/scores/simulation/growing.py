@@ -23,7 +23,7 @@ from lanterne import __version__
 from lanterne.bench.scores.simulation.baton import Actor, Baton, Killed
 from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine, guard
 from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.growth import enter
+from lanterne.collectives.growth import enter, open_named
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import LanterneError, PeerFailed, TransportError
 from lanterne.transport.rank_group import Group
@@ -311,7 +311,7 @@ class GrowingProgram:
                 if isinstance(error, StoreLost) and client.returns:
                     continue
                 raise
-            found = enter(group, agreed.transport, Communicator._of_epoch, self._world.timeout_s)
+            found = enter(group, open_named(agreed.transport), Communicator._of_epoch, self._world.timeout_s)
             if found is not None:
                 self._process.entered_s = self._baton.now_s
                 return found

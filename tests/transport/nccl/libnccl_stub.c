@@ -64,6 +64,15 @@ int ncclCommShrink(Comm* comm, int* absent, int count, Comm** shrunk, void* conf
     tell("shrink");
     return busy(comm);
 }
+int ncclCommGetUniqueId(Comm* comm, UniqueId* id) { memset(id, 9, sizeof *id); return comm ? tell("growth_id") : INVALID; }
+int ncclCommGrow(Comm* comm, int n, const UniqueId* id, int rank, Comm** grown, void* config) {
+    // This process has asked for the id, or comes in by it.
+    if (n != 4 || !id || id->bytes[5] != 9 || rank != (comm ? -1 : 3) || !config) return INVALID;
+    tell(comm ? "grow" : "come_in");
+    if (!comm) { *grown = made(); return IN_PROGRESS; }
+    child = made(), child_at = grown;
+    return busy(comm);
+}
 int ncclCommFinalize(Comm* comm) { tell("finalize"); return busy(comm); }
 int ncclCommDestroy(Comm* comm) { comm->aborted = 1; return tell("destroy"); }
 int ncclCommAbort(Comm* comm) { comm->aborted = 1; return tell("abort"); }

@@ -28,6 +28,11 @@ comm.recv(8192, 20, 1, 0, 99)
 library.groupEnd()
 comm.allReduce(4096, 8192, 7, 7, 0, 99)
 comm.check_async_error()
+growth_id = comm.growth_id()
+larger = comm.grow(4, growth_id, 5.0)
+larger.allReduce(4096, 8192, 7, 7, 0, 99)
+larger.destroy()
+library.come_in(4, growth_id, 3, 5.0).destroy()
 try:
     comm.allReduce(4096, 8192, 13, 7, 0, 99)
 except TransportError as error:
@@ -52,5 +57,6 @@ def test_the_real_binding_takes_our_calls(tmp_path):
     command = [sys.executable, "-c", PROGRAM]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
-    expected = "init send recv group all_reduce all_reduce revoke shrink all_reduce finalize destroy abort"
+    grows = "growth_id grow all_reduce finalize destroy come_in finalize destroy"
+    expected = f"init send recv group all_reduce {grows} all_reduce revoke shrink all_reduce finalize destroy abort"
     assert result.stdout.split() == expected.split()
