@@ -190,6 +190,18 @@ def test_a_watched_program_over_nccl_runs_as_it_does_alone(cupy, tmp_path):
     assert "# calls of cupy.cuda.nccl over NCCL, lanterne over nccl\n" in result.stderr
 
 
+@pytest.mark.parametrize("binding", ["cupy", "nccl4py"])
+def test_a_job_takes_back_a_rank_that_was_killed(cupy, binding):
+    """By NCCL's own grow where the binding has it, behind the others; else by a new communicator."""
+    environment = {BINDING_VARIABLE: binding, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    environment |= SHARED_GPU_ENVIRONMENT if cupy.cuda.runtime.getDeviceCount() < 3 else {}
+    words = ["launch", "-n", "3", "--restarts", "1", "--", sys.executable, str(SCRIPT.with_name("growing_job.py"))]
+    result = lanterne_command(*words, environment=environment)
+    assert result.returncode == 0, result.stderr
+    order = "(0, 1, 2)" if binding == "cupy" else "(0, 2, 1)"
+    assert sorted(result.stdout.splitlines()) == [f"rank {rank}: {order}" for rank in range(3)], result.stderr
+
+
 def test_links_of_a_pipeline_take_their_time(cupy, tmp_path):
     """On the streams that carry messages between GPUs, and of messages that are staged: no run is early."""
     command = "pipeline run --device cuda --transport nccl"

@@ -159,6 +159,29 @@ ncclResult_t start_smaller(std::shared_ptr<Communicator>* communicator, Communic
                  progress ? std::make_shared<Progress>() : nullptr, aborted);
 }
 
+// The communicator of all ranks of `parent`, in their order, and those that come in: one of the ranks has the id.
+ncclResult_t start_larger(std::shared_ptr<Communicator>* communicator, Communicator& parent, int world_size,
+                          bool has_id, const std::shared_ptr<Progress>& progress) {
+    World& world = *parent.world;
+    const uint32_t turn = ++parent.grows;
+    if (has_id) {
+        world.mine().growths = turn;
+        world.ring_all();
+    }
+    int root = -1, lost = -1;
+    auto ready = [&] {
+        for (root = world.size() - 1; root >= 0 && world.seat(root).growths < turn; --root) {
+        }
+        return root >= 0;
+    };
+    const std::atomic<bool>* aborted = progress ? &progress->aborted : nullptr;
+    Waited how = world.wait(ready, [&] { return world.others(); }, aborted, &lost);
+    if (how == Waited::kAborted) return refuse(ncclInternalError, "rank %d: aborted while it grew", world.rank());
+    if (how == Waited::kLost) return refuse(ncclRemoteError, "rank %d grows: rank %d has gone", world.rank(), lost);
+    return start(communicator, world.seat(root).growth, world.rank(), world_size, parent.device,
+                 progress ? std::make_shared<Progress>() : nullptr, aborted);
+}
+
 // Runs starts beside each other, since each waits for the others; the first error.
 ncclResult_t start_all(const std::vector<std::function<ncclResult_t()>>& starts) {
     std::vector<ncclResult_t> results(starts.size(), ncclSuccess);
@@ -303,6 +326,35 @@ ncclResult_t shrink(ncclComm_t comm, const int* absent, int num_absent, ncclComm
     return result;
 }
 
+ncclResult_t grow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* newcomm,
+                  const ncclConfig_t* config) {
+    const char* call = "ncclCommGrow";
+    if (!newcomm) return refuse(ncclInvalidArgument, "%s: newcomm is null", call);
+    if (!comm) {
+        if (!id || rank < 1) return refuse(ncclInvalidArgument, "%s: who comes in needs the id, and a rank", call);
+        return init_rank(newcomm, nranks, *id, rank, config);
+    }
+    std::shared_ptr<Communicator> communicator;
+    TRY(find(comm, call, &communicator));
+    if (rank != -1 || nranks <= communicator->world->size())
+        return refuse(ncclInvalidArgument, "%s: rank %d, %d ranks of %d", call, rank, nranks,
+                      communicator->world->size());
+    if (communicator->revoked) return refuse(ncclInvalidUsage, "%s: the communicator was revoked", call);
+    *newcomm = nullptr;
+    ncclResult_t result = do_or_begin(communicator, [=, has_id = id != nullptr]() -> ncclResult_t {
+        std::shared_ptr<Communicator> larger;
+        TRY(start_larger(&larger, *communicator, nranks, has_id, communicator->progress));
+        ncclComm_t made = make_handle(larger, larger->progress);
+        std::lock_guard<std::mutex> hold(handles_lock);
+        comm->child = made;
+        comm->child_at = newcomm;
+        return ncclSuccess;
+    });
+    std::lock_guard<std::mutex> hold(handles_lock);
+    if (result == ncclSuccess) deliver_child(comm);
+    return result;
+}
+
 }  // namespace
 
 extern "C" {
@@ -377,6 +429,22 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* absent, int num_absent, ncclCo
                             int flags) {
     TRY(check_config(config));
     return shrink(comm, absent, num_absent, newcomm, flags & kShrinkAborts);
+}
+
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
+    std::shared_ptr<Communicator> communicator;
+    TRY(find(comm, "ncclCommGetUniqueId", &communicator));
+    if (!id) return refuse(ncclInvalidArgument, "ncclCommGetUniqueId: uniqueId is null");
+    Seat& mine = communicator->world->mine();
+    TRY(World::make_id(&mine.growth));
+    *id = mine.growth;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* newcomm,
+                          ncclConfig_t* config) {
+    TRY(check_config(config));
+    return grow(comm, nranks, id, rank, newcomm, config);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {

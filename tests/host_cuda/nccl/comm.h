@@ -62,6 +62,8 @@ public:
     const std::shared_ptr<Progress> progress;
     std::atomic<bool> revoked{false};
     std::atomic<uint32_t> shrinks{0};
+    // How often a larger one was asked for.
+    std::atomic<uint32_t> grows{0};
     std::atomic<bool> aborted{false};
     std::atomic<int> error{ncclSuccess};
     // Whether a call on it is under way: calls of two threads at once are undefined.

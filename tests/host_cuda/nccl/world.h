@@ -54,6 +54,9 @@ struct alignas(64) Seat {
     // Smaller communicators that were made of this one, by its first survivor, and the id of the last.
     std::atomic<uint32_t> children;
     ncclUniqueId child;
+    // Larger ones, by the rank that has asked for the id of the last.
+    std::atomic<uint32_t> growths;
+    ncclUniqueId growth;
 };
 
 struct Table {
