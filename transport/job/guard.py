@@ -158,6 +158,7 @@ class Guard:
         self._terminate_at = float("inf")
         self._kill_at = float("inf")
         self._why = ""  # we end the rank
+        self._was_told = False  # to end
 
     def run(self) -> int:
         """See to the rank's end and tell it; this process's exit code."""
@@ -196,11 +197,10 @@ class Guard:
             if pid == 0:
                 return
             if pid == self._child:
-                was_told = self._terminate_at == float("inf")  # to end, if there was a reason to
                 self._ended = True
                 self._terminate_at = self._kill_at = float("inf")
                 code, reason = exit_code(status)
-                if code > 128 and self._why and was_told:
+                if code > 128 and self._why and self._was_told:
                     reason += f": {self._why}"
                 may_restart = code not in (0, BAD_INPUT) and self._restarts > 0 and self._why != STOPPED
                 if may_restart and self._start_again(reason):
@@ -220,6 +220,7 @@ class Guard:
         self._outside = True
         self._ended = False
         self._why = ""
+        self._was_told = False
         os.environ["LANTERNE_JOIN"] = os.environ["LANTERNE_STORE"]
         self._child = _start(self._command)
         return True
@@ -279,12 +280,14 @@ class Guard:
 
     def _end_rank(self, delay_s: float, why: str) -> None:
         at = THIS_MACHINE.now_s() + delay_s
-        if at < self._terminate_at and self._kill_at == float("inf"):
+        # One that was told to end, and is being killed, may have died to the others before we see its end.
+        if at < self._terminate_at and not self._was_told:
             self._terminate_at, self._why = at, why
 
     def _keep_deadlines(self) -> None:
         now = THIS_MACHINE.now_s()
         if now >= self._terminate_at:
+            self._was_told = True
             self._terminate_at, self._kill_at = float("inf"), now + POLICY.terminate_s
             # A rank that hangs in MPI_Init, since another died there, has not done so.
             unlink_segments(self._child)
