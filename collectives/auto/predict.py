@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -23,13 +23,27 @@ from lanterne.collectives.auto.pacing import STREAM, over_nodes, segment_nbytes,
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.topology import Topology
+from lanterne.transport.steering import steers, value
 
 # Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
 MIN_CHUNK_NBYTES = 16 << 10
 
 
-# Where rounds meet on links, those are priced so that without that are predicted to take so many times the least.
-NEAR = 1.25
+@steers
+@dataclass(frozen=True)
+class PredictPolicy:
+    """Which algorithms are priced exactly."""
+
+    # Where rounds meet on links, those are priced so that without that are predicted to take so many times the least.
+    near: float = value(
+        1.25,
+        "chosen",
+        half="none is priced so, and uneven links are taken for faster than they are",
+        double="nearly all are: choices on uneven links take longer",
+    )
+
+
+POLICY = PredictPolicy()
 
 # What `auto` goes by: equal links, or those of nodes.
 Links: TypeAlias = CostModel | Topology
@@ -228,7 +242,7 @@ def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> 
     for line in lines:
         rows.append(_predicted(line, world_size, nbytes, links, nodes, meet=False))
     if isinstance(links, Topology) and links.is_uneven:
-        near_s = NEAR * min(row.time_s for row in rows)
+        near_s = POLICY.near * min(row.time_s for row in rows)
         rows = [
             _predicted(line, world_size, nbytes, links, nodes, meet=True) if row.time_s <= near_s else row
             for line, row in zip(lines, rows, strict=True)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.pacing import sustained
+from lanterne.collectives.auto.predict import POLICY as PREDICT
 from lanterne.collectives.auto.predict import (
-    NEAR,
     Links,
     chunk_count,
     in_series,
@@ -137,7 +137,7 @@ def _near_ones_met(
     options = [_option(collective, name, world_size, nbytes, links, absent, meet=False) for name in names]
     if not links.is_uneven:
         return options
-    near_s = NEAR * min(option.join_s for option in options)
+    near_s = PREDICT.near * min(option.join_s for option in options)
     return [
         _option(collective, name, world_size, nbytes, links, absent) if option.join_s <= near_s else option
         for name, option in zip(names, options, strict=True)
