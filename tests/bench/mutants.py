@@ -1,19 +1,23 @@
 """Code with one condition turned around, or with a fault that it once had: what the simulation has to find.
 
-  python tests/bench/mutants.py --seeds 1000 [--like NAME] [--reverted] [--jobs 2]
+  python tests/bench/mutants.py --seeds 1000 [--like NAME] [--reverted] [--jobs 2] [--log FILE]
 
-tries each in a process of its own, and prints after how many seeds it was found; "slow" if so many seeds take too long,
-of which nothing is known then: give those fewer seeds (--like, --seeds).
+tries each in a process of its own, all with a few seeds first, then those that are left with more, and prints after how
+many each was found; "slow" if so many seeds take too long, of which nothing is known then. With --log it goes on where
+it was ended. Those that no seed finds are listed beside this file, each with the reason (unfound.txt).
 """
 
 import argparse
 import ast
 import importlib
 import inspect
+import json
 import logging
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lanterne.bench.scores.simulation import growing, parting
+from lanterne.bench.scores.simulation import baton, growing, parting
 from lanterne.bench.scores.simulation.baton import Escaped
 from lanterne.bench.scores.simulation.scenario import draw
 from lanterne.bench.scores.simulation.world import run
@@ -30,10 +34,11 @@ from lanterne.bench.scores.simulation.world import run
 # Whose conditions are turned around, one by one.
 MODULES = (
     *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "connection", "server", "values")),
+    *(f"lanterne.transport.store.{name}" for name in ("fellows", "heirs", "succession", "terms")),
     *(f"lanterne.transport.store.membership.{name}" for name in ("admissions", "census", "epoch")),
     *(f"lanterne.transport.store.membership.{name}" for name in ("guards", "meetings", "members")),
     *(f"lanterne.transport.store.membership.{name}" for name in ("returns", "together")),
-    *(f"lanterne.transport.board.{name}" for name in ("seat", "sequencer")),
+    *(f"lanterne.transport.board.{name}" for name in ("late_policy", "seat", "sequencer")),
     "lanterne.transport.rank_group",
 )
 # Faults that were there, and were mended: each as a patch that brings it back, and a seed that finds it.
@@ -41,9 +46,15 @@ REVERTED = Path(__file__).parent / "reverted"
 ROOT = Path(__file__).parents[2]
 # One seed in so many also stands for a job that grows, and for one that loses hosts.
 GROWING, PARTING = 5, 10
-# How long a mutant may take. One that is at the same seed for so long runs without end, and so is found, too.
-LIMIT_S, STUCK_S = 240, 60
+# CPU seconds that a mutant may take, and one seed of it: what takes longer runs without end, and so is found, too.
+LIMIT_S, STUCK_S = 400, 30
+# And bytes: some fill a queue without end.
+MEMORY_NBYTES = 4 << 30
+# Seconds in which a rank that keeps the baton has escaped: whole sweeps need not wait as long as a user's seed may.
+ESCAPED_S = 5.0
 NOT, SLOW = "not", "slow"
+# Seeds for all mutants, then for those that are left: most are found by the first few.
+STAGES = 10, 100
 
 
 def functions_of(module):
@@ -76,7 +87,9 @@ def put(module, name, tree):
             setattr(users, name, property(made) if is_property else made)
         return
     before = vars(module)[last]
-    for user in [each for each in sys.modules.values() if getattr(each, last, None) is before]:
+    # What judges goes by the functions as they are.
+    users = [each for name, each in sys.modules.items() if not name.startswith("lanterne.bench")]
+    for user in [each for each in users if getattr(each, last, None) is before]:
         setattr(user, last, made)
 
 
@@ -126,32 +139,32 @@ def patched(patch, folder):
 
 
 def seeds_until_found(mutant, seeds):
-    """After how many of `seeds` the simulation finds `mutant` (None: the code as it is), and how; None: it does not."""
+    """After how many of `seeds` the simulation finds `mutant` (None: the code as it is), and how; None: it does not.
+
+    The number is SLOW where they take LIMIT_S of CPU. A seed that takes STUCK_S ends this process by SIGXCPU.
+    """
     logging.disable(logging.CRITICAL)
+    baton.ESCAPED_S = ESCAPED_S
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_NBYTES, MEMORY_NBYTES))
     if mutant is not None:
         apply(mutant)
-    began_s = time.monotonic()
     for count, seed in enumerate(seeds, 1):
-        print(count, f"{time.monotonic() - began_s:.1f}", file=sys.stderr, flush=True)  # For `outcome_of_slow`.
+        print(count, file=sys.stderr, flush=True)  # For `hunt`, of one that does not end.
+        took_s = time.process_time()
+        if took_s > LIMIT_S:
+            return SLOW, f"{count - 1} seeds in {took_s:.0f} s"
+        resource.setrlimit(resource.RLIMIT_CPU, (int(took_s) + STUCK_S, resource.RLIM_INFINITY))
         try:
             problems = run(draw(seed)).problems
             if not problems and seed % GROWING == 0:
                 problems = growing.run(seed).problems
             if not problems and seed % PARTING == 0:
                 problems = parting.run(seed).problems
-        except Escaped as error:
+        except baton.Escaped as error:
             problems = [f"escaped: {error}"]
         if problems:
             return count, problems[0]
     return None
-
-
-def outcome_of_slow(progress, limit_s=LIMIT_S):
-    """As of `hunt`, of a process that was ended after `limit_s`: by lines of which each says when it came to a seed."""
-    count, at_s = (progress.strip().rpartition("\n")[2].split() or ("0", "0"))[:2]
-    if limit_s - float(at_s) > STUCK_S:
-        return int(count), "runs without end"
-    return SLOW, f"{count} seeds in {limit_s} s"
 
 
 def hunt(mutant, seeds, path=None):
@@ -162,14 +175,42 @@ def hunt(mutant, seeds, path=None):
     command = [sys.executable, "-P", str(Path(__file__)), "--first", str(seeds[0]), "--seeds", str(len(seeds))]
     command += ["--only", mutant] if mutant else ["--as-it-is"]
     environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
-    except subprocess.TimeoutExpired as ended:
-        return outcome_of_slow((ended.stderr or b"").decode())
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    said = done.stderr.strip().split("\n")
+    last = max([int(line) for line in said if line.isdigit()], default=1)
+    if done.returncode == -signal.SIGXCPU:
+        return last, f"runs without end: {STUCK_S} s in one seed"
     if done.returncode not in (0, 1):
-        return 1, done.stderr.strip().rpartition("\n")[2]
+        return last, said[-1]
     count, _, what = done.stdout.strip().partition(" ")
-    return (int(count), what) if done.returncode == 1 else (NOT, "")
+    return (SLOW if count == SLOW else int(count), what) if done.returncode == 1 else (NOT, "")
+
+
+class Log:
+    """Outcomes of mutants, in a file if there is one, from which another run goes on."""
+
+    def __init__(self, path):
+        self._path = path
+        self._tried = {}  # By name: seeds up to here, outcome
+        for line in path.read_text().splitlines() if path and path.exists() else ():
+            name, *rest = json.loads(line)
+            self._tried[name] = rest
+
+    def note(self, name, until, count, what):
+        """Within seeds up to `until`, `name` was found after `count` (or NOT, SLOW)."""
+        self._tried[name] = [until, count, what]
+        if self._path:
+            with self._path.open("a") as file:
+                print(json.dumps([name, until, count, what]), file=file)
+
+    def tried(self, name):
+        """(seeds up to here, outcome, what was found) of `name`."""
+        return self._tried.get(name, [0, NOT, ""])
+
+    def is_left(self, name, until):
+        """Whether seeds up to `until` may still find it."""
+        tried, count, _ = self.tried(name)
+        return count == NOT and tried < until
 
 
 def main():
@@ -179,6 +220,7 @@ def main():
     parser.add_argument("--like", default="", help="only those with this in their name")
     parser.add_argument("--reverted", action="store_true", help="the faults of before, not turned conditions")
     parser.add_argument("--jobs", type=int, default=1, help="as many at once, one a core (default 1)")
+    parser.add_argument("--log", type=Path, help="outcomes are kept in this file, and those in it are not sought again")
     parser.add_argument("--only", help="this one, in this process")
     parser.add_argument("--as-it-is", action="store_true", help="nothing turned, in this process")
     args = parser.parse_args()
@@ -193,16 +235,24 @@ def main():
     else:
         names = [name for name in all_mutants() if args.like in name]
 
-    def outcome(name):
+    log = Log(args.log)
+
+    def outcome(name, until):
         with tempfile.TemporaryDirectory() as folder:
             path = patched(REVERTED / f"{name}.patch", Path(folder)) if args.reverted else None
-            return hunt(None if args.reverted else name, seeds, path)
+            tried = log.tried(name)[0]
+            count, what = hunt(None if args.reverted else name, seeds[tried:until], path)
+        return name, until, tried + count if isinstance(count, int) else count, what
 
-    counts = []
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for name, (count, what) in zip(names, pool.map(outcome, names), strict=True):
-            counts.append(count)
-            print(f"{count:>5}  {name}  {what[:90]}", flush=True)
+    for until in sorted({*(stage for stage in STAGES if stage < args.seeds), args.seeds}):
+        left = [name for name in names if log.is_left(name, until)]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for each in pool.map(lambda name, until=until: outcome(name, until), left):
+                log.note(*each)
+                name, _, count, what = each
+                if count != NOT or until == args.seeds:
+                    print(f"{count:>5}  {name}  {what[:90]}", flush=True)
+    counts = [log.tried(name)[1] for name in names]
     slow, found = counts.count(SLOW), sum(count not in (NOT, SLOW) for count in counts)
     share = f"{100 * found / max(1, len(names)):.0f} %"
     print(f"{found} of {len(names)} found within {args.seeds} seeds, {share}; {slow} too slow to say")

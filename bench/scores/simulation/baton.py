@@ -9,14 +9,16 @@ Cost: a switch between threads some 10 us.
 import random
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from typing import TypeAlias
 
-# A thread that keeps the baton for so many real seconds waits for something outside the world.
-ESCAPED_S = 20.0
+# A thread that keeps the baton for so many real seconds waits for something outside the world; counted are those looks
+# that were in time: where this process was stopped, or got no core, a thread could not have given it away.
+ESCAPED_S, LOOKS, IN_TIME = 20.0, 20, 2.0
 # What a look at the clock takes: so a loop that only looks at it ends.
 LOOK_S = 2e-7
 # Steps that a trace keeps.
@@ -150,8 +152,12 @@ class Baton(EventAgenda):
         self._limit_s = limit_s
         if self.actors:
             self._pass_on()
-            while not self._main.acquire(timeout=ESCAPED_S):
-                self._check_moving()
+            idleness, began_s = _Idleness(), time.perf_counter()
+            while not self._main.acquire(timeout=ESCAPED_S / LOOKS):
+                ended_s, actor = time.perf_counter(), self.current
+                if idleness.look(self._count, ended_s - began_s) and actor is not None:
+                    raise Escaped(f"{actor.name} keeps the baton for {ESCAPED_S:g} s: {_place(actor)}")
+                began_s = ended_s
         processes = [actor for actor in self.actors if actor.process is actor]
         hanging = [f"{actor.name}: {_place(actor)}" for actor in processes if not actor.has_ended]
         self.is_over = True
@@ -161,13 +167,6 @@ class Baton(EventAgenda):
                 actor.go.release()
                 actor.thread.join(ESCAPED_S)
         return hanging
-
-    def _check_moving(self) -> None:
-        actor, before = self.current, self._count
-        if self._main.acquire(timeout=1.0):
-            self._main.release()
-        elif actor is not None and self.current is actor and self._count == before:
-            raise Escaped(f"{actor.name} keeps the baton for {ESCAPED_S:g} s: {_place(actor)}")
 
     # -- for the process that has the baton
 
@@ -299,6 +298,22 @@ class Baton(EventAgenda):
             self.kill(thread)
         if not self.is_over:
             self._pass_on()
+
+
+class _Idleness:
+    """For how many looks in a row nothing has moved."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._before = -1
+
+    def look(self, count: int, took_s: float) -> bool:
+        """Whether nothing has for LOOKS; `count` says how much has, and this look came after so many real seconds."""
+        if count != self._before:
+            self._looks, self._before = 0, count
+        elif took_s < IN_TIME * ESCAPED_S / LOOKS:
+            self._looks += 1
+        return self._looks >= LOOKS
 
 
 def _place(actor: Actor) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -238,6 +239,15 @@ def test_a_wait_for_what_is_not_simulated_is_named_by_its_line(monkeypatch):
     assert re.fullmatch(r"escaped: rank \d keeps the baton for 0.05 s: threading.py:\d+ wait < .*", outcome.problems[0])
 
 
+def test_a_world_that_was_stopped_is_not_taken_for_one_that_waits_outside():
+    idleness = baton_module._Idleness()
+    looks = baton_module.LOOKS
+    assert not any(idleness.look(7, 60.0) for _ in range(3 * looks)), "this process did not run"
+    assert not any(idleness.look(7, 1.0) for _ in range(looks - 1))
+    assert not idleness.look(8, 1.0), "it moved"
+    assert [idleness.look(8, 1.0) for _ in range(looks)] == [False] * (looks - 1) + [True]
+
+
 def test_a_killed_process_does_nothing_more():
     baton, done = Baton(0), []
     machine = SimulatedMachine(baton)
@@ -338,17 +348,29 @@ def test_some_turned_conditions_are_found(mutant):
     assert count not in (mutants.NOT, mutants.SLOW), what
 
 
+def test_a_sweep_goes_on_where_it_was_ended(tmp_path):
+    path = tmp_path / "outcomes"
+    log = mutants.Log(path)
+    log.note("found", 10, 3, "hang")
+    log.note("left", 10, mutants.NOT, "")
+    again = mutants.Log(path)
+    assert again.tried("found") == [10, 3, "hang"] and not again.is_left("found", 100)
+    assert again.is_left("left", 100) and not again.is_left("left", 10) and again.is_left("new", 10)
+
+
 @pytest.mark.parametrize(
-    ("progress", "outcome"),
+    ("said", "code", "outcome"),
     [
-        ("1 0.0\n2 0.3\n3 0.9\n", (3, "runs without end")),
-        ("1 0.0\n2 120.0\n3 185.0\n", ("slow", "3 seeds in 240 s")),
-        ("", (0, "runs without end")),
+        ("1\n2\n3\n", -signal.SIGXCPU, (3, "runs without end: 30 s in one seed")),
+        ("1\n2\nSegmentation fault\n", -signal.SIGSEGV, (2, "Segmentation fault")),
+        ("1\n2\n", 0, (mutants.NOT, "")),
     ],
-    ids=["one seed does not end", "all take long", "it does not begin"],
+    ids=["one seed does not end", "it falls", "it holds"],
 )
-def test_a_mutant_is_found_by_a_seed_that_does_not_end_not_by_many_slow_ones(progress, outcome):
-    assert mutants.outcome_of_slow(progress, 240) == outcome
+def test_how_a_mutant_was_found(monkeypatch, said, code, outcome):
+    done = subprocess.CompletedProcess([], code, stdout="", stderr=said)
+    monkeypatch.setattr(mutants.subprocess, "run", lambda *_args, **_options: done)
+    assert mutants.hunt("a mutant", range(10)) == outcome
 
 
 @pytest.mark.slow
