@@ -4,7 +4,7 @@
 
 tries each in a process of its own, all with a few seeds first, then those that are left with more, and prints after how
 many each was found; "slow" if so many seeds take too long, of which nothing is known then. With --log it goes on where
-it was ended. Those that no seed finds are listed beside this file, each with the reason (unfound.txt).
+it was ended.
 """
 
 import argparse
