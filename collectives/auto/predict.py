@@ -260,7 +260,7 @@ def _predicted(
     overlaps = line.stream and not over and rounds_overlap(schedule, nbytes, _port(links))
     at = flowing(links) if overlaps else in_series(links) if over and isinstance(links, Topology) else links
     cost = price(schedule, nbytes, at, meet=meet)
-    return Prediction(line.name, chunks, max(cost.makespan_s, cost.load * pass_s(links, nbytes)), overlaps)
+    return Prediction(line.name, chunks, max(cost.makespan_s, port_s(links, cost.load * nbytes)), overlaps)
 
 
 def rounds_overlap(schedule: CollectiveSchedule, nbytes: float, model: CostModel) -> bool:
@@ -275,14 +275,17 @@ def flowing(links: Links) -> Links:
     return links.with_models(sustained) if isinstance(links, Topology) else sustained(links)
 
 
-def pass_s(links: Links, nbytes: float) -> float:
-    """The least that `nbytes` take at a port: what a token bucket lets through at once is soon over.
+def port_s(links: Links, nbytes: float) -> float:
+    """The least that a port takes to carry `nbytes` in messages of any size: one message of them all.
 
-    0 where they are fewer than was measured of long series, or the links are those of nodes (see in_series).
+    What a short one was measured to have, a token bucket's credit or caches, a series of them has once. 0 where the
+    links are those of nodes (see in_series), or take as long for each byte of any message.
     """
-    if isinstance(links, Topology) or not links.pieces or nbytes < PACING.large * links.pieces[-1].nbytes:
+    if isinstance(links, Topology) or not links.pieces:
         return 0.0
-    return nbytes * sustained(links).beta_s_per_byte
+    if nbytes >= PACING.large * links.pieces[-1].nbytes:
+        return nbytes * sustained(links).beta_s_per_byte
+    return float(links.message_s(nbytes))
 
 
 def correction(

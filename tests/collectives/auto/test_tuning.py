@@ -61,7 +61,7 @@ def test_few_rounds_for_small_buffers_few_bytes_for_large_ones_and_a_stream_for_
     assert communicator.tuning.choose("all_reduce", nbytes).algorithm == algorithm
 
 
-@pytest.mark.parametrize("nbytes", [256 << 10, 4 << 20, 64 << 20])
+@pytest.mark.parametrize("nbytes", [32 << 10, 4 << 20, 64 << 20])
 def test_starts_of_a_ring_whose_chunks_are_cut_pass_beside_its_bytes(nbytes):
     """8 hosts at 200 Mbit/s, as measured: a ring of 4 MiB takes 1.78 of a buffer's time on a link."""
     pieces = Piece(64.0, 1.5e-4, 0.0), Piece(4096.0, 0.0, 3.6e-8), Piece(262144.0, 6e-4, 4.5e-8)
@@ -191,6 +191,18 @@ def test_nor_many_small_messages_cheaper_than_few_large_ones():
     model = CostModel(5e-4, 0.0, 0.0, pieces, serial_messages=True)
     rows = {row.algorithm: row.time_s for row in predictions("all_reduce", 8, 4 << 20, model)}
     assert rows["ring"] < rows["tree"] and rows["ring"] == pytest.approx(1.75 * (4 << 20) * 1.6e-7, rel=0.02)
+
+
+@pytest.mark.parametrize("nbytes", [256 << 10, 1 << 20, 2 << 20])
+def test_nor_of_calls_shorter_than_the_longest_that_were_measured(nbytes):
+    """Buckets of a MiB on 4 hosts at 200 Mbit/s: the tree took 1.5 times what the ring does."""
+    pieces = (
+        *(Piece(64.0, 8e-5, 4e-9), Piece(4096.0, 0.0, 2.4e-8), Piece(32768.0, 0.0, 3.6e-8)),
+        *(Piece(262144.0, 0.0, 3.9e-8), Piece(1048576.0, 0.0, 3.95e-8)),
+    )
+    model = CostModel(8e-5, 0.0, 5e-10, pieces, serial_messages=True)
+    rows = {row.algorithm: row.time_s for row in predictions("all_reduce", 4, nbytes, model)}
+    assert rows["tree"] > 1.3 * rows["ring"] and rows["rhd"] <= rows["ring"]
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,10 @@ def test_survivors_learn_of_a_death(mark, launcher, how, code, reason):
 )
 def test_a_rank_that_ends_before_it_has_joined_is_named(mark, how, why):
     program = (
-        f"import os; {how} if os.environ['RANK'] == '1' else None\n"
+        f"import os, sys; {how} if os.environ['RANK'] == '1' else None\n"
         "from lanterne.transport.job.bootstrap import connect\n"
-        "try: connect(60)\nexcept Exception as error: print(error, flush=True)"
+        # One write, also where Python does not buffer: the ranks share the pipe.
+        "try: connect(60)\nexcept Exception as error: sys.stdout.write(f'{error}\\n')"
     )
     started = time.monotonic()
     _, output, errors = finish(start(mark, "direct", 3, sys.executable, "-c", program), mark)
