@@ -105,13 +105,11 @@ def compile_ir(ir: str, argument_types: list[Any], result: Any = None, cpu: str 
 
 
 def unmap_compiler() -> bool:
-    """Give back what LLVM has done with; False: nothing was compiled since the last time.
+    """Give back the pages of LLVM's code, some 24 MB a process; False: nothing was compiled since the last time.
 
-    That is the pages of its code, some 24 MB a process, and of the heap what this process has freed, some 20 MB of a
-    training job: malloc keeps what compiling took. The code stays in the page cache, and is mapped again when a kernel
-    is compiled. What was compiled is elsewhere.
+    They stay in the page cache, and are mapped again when a kernel is compiled. What was compiled is elsewhere.
 
-    Cost: about 2 ms, and as much more of the next kernel.
+    Cost: about 1 ms, and as much more of the next kernel.
     """
     if not _mapped.is_set():
         return False
@@ -123,9 +121,6 @@ def unmap_compiler() -> bool:
             if words[1].startswith("r-x") and words[-1].endswith("libllvmlite.so"):
                 start, end = (int(word, 16) for word in words[0].split("-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
-    # Of other C libraries the heap has no such function.
-    if trim := getattr(libc, "malloc_trim", None):
-        trim(0)
     return True
 
 

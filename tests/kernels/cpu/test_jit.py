@@ -97,27 +97,3 @@ def test_what_is_mapped_of_the_compiler_is_given_back_and_it_compiles_as_before(
     second = compiled(2)
     assert (first(40), second(40)) == (41, 42)
     assert jit.unmap_compiler()
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
-def test_what_was_freed_of_the_heap_is_given_back_with_the_compiler():
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-    blocks = [libc.malloc(100_000) for _ in range(400)]
-    for block in blocks:
-        ctypes.memset(block, 1, 100_000)
-    jit.compile_ir("define i64 @kernel(i64 %count) {\nret i64 %count\n}", [], ctypes.c_int64)
-    # The last one keeps malloc from giving back the others by itself.
-    for block in blocks[:-1]:
-        libc.free(block)
-    before = own_nbytes()
-    assert jit.unmap_compiler()
-    assert own_nbytes() < before - 30e6
-    libc.free(blocks[-1])
-
-
-def own_nbytes():
-    """What this process has of memory that is no file's."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
