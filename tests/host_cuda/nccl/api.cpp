@@ -293,6 +293,26 @@ ncclResult_t do_or_begin(const std::shared_ptr<Communicator>& communicator, std:
     return ncclInProgress;
 }
 
+// What `start` makes of `communicator` becomes *newcomm: now, or where calls do not block later.
+template <typename Start>
+ncclResult_t make_child(ncclComm_t comm, const std::shared_ptr<Communicator>& communicator, ncclComm_t* newcomm,
+                        Start start) {
+    *newcomm = nullptr;
+    ncclResult_t result = do_or_begin(communicator, [=]() -> ncclResult_t {
+        std::shared_ptr<Communicator> child;
+        TRY(start(&child));
+        ncclComm_t made = make_handle(child, child->progress);
+        std::lock_guard<std::mutex> hold(handles_lock);
+        // As NCCL: whoever asks the parent finds that it is there.
+        comm->child = made;
+        comm->child_at = newcomm;
+        return ncclSuccess;
+    });
+    std::lock_guard<std::mutex> hold(handles_lock);
+    if (result == ncclSuccess) deliver_child(comm);
+    return result;
+}
+
 ncclResult_t shrink(ncclComm_t comm, const int* absent, int num_absent, ncclComm_t* newcomm, bool ends_work) {
     const char* call = "ncclCommShrink";
     std::shared_ptr<Communicator> communicator;
@@ -308,22 +328,11 @@ ncclResult_t shrink(ncclComm_t comm, const int* absent, int num_absent, ncclComm
     if (!(left >> communicator->world->rank() & 1))
         return refuse(ncclInvalidArgument, "%s: called by rank %d, which it leaves out", call,
                       communicator->world->rank());
-    *newcomm = nullptr;
     if (ends_work) communicator->revoke();
-    ncclResult_t result = do_or_begin(communicator, [=]() -> ncclResult_t {
+    return make_child(comm, communicator, newcomm, [=](std::shared_ptr<Communicator>* smaller) {
         if (ends_work) communicator->settle_revoked();
-        std::shared_ptr<Communicator> smaller;
-        TRY(start_smaller(&smaller, *communicator, left, communicator->progress));
-        ncclComm_t made = make_handle(smaller, smaller->progress);
-        std::lock_guard<std::mutex> hold(handles_lock);
-        // As NCCL: whoever asks the parent finds that it is there.
-        comm->child = made;
-        comm->child_at = newcomm;
-        return ncclSuccess;
+        return start_smaller(smaller, *communicator, left, communicator->progress);
     });
-    std::lock_guard<std::mutex> hold(handles_lock);
-    if (result == ncclSuccess) deliver_child(comm);
-    return result;
 }
 
 ncclResult_t grow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* newcomm,
@@ -340,19 +349,9 @@ ncclResult_t grow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank,
         return refuse(ncclInvalidArgument, "%s: rank %d, %d ranks of %d", call, rank, nranks,
                       communicator->world->size());
     if (communicator->revoked) return refuse(ncclInvalidUsage, "%s: the communicator was revoked", call);
-    *newcomm = nullptr;
-    ncclResult_t result = do_or_begin(communicator, [=, has_id = id != nullptr]() -> ncclResult_t {
-        std::shared_ptr<Communicator> larger;
-        TRY(start_larger(&larger, *communicator, nranks, has_id, communicator->progress));
-        ncclComm_t made = make_handle(larger, larger->progress);
-        std::lock_guard<std::mutex> hold(handles_lock);
-        comm->child = made;
-        comm->child_at = newcomm;
-        return ncclSuccess;
+    return make_child(comm, communicator, newcomm, [=, has_id = id != nullptr](std::shared_ptr<Communicator>* larger) {
+        return start_larger(larger, *communicator, nranks, has_id, communicator->progress);
     });
-    std::lock_guard<std::mutex> hold(handles_lock);
-    if (result == ncclSuccess) deliver_child(comm);
-    return result;
 }
 
 }  // namespace
