@@ -58,14 +58,25 @@ def check_shared_memory(num_ranks: int, variables: MutableMapping[str, str], *, 
     with suppress(OSError):
         found = os.statvfs(SHARED_MEMORY)
         nbytes = found.f_bavail * found.f_frsize
-        size = f"{nbytes / 1e6:.3g} MB free in {SHARED_MEMORY}"
         if mpich and nbytes < (needed := num_ranks * MPICH_RANK_NBYTES):
             raise Unavailable(
-                f"shared memory: got {size}, expected {needed / 1e6:.3g} MB or more for {num_ranks} ranks over MPI; "
-                "give more (mount -o remount,size=..., in a container --shm-size or --ipc=host)"
+                f"shared memory: got {nbytes / 1e6:.3g} MB free in {SHARED_MEMORY}, expected {needed / 1e6:.3g} MB or "
+                f"more for {num_ranks} ranks over MPI; give more (mount -o remount,size=..., in a container --shm-size "
+                "or --ipc=host)"
             )
-        needed = UCX_LEAST_NBYTES + num_ranks * UCX_RANK_NBYTES
-        set_so_far = variables.get("UCX_TLS")
-        if nbytes < needed and set_so_far in NO_POSIX:
-            variables["UCX_TLS"] = NO_POSIX[set_so_far]
-            log.info("lanterne: %s, with %.3g MB UCX would use it; it goes without", size, needed / 1e6)
+    set_so_far = variables.get("UCX_TLS")
+    if set_so_far in NO_POSIX and not has_room_for_ucx(num_ranks):
+        variables["UCX_TLS"] = NO_POSIX[set_so_far]
+
+
+def has_room_for_ucx(num_ranks: int) -> bool:
+    """Whether UCX would use /dev/shm for each of `num_ranks` ranks of this host; where not, a log line says so."""
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return True
+    nbytes, needed = found.f_bavail * found.f_frsize, UCX_LEAST_NBYTES + num_ranks * UCX_RANK_NBYTES
+    if nbytes < needed:
+        said = "lanterne: %.3g MB free in %s, with %.3g MB UCX would use it; it goes without"
+        log.info(said, nbytes / 1e6, SHARED_MEMORY, needed / 1e6)
+    return nbytes >= needed

@@ -33,6 +33,7 @@ from lanterne.transport.base import (
     check_ops,
     timeout_error,
 )
+from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
 from lanterne.transport.rank_group import POLICY as GROUP_POLICY
@@ -108,19 +109,18 @@ def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
     return int.from_bytes(hashlib.blake2b(message, digest_size=8, key=secret).digest(), "little")
 
 
-def _have_rdma(group: Group, timeout_s: float | None) -> bool:
-    """Whether all hosts, of several, have it; where they do not, rank 0 says what that means."""
-    if len(set(group.hosts)) == 1:
-        return False
-    rdma, trusted = has_rdma(), is_trusted()
-    told = group.exchange("lanterne/ucx-network", bytes((rdma, trusted)), timeout_s)
-    rdma, trusted = (all(column) for column in zip(*told, strict=True))
-    if group.rank == 0 and not rdma and not trusted:
+def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
+    """What `settings` has to know of all ranks; rank 0 says what it means if there is no RDMA between their hosts."""
+    one_host, trusted = len(set(group.hosts)) == 1, is_trusted()
+    rdma, roomy = not one_host and has_rdma(), not one_host or has_room_for_ucx(group.world_size)
+    told = group.exchange("lanterne/ucx-ways", bytes((rdma, trusted, roomy)), timeout_s)
+    rdma, trusted, roomy = (all(column) for column in zip(*told, strict=True))
+    if group.rank == 0 and not (one_host or rdma or trusted):
         log.warning(
             "lanterne: ucx between hosts without RDMA: whoever reaches its TCP ports can write to these processes' "
             "memory; transport tcp is closed to strangers, and LANTERNE_TRUSTED_NETWORK=1 says that there are none"
         )
-    return rdma
+    return {"rdma": rdma, "roomy": roomy}
 
 
 class UcxTransport(Transport):
@@ -149,7 +149,7 @@ class UcxTransport(Transport):
         self.world_size: int = group.world_size
         if timeout_s is not None:
             self.timeout_s = timeout_s
-        chosen = settings(group.hosts, group.rank, os.environ, rdma=_have_rdma(group, timeout_s))
+        chosen = settings(group.hosts, group.rank, os.environ, **_agree(group, timeout_s))
         self._context, self._worker = make_worker(self._ucxx, chosen)
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}

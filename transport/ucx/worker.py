@@ -136,7 +136,7 @@ def one_ucx() -> Iterator[None]:
 
 
 def settings(
-    hosts: Sequence[str], rank: int, environment: Mapping[str, str], *, rdma: bool = False
+    hosts: Sequence[str], rank: int, environment: Mapping[str, str], *, rdma: bool = False, roomy: bool = True
 ) -> dict[str, str]:
     """The UCX settings of `rank`, by their names without UCX_; see the module.
 
@@ -145,13 +145,16 @@ def settings(
         environment: the variables whose UCX_... win, but for a UCX_TLS of lanterne's own, which leaves something out
             (job/room.py).
         rdma: every host has it.
+        roomy: every rank found room in /dev/shm.
     """
     chosen = dict(SETTINGS)
     if len(set(hosts)) == 1:
-        chosen |= {"TLS": ONE_HOST_TLS, "KEEPALIVE_INTERVAL": "500ms"}
-        if (set_so_far := environment.get("UCX_TLS")) in OWN_TLS:
-            without = ONE_HOST_TLS.replace("posix", "sysv") if "posix" in set_so_far else ONE_HOST_TLS
-            return _unless_set(chosen, environment) | {"TLS": without}
+        set_so_far = environment.get("UCX_TLS", "")
+        without_posix = not roomy or (set_so_far in OWN_TLS and "posix" in set_so_far)
+        tls = ONE_HOST_TLS.replace("posix", "sysv") if without_posix else ONE_HOST_TLS
+        chosen |= {"TLS": tls, "KEEPALIVE_INTERVAL": "500ms"}
+        if set_so_far in OWN_TLS:
+            return _unless_set(chosen, environment) | {"TLS": tls}
     elif left_out := ["tcp"] * rdma + ["sm"] * (hosts.count(hosts[rank]) == 1):
         chosen["TLS"] = "^" + ",".join(left_out)
     return _unless_set(chosen, environment)

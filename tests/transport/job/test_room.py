@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from processes import free_port
 
 from lanterne.errors import Unavailable
 from lanterne.transport.job import room
@@ -60,12 +61,18 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         assert ended.stdout == f"{after}\n", ended.stderr
 
 
+# "step": what sets RANK and WORLD_SIZE starts them, which looks at nothing of the host.
 RANKS = """
-import sys
+import os, subprocess, sys
 from lanterne.transport.job.launch import launch
 program = "import lanterne, numpy as np, os; c = lanterne.init(); x = np.ones(1 << 18, np.float32);"
 program += "c.all_reduce(x, x); assert (x == 4).all(); os.write(1, b'done\\\\n'); c.close()"
-sys.exit(launch([sys.executable, "-c", program], 4, sys.argv[1], 60))
+command = [sys.executable, "-c", program]
+if sys.argv[1] != "step":
+    sys.exit(launch(command, 4, sys.argv[1], 60))
+job = os.environ | {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "LANTERNE_TOKEN": "0" * 32}
+ranks = [subprocess.Popen(command, env=job | {"RANK": str(rank)}) for rank in range(4)]
+sys.exit(max(rank.wait(60) for rank in ranks))
 """
 
 
@@ -73,14 +80,14 @@ sys.exit(launch([sys.executable, "-c", program], 4, sys.argv[1], 60))
 @pytest.mark.parametrize(
     ("size", "launcher"),
     [
-        *((1, "mpi"), (1, "direct"), (16, "mpi"), (24, "direct")),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((16, "direct"), (24, "mpi"))),
+        *((1, "mpi"), (1, "direct"), (16, "mpi"), (24, "direct"), (24, "step")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((16, "direct"), (24, "mpi"), (1, "step"))),
     ],
 )
 def test_a_job_in_little_shared_memory_runs_or_says_so(launcher, size):
     """16 and 24 MiB are where UCX takes shared memory on some ranks and has none left for others."""
     inside = f'mount -t tmpfs -o size={size}m tmpfs /dev/shm && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, "-c", RANKS, launcher]
+    command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, "-c", RANKS, launcher, str(free_port())]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     ended = subprocess.run(
         command,
