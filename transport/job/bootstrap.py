@@ -232,7 +232,7 @@ def _tell_in_one_line(told: LanterneError) -> None:
 
     def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if error is told:
-            print(f"lanterne: {error}", file=sys.stderr)
+            sys.stderr.write(f"lanterne: {error}\n")
         else:
             before(kind, error, traceback)
 

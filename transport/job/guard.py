@@ -399,7 +399,7 @@ def main(command: list[str]) -> int:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
         return Guard(command, rank, client, reader, int(os.environ.get("LANTERNE_RESTARTS", "0"))).run()
     except LanterneError as error:
-        print(f"lanterne: {error}", file=sys.stderr)
+        sys.stderr.write(f"lanterne: {error}\n")
         return 1
 
 
