@@ -18,8 +18,10 @@ import sys
 import tarfile
 import tempfile
 import unittest
+import venv
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -74,7 +76,11 @@ def tests_of(archive: Path | None, folder: Path) -> Path:
     """
     version, hashes = locked()
     if archive is None:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "mpi4py"]
+        python = sys.executable
+        if find_spec("pip") is None:  # as in the environment that ./run makes
+            venv.create(folder / "pip", with_pip=True)
+            python = str(folder / "pip" / "bin" / "python")
+        command = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "mpi4py"]
         subprocess.run([*command, "--dest", str(folder), f"mpi4py=={version}"], check=True)
         archive = next(folder.glob("mpi4py-*.tar.gz"))
     if hashlib.sha256(archive.read_bytes()).hexdigest() not in hashes:
