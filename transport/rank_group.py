@@ -87,7 +87,7 @@ class GroupPolicy:
         7,
         "chosen: three may be lost at once",
         half="one host may be lost at once",
-        double="each decision takes twice as long",
+        double="each decision is seven messages more",
     )
     # How long each heir of the store is tried, and how long it may take to take over.
     heir_s: float = value(

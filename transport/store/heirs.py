@@ -4,17 +4,20 @@ Rank 0's store leads first; on each other host one stands by and keeps what was 
 the one that leads come to one of those: it takes over if it cannot reach that one either, and a majority follows it.
 A store that leads and reaches no majority any more ends, and says so to its ranks: they are the minority.
 
-Asking takes the store's one thread, for a few messages' time; an elector that says nothing for that long is left out.
+Who leads asks all others at once, and waits for a few messages' time; an elector that says nothing for that long is left
+out. A store that stands by goes on serving while it asks: ranks that come meanwhile wait for what comes of it, and of
+two that want to lead the one with the later term goes first.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport.steering import steers, value
-from lanterne.transport.store.fellows import FellowStores
+from lanterne.transport.store.fellows import Answers, FellowStores, Question
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.succession import (
     LEAST_ELECTORS,
@@ -25,12 +28,14 @@ from lanterne.transport.store.succession import (
     Term,
     electorates,
     is_backed,
-    is_heard_by_enough,
+    known_to,
     names_of,
-    next_to_ask,
     succeed,
 )
-from lanterne.transport.wire import Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
+from lanterne.transport.wire import Fields, Kind, pack_frame, take_frame, unpack_fields, unpack_ranks
+
+# Told whether this store leads now: empty, or why not.
+Told: TypeAlias = Callable[[str], object]
 
 
 @steers
@@ -50,12 +55,20 @@ class HeirsPolicy:
         half="jobs on busy hosts do not begin",
         double="a job whose host is lost at its start says so 10 s later",
     )
-    # Whom another was just promised to is not stood in the way of; who did not answer is not asked again for so long.
+    # Whom another was just promised to is not stood in the way of, unless it gives up; who did not answer is not asked
+    # again for so long by who leads.
     yields_s: float = value(
         1.5,
-        "chosen: a few times ask_s for each of seven",
+        "chosen: what taking over takes, on a busy host",
         half="two that take over hinder each other",
-        double="if the successor dies at once, the next comes 1.5 s later",
+        double="if the successor is cut off at once, the next comes 1.5 s later",
+    )
+    # A store that stands by and asks looks so often whether there are answers.
+    look_s: float = value(
+        2e-3,
+        "chosen: a hundredth of what taking over takes",
+        half="1 % of a core, while it asks",
+        double="ranks wait 2 ms longer",
     )
     # How long a store that stands by waits for ranks, after the one that led is gone.
     idle_s: float = value(
@@ -67,6 +80,21 @@ class HeirsPolicy:
 
 
 POLICY = HeirsPolicy()
+
+
+@dataclass
+class _Candidacy:
+    """A store's wish to lead in `term`.
+
+    Attributes: `waiting`, who is told what comes of it; `promises`, by name, of others; `asked`, names of those that
+    were asked for one; `before`, whose log the store had when it began.
+    """
+
+    term: Term
+    before: Term
+    waiting: list[Told]
+    promises: dict[str, Elector] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
 
 
 class Heirs:
@@ -87,7 +115,10 @@ class Heirs:
         self._own = Elector()
         self._tried = 0  # how often, as terms count, it has asked to be followed
         self._leader: Connection | None = None
+        self._candidacy: _Candidacy | None = None
+        self._preferred: Connection | None = None  # of whom it has promised to follow
         self._promised_s = float("-inf")
+        self._asking = 0  # so many questions, while it stands by
         self._fellows = FellowStores(store.machine, token, POLICY.yields_s)
         store.route(Kind.ELECTORS, "b*", self._elect)
         store.route(Kind.PROMISE, "bib", self._promise)
@@ -105,7 +136,7 @@ class Heirs:
     def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool:
         """Whether the frame `what` is decided, and may be told, and those `over` are void. False: it leads no more.
 
-        Cost: nothing while it is the only one; else two messages there and back to each elector, one after the other.
+        Cost: nothing while it is the only one; else two messages there and back, to all electors at once.
         """
         log = self._own.log
         if not log or any(each.what == what for each in log):
@@ -151,37 +182,33 @@ class Heirs:
     def _hears_a_majority(self) -> bool:
         """Whether a majority answers: who hears nobody, but is heard, must not write that all others have died."""
         log, known = self._own.log, self._own.known
-        return not log or is_heard_by_enough(log, known, self._name, self._answers)
-
-    def _answers(self, name: str) -> bool:
-        return self._ask(name, Kind.REFUSED, []) is not None
+        if not log:
+            return True
+        answers = self._ask(names_of(log, known), Kind.REFUSED, lambda _name: ()).wait()
+        return is_backed(log, known, {self._name, *(name for name, answer in answers.items() if answer is not None)})
 
     def _reached(self, electors: Sequence[str]) -> int:
         return sum(name == self._name or name in self._fellows for name in electors)
 
     def _have_written(self, wanted: Elector) -> bool:
-        """Whether the log of `wanted` is with a majority, and so decided; who has just answered has it first."""
-        votes: set[str] = set()
+        """Whether the log of `wanted` is with a majority, and so decided."""
         log, known = wanted.log, wanted.known
-        (count, name), packed = self._term, _pack_log(wanted)
-        for elector in sorted(names_of(log, known), key=lambda each: each not in self._fellows):
-            if elector == self._name:
-                own = self._own.write(self._term, log, known, wanted.dropped)
-                self._own = own or self._own
-                has = own is not None
-            else:
-                answer = self._ask(elector, Kind.WRITE, [elector.encode(), count, name.encode(), *packed], 2)
-                has = bool(answer and answer[0])
-            if has:
-                votes.add(elector)
+        (count, leader), packed = self._term, _pack_log(wanted)
+        names = names_of(log, known)
+        writing = self._ask(names, Kind.WRITE, lambda name: [name.encode(), count, leader.encode(), *packed], 2)
+        votes = {name for name, answer in writing.wait().items() if answer and answer[0]}
+        if self._name in names and (own := self._own.write(self._term, log, known, wanted.dropped)):
+            self._own = own
+            votes.add(self._name)
         if is_backed(log, known, votes):
             self._own = replace(self._own, known=len(log))
             return True
         return False
 
-    def _ask(self, name: str, kind: Kind, fields: list[int | bytes], times: int = 1) -> list[Any] | None:
-        """What another store answers, in so many times ask_s; None: nothing."""
-        return self._fellows.ask(name, kind, fields, POLICY.ask_s, times * POLICY.ask_s)
+    def _ask(self, names: Collection[str], kind: Kind, fields: Callable[[str], Fields], times: int = 1) -> Question:
+        """Ask the other ones of `names`, for what they answer in so many times ask_s."""
+        others = [name for name in names if name != self._name]
+        return self._fellows.ask_all(others, kind, fields, POLICY.ask_s, times * POLICY.ask_s)
 
     def out_of_reach(self, epoch: int) -> list[int]:
         """Ranks of `epoch` on hosts that did not answer when this store took over."""
@@ -191,15 +218,27 @@ class Heirs:
 
     # -- it stands by
 
-    def _promise(self, _connection: Connection, _request_id: int, name: bytes, count: int, candidate: bytes) -> Answer:
+    def _promise(self, connection: Connection, request_id: int, name: bytes, count: int, candidate: bytes) -> Answer:
         term = count, candidate.decode(errors="replace")
-        promised = None if self.leads or self._hears_leader() else self._own.promise(term)
-        if promised is None:
-            return [0, *_pack(Elector())]
-        self._name = name.decode(errors="replace")
-        self._own = promised
-        self._promised_s = self._machine.now_s()
-        return [1, *_pack(promised)]
+
+        def promise(hears_leader: bool) -> None:
+            promised = None if hears_leader or connection.sock.fileno() < 0 else self._promised_to(term)
+            if promised is not None:
+                self._name = name.decode(errors="replace")
+                self._own = promised
+                self._promised_s, self._preferred = self._machine.now_s(), connection
+            self._store.reply(connection, request_id, [int(promised is not None), *_pack(promised or Elector())])
+
+        if self._promised_to(term) is None:
+            self._store.reply(connection, request_id, [0, *_pack(Elector())])
+        else:
+            self._ask_leader(promise)
+        return None
+
+    def _promised_to(self, term: Term) -> Elector | None:
+        """What it would remember; None: it leads, or has promised to another, or wants to lead later than that."""
+        prefers_itself = self.leads or (self._candidacy is not None and self._candidacy.term > term)
+        return None if prefers_itself else self._own.promise(term)
 
     def _write(self, connection: Connection, _request_id: int, *fields: Any) -> Answer:
         name, count, leader, known, dropped, *log = fields
@@ -217,52 +256,91 @@ class Heirs:
             self._store.stop()
         return None
 
-    def _hears_leader(self) -> bool:
-        """Whether the store that led still answers here."""
+    def _ask_leader(self, then: Callable[[bool], object]) -> None:
+        """Find out whether the store that led still answers here, and tell `then`."""
         name = self._own.written[1]
         if self._leader is None or name == self._name:
-            return False
-        answers = self._answers(name)
-        self._fellows.close()
-        return answers
+            then(False)
+            return
+        asking = self._ask([name], Kind.REFUSED, lambda _name: ())
+        self._when_over(asking, lambda answers: then(answers.get(name) is not None))
 
-    def take_over(self) -> str:
-        """Lead from now on: empty, or why not."""
-        why = self._take_over()
-        if why:
+    def _when_over(self, asking: Question, then: Callable[[Answers], object]) -> None:
+        self._asking += 1
+        self._look(asking, then)
+
+    def _look(self, asking: Question, then: Callable[[Answers], object]) -> None:
+        if not asking.is_over:
+            self._store.after(POLICY.look_s, partial(self._look, asking, then))
+            return
+        self._asking -= 1
+        then(asking.answers)
+        if not self.leads and not self._asking:
             self._fellows.close()  # A store with clients does not end: one that leads would wait for this one's end.
-        return why
 
-    def _take_over(self) -> str:
-        if not self._own.log or not self._name:
-            return "it stands by, and nothing was decided here yet"
-        if self._machine.now_s() < self._promised_s + POLICY.yields_s:
-            return "it stands by, for another one that takes over"
-        if self._hears_leader():
-            return f"it stands by: {self._own.written[1]}, which leads, answers it"
-        self._tried = max(self._own.promised[0], self._tried) + 1
-        term = self._tried, self._name
+    def take_over(self, told: Told) -> None:
+        """Lead from now on, or say why not; that may take a while."""
+        if self._candidacy is not None:
+            self._candidacy.waiting.append(told)
+        elif not self._own.log or not self._name:
+            told("it stands by, and nothing was decided here yet")
+        elif self._preferred is not None and self._machine.now_s() < self._promised_s + POLICY.yields_s:
+            told(f"it stands by, for {self._own.promised[1]}, which takes over")
+        else:
+            self._tried = max(self._own.promised[0], self._tried) + 1
+            self._candidacy = _Candidacy((self._tried, self._name), self._own.written, [told], asked={self._name})
+            self._ask_leader(self._stand)
+
+    def _stand(self, hears_leader: bool) -> None:
+        if hears_leader:
+            self._end_candidacy(f"it stands by: {self._own.written[1]}, which leads, answers it")
+        else:
+            self._fellows.rouse()
+            self._ask_promises({})
+
+    def _ask_promises(self, answers: Answers) -> None:
+        """Take in what those `answers` say, and ask those who are known by that; then see what comes of it."""
+        candidacy = self._candidacy
+        assert candidacy is not None
+        candidacy.promises |= {name: _unpack(answer[1:]) for name, answer in answers.items() if answer and answer[0]}
+        names = {*known_to([self._own, *candidacy.promises.values()])} - candidacy.asked
+        if names:
+            candidacy.asked |= names
+            count, own = candidacy.term[0], self._name.encode()
+            # They look for the one that led first.
+            asking = self._ask(sorted(names), Kind.PROMISE, lambda name: [name.encode(), count, own], 3)
+            self._when_over(asking, self._ask_promises)
+        else:
+            self._end_candidacy(self._be_followed(candidacy))
+
+    def _be_followed(self, candidacy: _Candidacy) -> str:
+        """Lead, if enough have promised to follow, or why not."""
         # It promises itself what others do only if they are enough: one that leads, and was busy, goes on else.
-        promises = {self._name: replace(self._own, promised=term)}
-        last, asked = self._own.written[1], {self._name}
-        while (found := succeed(promises)) is None and (name := next_to_ask(promises, asked, last, self._name)):
-            asked.add(name)
-            # It looks for the one that led first.
-            answer = self._ask(name, Kind.PROMISE, [name.encode(), term[0], self._name.encode()], 3)
-            if answer and answer[0]:
-                promises[name] = _unpack(answer[1:])
+        own = self._own.promise(candidacy.term)
+        if own is None or self._own.written != candidacy.before:
+            return f"it stands by, for {max(self._own.promised, self._own.written)[1]}, which takes over"
+        promises = {self._name: own, **candidacy.promises}
+        found = succeed(promises)
         if found is not None:
-            self._own, self._term = promises[self._name], term
+            self._own, self._term = own, candidacy.term
             if self._have_written(found):
                 self.leads, self._leader = True, None
                 return ""
         electors = max((electorates(each.log, each.known)[-1] for each in promises.values() if each.log), key=len)
         return f"{len({*electors} & promises.keys())} of {len(electors)} hosts of the job follow it, no majority"
 
+    def _end_candidacy(self, why: str) -> None:
+        candidacy, self._candidacy = self._candidacy, None
+        assert candidacy is not None
+        for told in candidacy.waiting:
+            told(why)
+
     def connection_closed(self, connection: Connection) -> None:
         """A client is gone."""
         if connection is self._leader:
             self._leader = None
+        if connection is self._preferred:
+            self._preferred = None
 
     def close(self) -> None:
         """The job is over, or this store leads no more."""

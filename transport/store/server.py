@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lanterne.errors import InputError
 from lanterne.transport import wire
@@ -207,23 +208,40 @@ class Store:
     def _consume(self, connection: Connection) -> bool:
         """Act on what has arrived; False if the connection is to end."""
         while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox, connection.seals)):
-            kind, request_id, body = frame
-            if kind not in self._routes:
+            if frame[0] not in self._routes:
                 return False
-            if not self.heirs.leads and kind not in STANDING_BY:
-                why = self.heirs.take_over() if kind == wire.Kind.RETURN else "it stands by"
-                if why:
-                    self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
-                    return False
-            types, function = self._routes[kind]
-            try:
-                fields = function(connection, request_id, *wire.unpack_fields(body, types))
-            except Refusal as error:
-                self.send(connection, wire.Kind.ERROR, request_id, [str(error).encode()])
-                continue
-            if fields is not None:
-                self.reply(connection, request_id, fields)
+            if self.heirs.leads or frame[0] in STANDING_BY:
+                self._answer(connection, frame)
+            elif frame[0] == wire.Kind.RETURN:
+                self.heirs.take_over(partial(self._answer_later, connection, frame))
+            else:
+                self._turn_away(connection, "it stands by")
         return True
+
+    def _answer(self, connection: Connection, frame: wire.Frame) -> None:
+        kind, request_id, body = frame
+        types, function = self._routes[kind]
+        try:
+            fields = function(connection, request_id, *wire.unpack_fields(body, types))
+        except Refusal as error:
+            self.send(connection, wire.Kind.ERROR, request_id, [str(error).encode()])
+            return
+        if fields is not None:
+            self.reply(connection, request_id, fields)
+
+    def _answer_later(self, connection: Connection, frame: wire.Frame, why_not: str) -> None:
+        """As `_answer`, now that it is known whether this store leads."""
+        if why_not:
+            self._turn_away(connection, why_not)
+        elif connection.sock.fileno() >= 0:
+            try:
+                self._answer(connection, frame)
+            except wire.WireError:
+                self._drop(connection)
+
+    def _turn_away(self, connection: Connection, why: str) -> None:
+        self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
+        self._drop(connection)
 
     def lose(self, why: str) -> None:
         """This store leads no more: its clients learn why, and it ends."""

@@ -9,7 +9,7 @@ Who the electors are is in the list itself: as long as it is not known to be dec
 those before and one of those after is needed.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -94,24 +94,9 @@ def is_backed(log: Log, known: int, by: Collection[str]) -> bool:
     return bool(asked) and all(2 * len({*electors} & {*by}) > len(electors) for electors in asked)
 
 
-def is_heard_by_enough(log: Log, known: int, own: str, answers: Callable[[str], bool]) -> bool:
-    """Whether `own` and those electors that answer are enough; no more are asked than it takes to know."""
-    heard, unasked = {own}, [name for name in names_of(log, known) if name != own]
-    while not is_backed(log, known, heard):
-        if not is_backed(log, known, heard.union(unasked)):
-            return False
-        if answers(name := unasked.pop(0)):
-            heard.add(name)
-    return True
-
-
-def next_to_ask(promises: Mapping[str, Elector], asked: Collection[str], last: str, own: str) -> str:
-    """An elector that those who made `promises` know, not `asked` yet; `last` when no other is left; empty: none is.
-
-    In turn from `own` on, as ranks look for a store: those before it they have tried in vain.
-    """
-    names = {name for each in promises.values() for name in names_of(each.log, each.known)} - {*asked}
-    return min(names, key=lambda name: (name == last, name < own, name), default="")
+def known_to(electors: Collection[Elector]) -> list[str]:
+    """All who decide, as far as these know, in order."""
+    return list(dict.fromkeys(name for each in electors for name in names_of(each.log, each.known)))
 
 
 def succeed(promises: Mapping[str, Elector]) -> Elector | None:

@@ -15,8 +15,7 @@ from lanterne.transport.store.succession import (
     Elector,
     electorates,
     is_backed,
-    is_heard_by_enough,
-    next_to_ask,
+    known_to,
     succeed,
 )
 from lanterne.transport.wire import Kind, pack_frame, take_frame
@@ -245,43 +244,11 @@ def test_each_host_has_one_elector(names, hosts, expected):
     assert electors_of(names, hosts) == expected
 
 
-@pytest.mark.parametrize(
-    ("silent", "heard", "asked"),
-    [
-        ("", True, "bc"),
-        ("b", True, "bcd"),
-        ("bc", True, "bcde"),
-        ("bcd", False, "bcd"),
-        ("bcde", False, "bcd"),
-    ],
-)
-def test_no_more_are_asked_than_it_takes_to_know(silent, heard, asked):
-    """Of five, the first asks."""
-    log, calls = (Decided(b"first", tuple("abcde")),), []
-
-    def answers(name):
-        calls.append(name)
-        return name not in silent
-
-    assert (is_heard_by_enough(log, 1, "a", answers), "".join(calls)) == (heard, asked)
-
-
-@pytest.mark.parametrize(
-    ("own", "asked", "expected"),
-    [
-        *(("a", {"a"}, "c"), ("a", {"a", "c"}, "b"), ("a", {"a", "b", "c"}, ""), ("a", {"a", "d"}, "c")),
-        *(("c", {"c"}, "a"), ("c", {"c", "a"}, "b")),
-    ],
-)
-def test_the_store_that_led_last_is_asked_last_and_those_after_the_own_one_first(own, asked, expected):
-    """Rank b led; c is known to one of those that made a promise only."""
-    promises = {"a": Elector(log=(Decided(b"1", ("a", "b")),), known=1), "d": Elector(log=(FIRST,), known=1)}
-    assert next_to_ask(promises, asked, "b", own) == expected
-    names = Elector(log=(Decided(b"1", tuple("abcdefg")),), known=1)
-    order = ["d"]
-    while name := next_to_ask({"d": names}, order, "a", "d"):
-        order.append(name)
-    assert "".join(order) == "defgbca"
+def test_all_are_asked_that_any_of_those_who_promise_know():
+    """Rank c is known to one of those that made a promise only."""
+    promises = Elector(log=(Decided(b"1", ("a", "b")),), known=1), Elector(log=(FIRST,), known=1)
+    assert known_to(promises) == ["a", "b", "c"]
+    assert known_to([]) == []
 
 
 def test_electors_are_those_of_the_last_decision_on_them():

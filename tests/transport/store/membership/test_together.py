@@ -1,5 +1,6 @@
 """What members do together at the store: in whatever order they come, each is answered once, and with the same."""
 
+from contextlib import nullcontext
 from itertools import permutations
 from types import SimpleNamespace
 
@@ -71,7 +72,11 @@ class Nowhere:
         self.seconds += seconds
 
     def lock(self):
-        return SimpleNamespace()
+        return nullcontext()
+
+    def thread(self, _name, function):
+        function()
+        return SimpleNamespace(is_alive=lambda: False, join=lambda: None)
 
     def connect(self, address, _limit_s):
         assert address == ("host", 99)
@@ -87,10 +92,13 @@ class Nowhere:
 def test_a_store_that_does_not_answer_is_left_alone_for_a_while(error, silent):
     machine = Nowhere(error)
     fellows = FellowStores(machine, "0" * 64, rests_s=1.5)
-    ask = lambda: fellows.ask("host:99", Kind.PROMISE, [], 0.2, 0.2)  # noqa: E731
-    assert ask() is None
+    ask = lambda: fellows.ask_all(["host:99"], Kind.PROMISE, lambda name: (), 0.2, 0.2).wait()  # noqa: E731
+    assert ask() == {"host:99": None}
     assert (fellows.silent, "host:99" in fellows) == (silent, False)
     tried, machine.seconds = machine.tried, machine.seconds + 1.4
-    assert ask() is None and machine.tried == tried
+    assert ask() == {"host:99": None} and machine.tried == tried
     machine.seconds += 0.2
-    assert ask() is None and machine.tried > tried
+    assert ask() == {"host:99": None} and machine.tried > tried
+    tried = machine.tried
+    fellows.rouse()
+    assert ask() == {"host:99": None} and machine.tried > tried
