@@ -10,7 +10,7 @@ from lanterne.transport.steering import Steered, steered
 # Those that have such values.
 MODULES = (
     "bench.lab.network",
-    *(f"collectives.late.{name}" for name in ("calls", "options", "ready_programs", "turn")),
+    *(f"collectives.late.{name}" for name in ("calls", "options", "turn")),
     *(f"collectives.auto.{name}" for name in ("learn", "pacing", "predict", "trials")),
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
     *(f"failslow.locate.{name}" for name in ("activity", "calls_verdicts", "locate")),

@@ -33,7 +33,7 @@ from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options
-from lanterne.collectives.late.ready_programs import IdleTime, ReadyPrograms, key_of
+from lanterne.collectives.late.ready_programs import ReadyPrograms, key_of
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
@@ -177,6 +177,11 @@ class LateRanks:
     def has_room(self) -> bool:
         """Whether a call may take scratch memory while those before it have theirs."""
         return self._communicator.scratch.lent_nbytes < POLICY.ahead_nbytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call that has come is under way."""
+        return not self._turns
 
     def is_free(self, turn: Turn) -> bool:
         """Whether the call is not to be asked about, by the record of an earlier one; alike on all ranks."""
@@ -384,7 +389,7 @@ class LateRequest(CollectiveRequest):
 
     __slots__ = (
         *("_call", "_captured", "_complete", "_completion", "_error", "_execution", "_gave_up_s", "_goes_ahead"),
-        *("_idle", "_late", "_moved", "_place", "_plan", "_policy", "_signature", "_turn"),
+        *("_late", "_moved", "_place", "_plan", "_policy", "_signature", "_turn"),
     )
 
     def __init__(
@@ -415,7 +420,6 @@ class LateRequest(CollectiveRequest):
         self._plan: AnyPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
-        self._idle = IdleTime(communicator.machine)
 
     def _begin(self) -> None:
         """See QueuedCall."""
@@ -426,8 +430,6 @@ class LateRequest(CollectiveRequest):
         self._late.dispatch()
         self._step(COMPLETE, room=True)
         execution = self._execution
-        if execution is None and self._turn.waits and self._call is not None:
-            self._late.ready.meanwhile(self._call, self._policy, self._idle)
         if self._error is not None and (execution is None or execution.drained):
             return self._end(None)
         return self._complete and self._end(execution.completion if execution is not None else None)
@@ -506,6 +508,8 @@ class LateRequest(CollectiveRequest):
 
     def _run(self, choice: str, late_rank: int, held: bool) -> None:
         self._late.ran[choice.partition("@")[0]] += 1
+        if late_rank >= 0:
+            self._late.ready.expect(late_rank)
         call = self._call
         assert call is not None, "it is not over"
         self._plan = self._late.find_plan(call, choice, late_rank)
@@ -522,10 +526,10 @@ class LateRequest(CollectiveRequest):
         self.done: bool = completion is None
         if self._execution is not None and self._plan is not None and self._call is not None:
             self._plan.give_back(self._execution, self._call.in_place)
-            if self._error is None:
-                self._late.ready.after(self._call, self._policy)
-        self._call = None
+        call, self._call = self._call, None
         self._late.forget(self._turn)
+        if call is not None and self._error is None and self._late.is_idle:
+            self._late.ready.after(call, self._policy)
         return True
 
     _poll = CollectiveRequest._poll_completion

@@ -100,15 +100,15 @@ def cost_s(policy: Policy, option: Option, window_s: float, delay_s: float) -> f
 
 
 def likely(policy: Policy, rank: int) -> tuple[Option, ...]:
-    """The options that calls are likely to need first where `rank` alone is late, at most three.
+    """The options that calls are likely to need first where `rank` alone is late, at most four.
 
-    That of a call without a past, and those for ranks that are late by much and by half as much.
+    That of a call without a past, and those for ranks that are late by much, by half and by a quarter as much.
     """
     single = [option for option in policy.options if option.fits((rank,))]
     if not single:
         return ()
     most_s = max(option.before_s for option in single)
-    best = (min(single, key=lambda option: cost_s(policy, option, 0.0, d)) for d in (most_s, most_s / 2))
+    best = (min(single, key=lambda option: cost_s(policy, option, 0.0, d)) for d in (most_s, most_s / 2, most_s / 4))
     return tuple(dict.fromkeys((single[0], *best)))
 
 

@@ -43,8 +43,9 @@ def test_never_much_worse_than_knowing(policy, past_s, delay_s):
     [
         ((), ()),
         ((JOIN,), (JOIN,)),
-        ((JOIN, CHAIN, HALF, MOST), (JOIN, CHAIN, MOST)),
-        ((JOIN, CHAIN._replace(join_s=1.06), HALF), (JOIN,)),
+        ((JOIN, CHAIN, HALF, MOST), (JOIN, CHAIN, MOST, HALF)),
+        ((JOIN, CHAIN._replace(join_s=1.06)), (JOIN,)),
+        ((JOIN, CHAIN._replace(join_s=1.06), HALF), (JOIN, HALF)),
         ((JOIN, HALF._replace(join_s=1.4)), (JOIN, HALF._replace(join_s=1.4))),
         ((JOIN._replace(late=2),), ()),
     ],
