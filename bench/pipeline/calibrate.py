@@ -3,12 +3,15 @@
   lanterne pipeline calibrate runs.json --json mine.json
   lanterne pipeline calibrate runs.json --leave-out 30B
   lanterne pipeline calibrate runs.json --leave-out each
+  lanterne pipeline calibrate runs.json --leave-out links
 
 A file of runs is a JSON object with a list of `runs`. Each has stages, microbatches, policy (1f1b, zb, zb_delegates or
 adaptra), profile_ms (forward, backward_input, backward_weight per stage), message_bytes, delayed_sends (src, dst, ms),
 healthy_ms and slow_ms of an iteration, and optionally gpu, model, ranks_per_host, tensor_parallel, delegates, order,
 issue, doubtful. `pipeline run --record` and `pipeline train --record` write one. Printed is how far predictions are
-off: of the runs that were used, or, with --leave-out, of those that were not. Doubtful runs weigh a quarter.
+off: of the runs that were used, or, with --leave-out, of those that were not. Where a kind of GPU ran one model only,
+leaving that out predicts it from other GPUs; leaving out the runs of one set of slow links keeps the others of its own.
+Doubtful runs weigh a quarter, the policies of a GPU the same.
 """
 
 import argparse
@@ -22,9 +25,10 @@ from lanterne.errors import InputError, one_of
 from lanterne.pipeline.calibrate.fit import PreparedRun, calibrate, prepare
 from lanterne.pipeline.calibrate.parameters import UNITS, DeviceCalibration
 from lanterne.pipeline.calibrate.prediction import predict_run
-from lanterne.pipeline.calibrate.runs import read_runs
+from lanterne.pipeline.calibrate.runs import RecordedRun, read_runs
+from lanterne.pipeline.plan.problem import Problem
 
-EACH = "each"
+EACH, LINKS = "each", "links"
 
 
 class PredictedRun(NamedTuple):
@@ -39,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("runs", metavar="RUNS.json", help="recorded runs")
     parser.add_argument(
-        "--leave-out", metavar="MODEL", help=f"predict the runs of this model from the others; {EACH}: each in its turn"
+        "--leave-out",
+        metavar="MODEL",
+        help=f"predict the runs of this model from the others; {EACH}: each model in its turn; {LINKS}: in their turn "
+        "those of one kind of GPU with messages held back between the same stages",
     )
     parser.add_argument("--json", metavar="FILE", help="write the parameters ('-' for standard output)")
 
@@ -51,18 +58,15 @@ def run(args: argparse.Namespace) -> int:
         prepared = prepare(read_runs(document))
     if args.leave_out and args.json:
         raise InputError("--json: got it beside --leave-out, expected parameters from all runs")
-    calibration = calibrate([each for each in prepared if each.run.model != args.leave_out])
     if args.leave_out:
-        predicted = left_out(prepared, args.leave_out)
-    else:
-        predicted = predictions(prepared, calibration)
+        _print_errors(left_out(prepared, args.leave_out), f", {args.leave_out} left out")
+        return 0
+    calibration = calibrate(prepared)
     if args.json:
         report.write_json(args.json, {"schema_version": report.SCHEMA_VERSION, **calibration.to_dict()})
     if args.json != "-":
-        if args.leave_out != EACH:
-            _print_parameters(calibration)
-        title = "error of predictions" + (f", {args.leave_out} left out" if args.leave_out else "")
-        report.print_table(COLUMNS, [row(record) for record in errors(predicted)], title=title)
+        _print_parameters(calibration)
+        _print_errors(predictions(prepared, calibration), "")
     return 0
 
 
@@ -75,20 +79,35 @@ def predictions(prepared: Sequence[PreparedRun], calibration: DeviceCalibration)
     return found
 
 
-def left_out(prepared: Sequence[PreparedRun], model: str = EACH) -> list[PredictedRun]:
-    """The runs of `model`, or of each in its turn, predicted from those of all others.
+def left_out(prepared: Sequence[PreparedRun], group: str = EACH) -> list[PredictedRun]:
+    """The runs of a model, `group`, or of each, or of each set of slow links, predicted from those of all others.
 
     Raises:
         InputError: no such model, or no other.
     """
-    models = list(dict.fromkeys(each.run.model for each in prepared))
-    if model != EACH and model not in models:
-        raise InputError(f"--leave-out: {one_of(model, [*models, EACH])}")
+    key = _gpu_and_links if group == LINKS else _model
+    groups = list(dict.fromkeys(key(each.run) for each in prepared))
+    if group not in (*groups, EACH, LINKS):
+        raise InputError(f"--leave-out: {one_of(group, [*groups, EACH, LINKS])}")
     found = []
-    for name in models if model == EACH else [model]:
-        others = [each for each in prepared if each.run.model != name]
-        found += predictions([each for each in prepared if each.run.model == name], calibrate(others))
+    for name in [group] if group in groups else groups:
+        others = [each for each in prepared if key(each.run) != name]
+        found += predictions([each for each in prepared if key(each.run) == name], calibrate(others))
     return found
+
+
+def _model(run: RecordedRun) -> str:
+    return run.model
+
+
+def _gpu_and_links(run: RecordedRun) -> str:
+    """The kind of GPU, and between which stages something holds messages back, either way."""
+    pairs = [f"{stage}_{stage + 1}" for stage in range(run.slow.stages - 1) if _is_slow(run.slow, stage)]
+    return f"{run.gpu} {','.join(pairs)}"
+
+
+def _is_slow(problem: Problem, stage: int) -> bool:
+    return max(problem.latency(stage, stage + 1), problem.latency(stage + 1, stage)) > 0
 
 
 def errors(predicted: Sequence[PredictedRun]) -> list[dict[str, Any]]:
@@ -127,6 +146,10 @@ def row(record: Mapping[str, Any]) -> list[object]:
     cells += [f"{record[key]:.2%}" for key in ("mean_error", "worst_error")]
     sound = [record["sound_mean_error"], record["sound_worst_error"]]
     return [*cells, record["sound_runs"], *("-" if value is None else f"{value:.2%}" for value in sound)]
+
+
+def _print_errors(predicted: Sequence[PredictedRun], what: str) -> None:
+    report.print_table(COLUMNS, [row(record) for record in errors(predicted)], title=f"error of predictions{what}")
 
 
 def _print_parameters(calibration: DeviceCalibration) -> None:

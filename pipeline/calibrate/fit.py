@@ -129,13 +129,16 @@ def _over_delegates(each: PreparedRun, values: Mapping[str, float], instant: boo
 
 
 def _loss(prepared: Sequence[PreparedRun], predict: Callable[[PreparedRun], float]) -> float:
-    """The mean error, where large ones count more and doubtful runs less."""
-    weights, losses = [], []
+    """The mean error, where large ones count more, doubtful runs less, and each policy as much as each other."""
+    weights: dict[str, float] = {}
+    losses: dict[str, float] = {}
     for each in prepared:
         error = abs(predict(each) / each.slow_ms - 1)
-        weights.append(DOUBTFUL if each.run.is_doubtful else 1.0)
-        losses.append(weights[-1] * (error + 4 * error**2))
-    return sum(losses) / sum(weights)
+        weight = DOUBTFUL if each.run.is_doubtful else 1.0
+        policy = each.run.policy
+        weights[policy] = weights.get(policy, 0.0) + weight
+        losses[policy] = losses.get(policy, 0.0) + weight * (error + 4 * error**2)
+    return statistics.mean(losses[policy] / weights[policy] for policy in weights)
 
 
 def _lowest(

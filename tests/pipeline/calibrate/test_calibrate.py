@@ -56,6 +56,14 @@ def test_the_published_parameters_are_what_the_runs_say(published):
     assert calibrate(prepare(read_runs(DOCUMENT))) == published
 
 
+def test_each_policy_counts_as_much_as_each_other():
+    """However many runs there are of it: no system is predicted worse because another was recorded more often."""
+    runs = [run for run in DOCUMENT["runs"] if run["gpu"] == "A10" and run["delegates"]]
+    more = [run for run in runs if run["policy"] == "zb_delegates"]
+    once, often = (calibrate(prepare(read_runs({"runs": each}))).gpus["A10"] for each in (runs, runs + 3 * more))
+    assert often.parameters._replace(gap_ms=0) == once.parameters._replace(gap_ms=0)
+
+
 def test_parameters_are_found_again():
     """Runs that are made by the model, with one rank a host."""
     parameters = GpuParameters(spin=1.05, hold_ms_per_mbyte=0.5, message_cost_ms=2.0, gap_ms=0.5)
@@ -245,6 +253,8 @@ def test_errors_of_a_model_that_was_left_out(tmp_path, capsys):
     assert "7B left out" in capsys.readouterr().out
     assert main(["pipeline", "calibrate", path, "--leave-out", "9B"]) == 2
     assert "expected one of 14B, 7B" in capsys.readouterr().err
+    assert main(["pipeline", "calibrate", path, "--leave-out", "links"]) == 0
+    assert "links left out" in capsys.readouterr().out
     assert main(["pipeline", "calibrate", path, "--json", str(tmp_path / "out.json")]) == 0
     capsys.readouterr()
     assert main(["pipeline", "predict", write(tmp_path, CASE), "--calibration", str(tmp_path / "out.json")]) == 0
