@@ -230,7 +230,13 @@ class UcxTransport(Transport):
     def _explain(self, peer: int, what: str, error: Exception) -> NoReturn:
         """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
         wait(never, NOTICE_S, self.pauses, lambda _now_s: self.check_peers((peer,)))
-        raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}") from error
+        raise self._failure(f"{what} rank {peer}: {error}") from error
+
+    def _failure(self, text: str) -> TransportError:
+        """That a path has failed: often its other end has ended, because of another perhaps; no word of a death yet."""
+        failure = TransportError(f"ucx rank {self.rank}: {text}")
+        failure.rank_unknown = True
+        return failure
 
     def _span(self, region: Region, offset: int, nbytes: int) -> Any:
         """The memory of an operation as ucxx wants it, kept by the region."""
@@ -390,9 +396,8 @@ class UcxRequest(Request):
             self._check_open()
             self._transport.check_peers((op.peer,))
             verb = "send to" if type(op) is Send else "receive from"
-            raise TransportError(
-                f"ucx rank {self._transport.rank}: {verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
-            ) from error
+            text = f"{verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
+            raise self._transport._failure(text) from error
 
     def _check_open(self) -> None:
         if self._transport.closed:

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.errors import Unavailable
-from lanterne.transport.base import make_tag
-from lanterne.transport.ucx.over_ucx import INTERNAL, ucx_tag
+from lanterne.errors import TransportError, Unavailable
+from lanterne.transport.base import Recv, Region, Send, make_tag
+from lanterne.transport.ucx.over_ucx import INTERNAL, UcxRequest, UcxTransport, ucx_tag
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
 ONE_HOST = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
@@ -112,6 +113,29 @@ def test_the_user_s_variables_win():
 )
 def test_pacing_follows_the_environment(environment, expected):
     assert receiver_paced_nbytes(environment) == expected
+
+
+class Reset(Exception):
+    """What UCX says where a path has failed."""
+
+
+@pytest.mark.parametrize(("verb", "said"), [(Send, "send to"), (Recv, "receive from")])
+def test_whose_path_has_failed_does_not_say_which_rank_has(verb, said):
+    """Else this rank would tell all others that it has failed itself, where the notice of the death comes later."""
+
+    def fails():
+        raise Reset("connection reset")
+
+    transport = UcxTransport.__new__(UcxTransport)
+    group = SimpleNamespace(check_peers=lambda _peers: None)
+    ucxx = SimpleNamespace(UCXError=Reset)
+    vars(transport).update(rank=0, closed=False, _peers={}, _group=group, _ucxx=ucxx)
+    started = SimpleNamespace(completed=True, check_error=fails)
+    request = UcxRequest(transport, [(started, verb(Region(bytearray(8)), 0, 8, 1, 0))])
+    with pytest.raises(TransportError, match=f"ucx rank 0: {said} rank 1 of 8 bytes failed: connection r") as raised:
+        request.test()
+    assert raised.value.rank_unknown
+    transport.closed = True
 
 
 def test_missing_ucxx_says_how_to_install_it(monkeypatch):
