@@ -71,7 +71,10 @@ class ElsewhereError(TransportError):
 
 @dataclass
 class GrowingProcess:
-    """A process that was a rank, or wanted to be. `place`: that which it has, claims, or ANY or SPARE."""
+    """A process that was a rank, or wanted to be.
+
+    Attributes: `place`: that which it has, claims, or ANY or SPARE; `knows`, whether it has what was computed so far.
+    """
 
     name: str
     place: int
@@ -79,6 +82,7 @@ class GrowingProcess:
     befallen: str = ""
     asked_s: float | None = None  # to be taken in
     entered_s: float | None = None
+    knows: bool = False
     steps: int = 0
     total: float = 0.0
     error: BaseException | None = None
@@ -318,14 +322,15 @@ class GrowingProgram:
 
     def _work(self, communicator: Communicator, is_new: bool) -> None:
         world, process = self._world, self._process
-        knows, agreed, step_s = not is_new, False, world.rng.uniform(*STEP_S)
+        agreed, step_s = False, world.rng.uniform(*STEP_S)
+        process.knows = not is_new
         with communicator:
             while True:
                 try:
                     if not agreed:
                         self._note_group(communicator)
-                        self._agree(communicator, knows)
-                        knows = agreed = True
+                        self._agree(communicator)
+                        process.knows = agreed = True
                     if process.steps == world.steps:
                         world.over_s = world.over_s or self._baton.now_s
                         return
@@ -353,19 +358,28 @@ class GrowingProgram:
         key = communicator.epoch, communicator.communicator_id
         self._process.groups.append((key, communicator.rank, communicator.ranks))
 
-    def _agree(self, communicator: Communicator, knows: bool) -> None:
-        """Have the state of whoever is furthest."""
+    def _agree(self, communicator: Communicator) -> None:
+        """Have the state of whoever is furthest; where all that had one have fallen, begin anew."""
         process = self._process
         told: Any = np.empty((communicator.world_size, 3))
-        communicator.all_gather(np.array([knows, process.steps, process.total]), told)
+        communicator.all_gather(np.array([process.knows, process.steps, process.total]), told)
         known = told[told[:, 0] == 1]
         if not len(known):
-            raise RuntimeError("nobody knows the state")
+            here, _, _ = process.groups[-1]
+            live = [each.name for each in self._world.processes if self._has_state_elsewhere(each, here)]
+            if live:
+                self._world.problems.append(f"lost: {process.name}: nobody here knows the state of {live}")
+            return
         for steps in set(known[:, 1]):
             if len(set(known[known[:, 1] == steps, 2])) > 1:
                 self._world.problems.append(f"apart: {process.name}: states after step {steps:g} are {known[:, 2]}")
         furthest = known[known[:, 1].argmax()]
         process.steps, process.total = int(furthest[1]), float(furthest[2])
+
+    def _has_state_elsewhere(self, process: GrowingProcess, here: tuple[int, int]) -> bool:
+        """Whether it has what others could go on with, lives, and is not in the communicator `here`."""
+        goes_on = process.knows and not process.befallen and process.steps < self._world.steps
+        return goes_on and any(key != here for key, _, _ in process.groups[-1:])
 
     def _agreed_step(self, communicator: Communicator) -> None:
         """A step, and whether all that live have done it.

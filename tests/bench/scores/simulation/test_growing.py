@@ -55,6 +55,18 @@ def test_who_is_cut_off_for_long_ends_or_goes_on(kind):
     assert quieter.problems == () and not set(quieter.events) & set(outcome.events)
 
 
+def test_a_newcomer_begins_anew_where_all_that_had_a_state_have_died():
+    """Two of three ranks are dead when the third dies, too, as it takes in the first, which was started again."""
+    with quiet():
+        assert run(878).problems == ()
+
+
+def test_that_a_state_is_lost_which_somebody_has_is_found(monkeypatch):
+    with quiet():
+        monkeypatch.setattr(growing.GrowingProgram, "_has_state_elsewhere", lambda program, process, here: True)
+        assert any(line.startswith("lost: ") for line in run(878).problems)
+
+
 def test_a_seed_that_fails_shrinks_to_the_events_that_it_takes(monkeypatch, capsys):
     judge = growing.judge_growth
 
