@@ -31,10 +31,14 @@ Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 # (rank, round) pairs that are priced at once: all rounds of small schedules, and of large ones what caches hold.
 BLOCK = 1 << 16
-# Over links where rounds meet, times are found so many times anew: twice as many bring prices hardly nearer to flows.
-PASSES = 6
+# Over links where rounds meet, times are found anew, at most so many times: most ends settle after three. Where ranks
+# can keep step, but fall out of it by the least difference, that grows by a part from pass to pass: 6 passes, or an end
+# that changed by less than 2e-3, took such a step for lasting, and the price was 0.65 of what flows take.
+PASSES = 24
 # Or until the end changes by less than this part of it.
-SETTLED = 2e-3
+SETTLED = 1e-5
+# Or until the end goes to and fro by less than this part of it, and comes back to within RETURNED of the way: for ever.
+SWING, RETURNED = 0.02, 0.25
 
 
 class LinkCosts(Protocol):
@@ -215,18 +219,29 @@ def price(
         adding_s = np.asarray(links.gamma_s_per_byte * unit * reduced, np.float64)
         bounds = (offsets - offsets[0]).tolist()
         if overtaking is not None:
-            last_s = 0.0
+            ends_s: list[float] = []
             for _ in range(PASSES):
                 ends = ready.copy()
                 begin_s = _walk(ends, bounds, src, dst, took_s, adding_s)
-                if abs(ends.max() - last_s) < SETTLED * last_s:
+                ends_s.append(float(ends.max()))
+                if _is_settled(ends_s):
                     break
-                took_s, last_s = overtaking.again_s(begin_s), ends.max()
+                took_s = overtaking.again_s(begin_s)
         _walk(ready, bounds, src, dst, took_s, adding_s)
     scale = unit / nbytes if nbytes else 0.0
     end = float(ready.max())
     exposed_s = end - float(start.max())
     return Cost(ready, end, exposed_s, schedule.num_rounds, float(load * scale), float(added * scale))
+
+
+def _is_settled(ends_s: Sequence[float]) -> bool:
+    """Whether the last of the ends that passes found will do."""
+    if len(ends_s) < 2:
+        return False
+    step_s = abs(ends_s[-1] - ends_s[-2])
+    if step_s < SETTLED * ends_s[-2]:
+        return True
+    return len(ends_s) > 2 and step_s < SWING * ends_s[-2] and abs(ends_s[-1] - ends_s[-3]) < RETURNED * step_s
 
 
 def _walk(

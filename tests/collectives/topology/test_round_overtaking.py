@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from lanterne.bench.topology.random_clusters import random_topologies
+from lanterne.bench.topology.random_clusters import AUTO_BAR, judge_auto, random_topologies
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.auto.predict import chunk_count, nodes_of_links
 from lanterne.collectives.schedule import cost
-from lanterne.collectives.schedule.cost import price
+from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.passes import waiting_part
 from lanterne.collectives.topology.flows import simulate_flows
 from lanterne.collectives.topology.presets import find_preset
@@ -59,10 +59,51 @@ def test_rounds_that_are_known_stay_as_they_are(seed, number, name):
     assert price(schedule, NBYTES, topology).makespan_s == pytest.approx(flows_s, rel=0.01)
 
 
+# Hosts of 1, 3 and 4 ranks, the second with half a NIC.
+HALF_NIC = Topology(
+    ((5,), (0, 3, 7), (1, 2, 4, 6)),
+    (
+        LinkClass("inside", CostModel(2e-6, 1e-10), tuple((rank,) for rank in range(8))),
+        LinkClass(NIC, CostModel(2e-5, 0.8e-9), ((5,), (0, 3, 7), (1, 2, 4, 6)), (1.0, 2.0, 1.0)),
+    ),
+)
+
+
+@pytest.mark.parametrize("late", [3, 7])
+def test_a_step_that_ranks_cannot_keep_is_no_price(monkeypatch, late):
+    """They begin out of step by a start-up time, which grows: flows, and SimGrid, take half as long again."""
+    schedule = make_schedule("all_reduce", "hier_late_join", 8, 232, late_rank=late, nodes=nodes_of_links(HALF_NIC))
+    joining = waiting_part(schedule, late)
+    flows_s = simulate_flows(joining, NBYTES, HALF_NIC).max()
+    assert price(joining, NBYTES, HALF_NIC).makespan_s == pytest.approx(flows_s, rel=0.05)
+    monkeypatch.setattr(cost, "SETTLED", 2e-3)
+    assert price(joining, NBYTES, HALF_NIC).makespan_s < 0.75 * flows_s
+
+
+@pytest.mark.parametrize(
+    ("ends_s", "settled"),
+    [
+        ([1.0], False),
+        ([1.0, 1.0 + 5e-6], True),
+        # It begins to fall out of step; it goes to and fro for ever; or far, which may become less.
+        ([0.6433, 0.6432, 0.6433 - 1.1e-4 + 2e-5], False),
+        ([1.005, 1.0, 1.0051], True),
+        ([1.05, 1.0, 1.0501], False),
+        ([1.005, 1.0, 1.003], False),
+    ],
+)
+def test_passes_end_when_the_end_settles(ends_s, settled):
+    assert cost._is_settled(ends_s) is settled
+
+
+def test_auto_does_not_count_on_such_a_step():
+    assert judge_auto(HALF_NIC, NBYTES, 7)["late_ratio"] <= AUTO_BAR
+
+
 def test_messages_that_meet_take_longer_and_alone_as_long_as_before():
     """Two NICs of 1 byte/s. Ranks 0 and 1 share one: what both send at once takes twice, half of it one and a half."""
     nodes = ((0, 1), (2, 3))
-    topology = Topology(nodes, (LinkClass(NIC, cost.CostModel(0.0, 1.0), nodes, (1.0, 1.0)),) + INSIDE_LINKS)
+    topology = Topology(nodes, (LinkClass(NIC, CostModel(0.0, 1.0), nodes, (1.0, 1.0)),) + INSIDE_LINKS)
     round_of, src, dst = np.array([0, 1]), np.array([0, 1]), np.array([2, 3])
 
     def found(begin_s, passes=40):
@@ -76,7 +117,7 @@ def test_messages_that_meet_take_longer_and_alone_as_long_as_before():
     np.testing.assert_allclose(found([0.0, 0.5]), [1.5, 1.5], rtol=0.05)
 
 
-INSIDE_LINKS = (LinkClass("inside", cost.CostModel(0.0, 1e-9), tuple((rank,) for rank in range(4))),)
+INSIDE_LINKS = (LinkClass("inside", CostModel(0.0, 1e-9), tuple((rank,) for rank in range(4))),)
 
 
 @pytest.mark.parametrize("name", ["dgx-2x4", "fat-tree-4x2", "hosts-3x2"])
