@@ -166,7 +166,7 @@ class Group:
     def _join(self, store: "StoreClient", timeout_s: float | None) -> None:
         try:
             if self.epoch:
-                (self._roll,) = store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)
+                self._roll = self._enter(store, timeout_s)
             else:
                 (self._roll,) = store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
             hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
@@ -176,6 +176,17 @@ class Group:
         self.hosts = tuple(host.decode(errors="replace") for host in hosts)
         self.machine.at_exit(self._leave_at_exit)
         _open.add(self)
+
+    def _enter(self, store: "StoreClient", timeout_s: float | None) -> bytes:
+        """The roll of this epoch, which is to begin."""
+        try:
+            return store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)[0]
+        except TransportTimeout:
+            raise
+        except TransportError as refused:
+            # A store that has taken over meanwhile knows of no such epoch: no rank is to blame for that.
+            refused.rank_unknown = True
+            raise
 
     @property
     def ranks_here(self) -> int:
@@ -324,7 +335,9 @@ class Group:
                 store.close()
                 raise
         lost.close()
-        self._look()
+        # It may have ended again by now: whoever asks it next comes back to the one after it.
+        with suppress(StoreLost):
+            self._look()
 
     def _knows(self) -> list[int | bytes]:
         """What this rank tells another store: who it is, and what it was told."""

@@ -13,6 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
@@ -303,15 +304,17 @@ def connect(
     machine: Machine = THIS_MACHINE,
     *,
     seals: bool = True,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Proven:
     """A connection to a listener's `address`, proven; says `greeting`.
 
     Args:
         source: this end's host on a TCP rail, which picks the network card.
         seals: whether frames are sealed between hosts; not of a connection that has seals of its own.
+        meanwhile: called every look_s while the listener says nothing; ends it by raising.
 
     Raises:
-        TransportError: nobody is there, or whoever is does not know the token.
+        TransportError: nobody is there, or whoever is says nothing for `limit_s`, or does not know the token.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -321,7 +324,9 @@ def connect(
                 sock = machine.connect((address[0], address[1]), limit_s, source or "")
             opened.enter_context(sock)
             sealed = seals and len(address) > 1 and not (is_loopback(address[0]) or is_trusted())
-            proven = Proven(sock, _introduce(sock, address, token, greeting, sealed=sealed))
+            read = partial(_read, sock, machine, machine.now_s() + limit_s, meanwhile)
+            proven = Proven(sock, _introduce(sock, read, address, token, greeting, sealed=sealed))
+            sock.settimeout(limit_s)
         except OSError as error:
             raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
         opened.pop_all()
@@ -329,13 +334,19 @@ def connect(
 
 
 def _introduce(
-    sock: socket.socket, address: Address, token: str, greeting: Greeting, *, sealed: bool
+    sock: socket.socket,
+    read: Callable[[int], bytes],
+    address: Address,
+    token: str,
+    greeting: Greeting,
+    *,
+    sealed: bool,
 ) -> wire.FrameSeals | None:
     """Prove to the listener, and let it prove, that both know the token; then greet it."""
-    challenge = _read(sock, wire.CHALLENGE_NBYTES)
+    challenge = read(wire.CHALLENGE_NBYTES)
     answer, verdict, seals = wire.answer_challenge(wire.check_token(token), challenge, sealed=sealed)
     sock.sendall(answer)
-    if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
+    if not hmac.compare_digest(read(wire.VERDICT_NBYTES), verdict):
         raise TransportError(f"delegate: {_name(address)} does not know the job's token")
     sock.sendall(GREETING.pack(*greeting))
     return seals
@@ -379,7 +390,9 @@ def join(
             if peer > rank:
                 try:
                     greeting = Greeting(rank, index)
-                    proven = _connect_by(machine, deadline_s, at, hosts[index], token, greeting, seals=seals)
+                    proven = _connect_by(
+                        machine, deadline_s, at, hosts[index], token, greeting, look_for_deaths, seals=seals
+                    )
                 except TransportError as error:
                     # Often the first sign of a death whose notice is on its way.
                     wait(never, POLICY.notice_s, machine.pauses(), look_for_deaths)
@@ -412,6 +425,7 @@ def _connect_by(
     source: str | None,
     token: str,
     greeting: Greeting,
+    meanwhile: Callable[[], object],
     *,
     seals: bool,
 ) -> Proven:
@@ -419,17 +433,28 @@ def _connect_by(
     while True:
         left_s = deadline_s - machine.now_s()
         try:
-            return connect(address, source, token, greeting, max(0.1, left_s), machine, seals=seals)
+            limit_s = max(0.1, left_s)
+            return connect(address, source, token, greeting, limit_s, machine, seals=seals, meanwhile=meanwhile)
         except TransportError as error:
             if left_s <= POLICY.retry_s or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
                 raise
         machine.sleep(POLICY.retry_s)
 
 
-def _read(sock: socket.socket, nbytes: int) -> bytes:
+def _read(
+    sock: socket.socket, machine: Machine, until_s: float, meanwhile: Callable[[], object], nbytes: int
+) -> bytes:
+    """So many bytes that come until then; the other end may be stopped, and be dead to the others by now."""
     data = b""
     while len(data) < nbytes:
-        got = sock.recv(nbytes - len(data))
+        sock.settimeout(POLICY.look_s)
+        try:
+            got = sock.recv(nbytes - len(data))
+        except TimeoutError:
+            meanwhile()
+            if machine.now_s() >= until_s:
+                raise
+            continue
         if not got:
             raise ConnectionResetError("it ended before it was proven")
         data += got

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanterne.errors import InputError, TransportError
+from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.rails import rail as rails
@@ -254,6 +254,20 @@ def test_nobody_listens():
     listener.close()
     with pytest.raises(TransportError, match=f"cannot connect to 127.0.0.1:{where[1]}: Connection refused"):
         rails.connect(where, "127.0.0.1", TOKEN, Greeting(0, 0), 5)
+
+
+def test_deaths_are_heard_of_while_a_peer_says_nothing():
+    """Its kernel takes the connection; the peer itself is stopped."""
+    listener, where = rails.listen("127.0.0.1")
+
+    def check_dead(_ranks):
+        raise PeerFailed(2, "it did not come")
+
+    with pytest.raises(PeerFailed, match="rank 2"):
+        rails.join([], ["127.0.0.1"], {2: [where]}, 1, TOKEN, 60, check_dead=check_dead)
+    with pytest.raises(TransportError, match=f"cannot connect to 127.0.0.1:{where[1]}: timed out"):
+        rails.connect(where, "127.0.0.1", TOKEN, Greeting(0, 0), 0.1)
+    listener.close()
 
 
 @pytest.mark.parametrize(
