@@ -32,7 +32,7 @@ from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
-from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options
+from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options, undominated
 from lanterne.collectives.late.ready_programs import ReadyPrograms, key_of
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel
@@ -324,7 +324,7 @@ class LateRanks:
             group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < POLICY.most_join * normal_s]
-        return to_text(Policy(normal_s, tuple(options)))
+        return to_text(Policy(normal_s, tuple(undominated(options))))
 
 
 def error_of(record: Record, communicator: CommunicatorBase, number: int) -> LanterneError:
@@ -508,8 +508,6 @@ class LateRequest(CollectiveRequest):
 
     def _run(self, choice: str, late_rank: int, held: bool) -> None:
         self._late.ran[choice.partition("@")[0]] += 1
-        if late_rank >= 0:
-            self._late.ready.expect(late_rank)
         call = self._call
         assert call is not None, "it is not over"
         self._plan = self._late.find_plan(call, choice, late_rank)

@@ -41,7 +41,7 @@ CHAIN = "late_chain"
 CROWDED_ALGORITHMS = ("late_join_allpairs", "late_direct", "late_broadcast")
 # Of late_hybrid: shares of the chunks that join late. Few, since every choice has a plan, which the first call that
 # needs it has to make.
-CUTS = (0.25, 0.5, 0.75)
+CUTS = (0.5, 0.75)
 # Kinds of nodes that are priced by themselves, and Options of each: more than a policy may have (MAX_OPTIONS) are none.
 MAX_PLACES, MAX_PLACE_OPTIONS = 4, 3
 _making = threading.Lock()
@@ -235,11 +235,21 @@ def places_of(topology: Topology) -> list[Place]:
 
 def _worthwhile(options: Sequence[Option]) -> list[Option]:
     """Those that join soonest, and of the others those that the late rank may come to sooner."""
+    return sorted(undominated(options), key=lambda option: option.join_s)[:MAX_PLACE_OPTIONS]
+
+
+def undominated(options: Sequence[Option]) -> list[Option]:
+    """Those that no other is as good as, both before the late ranks come and after; of equal ones the first.
+
+    Options for other numbers of late ranks, or other ranks, are not compared.
+    """
     found: list[Option] = []
-    for option in sorted(options, key=lambda option: option.join_s):
-        if all(option.before_s < other.before_s for other in found):
+    for option in options:
+        rivals = [other for other in options if other[3:] == option[3:] and other[1:3] != option[1:3]]
+        rivals += [other for other in found if other[1:] == option[1:]]
+        if not any(other.before_s <= option.before_s and other.join_s <= option.join_s for other in rivals):
             found.append(option)
-    return found[:MAX_PLACE_OPTIONS]
+    return found
 
 
 def cut_options(whole: Option, world_size: int) -> list[Option]:

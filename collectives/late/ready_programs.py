@@ -1,12 +1,9 @@
-"""Programs that calls are likely to need next, made before, so that hardly a call in which a rank is late waits for them.
+"""Programs that calls are likely to need, made before, so that hardly a call in which a rank is late waits for them.
 
-They are made between calls: once the first of a signature is over, those should this rank itself be late (once it has
-come everybody waits for it), and what calls without a past begin by, whoever is late; once a rank has been late, those
-for the ways in which it may be late again. Not while calls wait: on 8 hosts that share two cores one program took
-60 ms, for which a rank that was late by 50 ms had to wait.
+They are made once the first call of a signature is over: those should this rank itself be late, since once it has come
+everybody waits for it, and those should another be. Not while calls wait for ranks: on 8 hosts that share two cores one
+program took 60 ms then, for which a rank that was late by 50 ms had to wait.
 """
-
-from collections.abc import Iterator
 
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.plans import MAX_CHECKED_RANKS, RankPrograms, is_in_roles
@@ -23,51 +20,33 @@ class ReadyPrograms:
 
     def __init__(self, programs: RankPrograms, rank: int, world_size: int) -> None:
         self._programs = programs
-        self._rank = rank
+        # Of many ranks each has a role of its own for whoever else is late.
+        self._late_ranks = dict.fromkeys((rank, *(range(world_size) if world_size <= MAX_CHECKED_RANKS else ())))
         self._world_size = world_size
-        self._late: set[int] = {rank}
-        # By signature, the ranks for which the likely programs are made, should they be late.
-        self._made: dict[tuple[Key, bool, str], set[int]] = {}
-
-    def expect(self, late_rank: int) -> None:
-        """Rank `late_rank` was late: it may be again."""
-        self._late.add(late_rank)
+        # The signatures for which they are made.
+        self._made: set[tuple[Key, bool, str]] = set()
 
     def after(self, call: CheckedCall, policy: str) -> None:
-        """A call like those to come is over: make what these may need and is not made yet.
+        """A call like those to come is over: make what these are likely to need, unless it is made.
 
-        Cost: under 1 us where there is nothing to make; else some programs, at most 10 ms each.
+        Cost: under 1 us where it is; else, of 8 ranks, some 10 ms for each option.
         """
         signature = call.key, call.in_place, policy
-        made = self._made.get(signature)
-        if call.entry is not None or (made is not None and self._late <= made):
+        if call.entry is not None or signature in self._made:
             return
         if len(self._made) >= SEQUENCER.max_signatures:
             self._made.clear()  # What is still kept (RankPrograms) is found, not made again.
-        wanted = {} if made is not None else dict.fromkeys(self._without_past(call.key, policy))
-        for late_rank in self._late - (made or set()):
-            options = likely(from_text(policy), late_rank)
-            wanted |= dict.fromkeys(key_of(call.key, option.choice, late_rank) for option in options)
-        self._made[signature] = set(self._late)
-        for key in wanted:
-            if is_in_roles(key, self._world_size):
-                self._programs.find(key, call.dtype, call.in_place)
-
-    def _without_past(self, key: Key, policy: str) -> Iterator[Key]:
-        """What begins a call of which the board knows nothing yet, one of each role that this rank may have then.
-
-        Of many ranks none: each has another role.
-        """
-        if self._world_size > MAX_CHECKED_RANKS:
-            return
-        seen = set()
-        for late_rank in range(self._world_size):
-            for option in likely(from_text(policy), late_rank)[:1]:
-                late = key_of(key, option.choice, late_rank)
-                role = option.choice, self._programs.role_of(late, late_rank)
-                if role not in seen:
-                    seen.add(role)
-                    yield late
+        self._made.add(signature)
+        roles = set()
+        for late_rank in self._late_ranks:
+            for option in likely(from_text(policy), late_rank):
+                key = key_of(call.key, option.choice, late_rank)
+                if not is_in_roles(key, self._world_size):
+                    continue
+                role = option.choice, self._programs.role_of(key, late_rank)
+                if role not in roles:
+                    roles.add(role)
+                    self._programs.find(key, call.dtype, call.in_place)
 
 
 def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:

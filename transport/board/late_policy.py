@@ -42,6 +42,13 @@ class WindowPolicy:
         half="below 1 past delays are hardly covered",
         double="windows are twice as long as what was seen",
     )
+    # So many past calls say whether ranks are punctual.
+    jitter_calls: int = value(
+        3,
+        "a job's first call has delays of its own",
+        half="a slow start makes the second call prepare for jitter: 1.5 of a pass for a rank late by more, not 1.1",
+        double="six calls begin what costs more in vain",
+    )
     # Windows that past delays suggest, at most so many are weighed.
     max_covers: int = value(4, "50 us a decision", half="a third of the choices", double="twice the time of a decision")
     # A start without several ranks is to save such a part of what the past calls would have taken otherwise.
@@ -192,15 +199,19 @@ def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> flo
 def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
     """(window_s, choice): the least mean cost over the past delays, oldest first, else in the order of the options.
 
-    Recent delays weigh more (fading). Without past delays: the first option's critical delay.
+    Recent delays weigh more (fading). Without past delays: the first option's critical delay. Where the window covers
+    all that is past: of ranks that are punctual the first option, of others what costs least if it was begun in vain.
 
     Cost: some 50 us for 16 delays and two options.
     """
     if not delays_s:
         option = policy.options[0]
         return critical_delay_s(policy, option), option.choice
-    ranked: list[tuple[float, int, float]] = []
+    ranked: list[tuple[float, float, int, float]] = []
     middle_s = sorted(delays_s)[len(delays_s) // 2]
+    # Where ranks are hardly ever punctual, one that comes after the window hardly ever comes long after it.
+    is_jittery = len(delays_s) >= POLICY.jitter_calls and middle_s > POLICY.least_window * policy.normal_s
+    soon_s = critical_delay_s(policy, policy.options[0])
     weighed = [(POLICY.fading**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
     for order, option in enumerate(policy.options):
         critical_s = critical_delay_s(policy, option)
@@ -209,9 +220,11 @@ def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
         covers_s = sorted(cover_s for cover_s in covered_s if least_s < cover_s < critical_s)
         for window_s in {critical_s, least_s, *covers_s[:: -(-len(covers_s) // POLICY.max_covers) or 1]}:
             total_s = sum(weight * cost_s(policy, option, window_s, delay_s) for weight, delay_s in weighed)
-            # As good as another: the longer one where ranks are rarely late, the shorter one where they are.
-            ranked.append((total_s, order, window_s if middle_s > critical_s else -window_s))
-    _, order, window_s = min(ranked)
+            # As good as another: what costs least should a rank come soon after all; then by order; then the longer
+            # window where ranks are rarely late, the shorter one where they are.
+            in_vain_s = cost_s(policy, option, 0.0, soon_s) if is_jittery else 0.0
+            ranked.append((total_s, in_vain_s, order, window_s if middle_s > critical_s else -window_s))
+    *_, order, window_s = min(ranked)
     return abs(window_s), policy.options[order].choice
 
 

@@ -20,16 +20,25 @@ from lanterne.transport.store.board_handler import POLICY as BOARD
 def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
     whole = Option("late_join/56", 0.8, 1.0)
     cuts = options.cut_options(whole, 8)
-    assert [option.choice for option in cuts] == ["late_hybrid/56/14", "late_hybrid/56/28"]
-    assert [option.before_s for option in cuts] == pytest.approx([0.2, 0.4])
-    assert [option.join_s for option in cuts] == pytest.approx([1.525, 1.35])
+    assert [option.choice for option in cuts] == ["late_hybrid/56/28"]
+    assert [option.before_s for option in cuts] == pytest.approx([0.4])
+    assert [option.join_s for option in cuts] == pytest.approx([1.35])
     # Hardly less than the whole, or of many ranks, saves less than a wrong forecast costs.
-    assert [option.choice for option in options.cut_options(whole, 4)] == [f"late_hybrid/56/{m}" for m in (14, 28, 42)]
+    assert [option.choice for option in options.cut_options(whole, 4)] == [f"late_hybrid/56/{m}" for m in (28, 42)]
     assert options.cut_options(whole, 32) == options.cut_options(Option("late_join/1", 0.8, 1.0), 8) == []
     key = Key("all_reduce", "auto", "sum", "float32", 8, None, None, None, None, None)
-    assert str(key_of(key, cuts[1].choice, 3)) == (
+    assert str(key_of(key, cuts[0].choice, 3)) == (
         "all_reduce(algorithm=late_hybrid, op=sum, dtype=float32, count=8, late_rank=3, num_chunks=56, joined=28)"
     )
+
+
+def test_who_is_no_better_in_anything_is_left_out():
+    best, late, soon = Option("a/1", 1.0, 1.0), Option("b/1", 2.0, 0.9), Option("c/1", 0.5, 1.5)
+    worse, equal, two = Option("d/1", 1.0, 1.1), Option("e/1", 1.0, 1.0), Option("f/1", 2.0, 2.0, 2)
+    there = Option("g/1", 2.0, 2.0, ranks=(3,))
+    found = options.undominated([best, late, worse, soon, equal, two, there])
+    assert found == [best, late, soon, two, there]
+    assert options.undominated([worse, best]) == [best]
 
 
 @pytest.mark.parametrize("name", options.LATE_ALGORITHMS)

@@ -89,6 +89,17 @@ def test_by_hand(past_s, window_s, choice):
     assert decide(POLICY, past_s) == (pytest.approx(window_s), choice)
 
 
+@pytest.mark.parametrize(
+    ("past_s", "choice"),
+    [([0.0] * 9, "late_join/56"), ([0.1, 0.05] * 5, "late_hybrid/56/28"), ([0.1, 0.0], "late_join/56")],
+)
+def test_what_is_begun_beyond_all_that_was_seen(past_s, choice):
+    """Join is best for who is late by much, of which jitter says nothing; then a start in vain should cost little."""
+    policy = Policy(1.75, (JOIN, HALF))
+    window_s, begun = decide(policy, past_s)
+    assert begun == choice and window_s > max(past_s)
+
+
 GROUP = Policy(1.75, (JOIN, CHAIN, Option("late_group/60", 0.8, 1.25, 2), Option("late_group/60", 0.75, 1.5, 3)))
 
 
