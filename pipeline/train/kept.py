@@ -1,13 +1,16 @@
 """What a rank keeps of the state of training in memory, for when ranks come and go."""
 
+import logging
 from collections.abc import Sequence
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.train.data_parallel import Copies
-from lanterne.pipeline.train.memory_checkpoint import HeldState, MemoryCheckpoint
+from lanterne.pipeline.train.memory_checkpoint import HeldState, MemoryCheckpoint, kept_at_home
 from lanterne.pipeline.train.replayed import ReplayedCopies
 from lanterne.pipeline.train.spaced import SpacedCopies
 from lanterne.pipeline.train.trainer import Trainer
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class KeptStates:
@@ -27,6 +30,8 @@ class KeptStates:
         self._began = 0
         # The Trainer whose ranks agree before they step.
         self._agrees: Trainer | None = None
+        # Of whose copies it was said last that they are lost with their owners' hosts.
+        self._at_home: list[int] = []
 
     @property
     def seconds(self) -> float:
@@ -82,8 +87,17 @@ class KeptStates:
         if seat.is_copying and self._every > 1:
             seat = SpacedCopies(trainer, number, every=self._every)
         self._seat = seat
+        if seat.is_copying:
+            self._warn(comm)
         seat.meet()
         seat.begin()
+
+    def _warn(self, comm: Communicator) -> None:
+        """Say once of which ranks no copy outlives their host."""
+        before, self._at_home = self._at_home, kept_at_home(comm.hosts)
+        if comm.rank == 0 and self._at_home and self._at_home != before:
+            ranks = ", ".join(map(str, self._at_home))
+            log.warning("copies: those of ranks %s are on their own host, which has most ranks: none outlives it", ranks)
 
     def _agree(self, copies: Copies) -> float:
         """See Trainer.use. What has begun with other stages than those that are held ends with them."""

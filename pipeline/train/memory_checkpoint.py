@@ -53,6 +53,26 @@ class HeldState:
         return replace(self, values=self.values.copy())
 
 
+def keepers(hosts: Sequence[str]) -> list[int]:
+    """By rank, who keeps the copy of its state: each one's, on another host as far as there are enough of those.
+
+    Args:
+        hosts: the host of each rank.
+
+    Cost: none is on its owner's host unless that has more than half of the ranks.
+    """
+    order = sorted(range(len(hosts)), key=lambda rank: (hosts.index(hosts[rank]), rank))
+    most = max(map(hosts.count, hosts))
+    shift = 1 if most == len(hosts) else most
+    found = dict(zip(order, order[shift:] + order[:shift], strict=True))
+    return [found[rank] for rank in range(len(hosts))]
+
+
+def kept_at_home(hosts: Sequence[str]) -> list[int]:
+    """Ranks of which all copies are on their own host, and are lost with it."""
+    return [rank for rank, keeper in enumerate(keepers(hosts)) if hosts[keeper] == hosts[rank]]
+
+
 class MemoryCheckpoint(ABC):
     """The state that a rank has in the stages of a Trainer's layout, and what is kept so that no death loses any.
 
@@ -74,10 +94,10 @@ class MemoryCheckpoint(ABC):
         units = seat_units(trainer.layout, comm.rank, sharded=sharded)
         runs = runs_of(seat_places(trainer.copies))
         values = np.empty(0, next(iter(self._stages.values())).dtype)
-        # What states of this rank are, and of the rank before, but for their values.
+        # What states of this rank are, and of its neighbour, whose copy it keeps, but for their values.
         self._own = HeldState(number, 0, 0, units, runs, values)
         self._its = replace(self._own)
-        # By stage of the rank before, how many parameters it answers for.
+        # By stage of the neighbour, how many parameters it answers for.
         self._its_counts = np.empty(0, np.int64)
         self.is_copying: bool = copies and comm.world_size > 1 and held_alone(trainer.layout, sharded=sharded)
 
@@ -96,7 +116,7 @@ class MemoryCheckpoint(ABC):
         return copies.stages is self._stages
 
     def meet(self) -> None:
-        """Learn what copies will be of that come from the rank before: every rank calls it first."""
+        """Learn what copies will be of that come from the neighbour: every rank calls it first."""
         if not self.is_copying:
             return
         counts, sizes = seat_counts(self._copies), np.empty(3, np.int64)
@@ -138,22 +158,22 @@ class MemoryCheckpoint(ABC):
         return replace(self._own, iteration=self.iteration, steps=self._stepped()[0], values=values)
 
     def _blank(self) -> HeldState:
-        """Room for the state that the rank before has now."""
+        """Room for the state that the neighbour has now."""
         assert self.iteration is not None
         values = np.empty(3 * self._its_counts.sum(), self._own.values.dtype)
         return replace(self._its, iteration=self.iteration, steps=self._stepped()[0], values=values)
 
     def _start_copy(self, into: HeldState) -> list[MessageRequest]:
-        """Send the state to the next rank from where it lies, which must stay as it is, and receive."""
+        """Send the state to its keeper from where it lies, which must stay as it is, and receive."""
         cuts = np.repeat(self._its_counts, 3).cumsum()[:-1]
         return self._start_around(seat_arrays(self._copies), np.split(into.values, cuts))
 
     def _start_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> list[MessageRequest]:
-        """Send `mine` to the next rank, receive `its` from the one before."""
+        """Send `mine` to the rank that keeps it, receive `its` from the one whose copy this rank keeps."""
         comm = self._comm
-        after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-        receives = [comm.start_recv(array, before, tag=COPY_TAG) for array in its]
-        return receives + [comm.start_send(array, after, tag=COPY_TAG) for array in mine]
+        to = keepers(comm.hosts)
+        receives = [comm.start_recv(array, to.index(comm.rank), tag=COPY_TAG) for array in its]
+        return receives + [comm.start_send(array, to[comm.rank], tag=COPY_TAG) for array in mine]
 
     def _hand_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> None:
         for request in self._start_around(mine, its):

@@ -1,6 +1,6 @@
 """Copies of a neighbour's state that make the same steps: gradients come, once an iteration, and no state.
 
-Once all is computed each rank sends its gradients to the next one, and all wait until all have them. Until then nobody
+Once all is computed each rank sends its gradients to its keeper, and all wait until all have them. Until then nobody
 has changed any state: all have that of the beginning of the iteration. From then on each can make the step, its own and
 its neighbour's, with what it has itself, whoever dies. So nobody keeps a state that was, and a copy is never half of
 one iteration and half of the next because of a death.
