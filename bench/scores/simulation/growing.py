@@ -312,7 +312,8 @@ class GrowingProgram:
                 group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, self._world.timeout_s, self._process.place)
             except BaseException as error:
                 client.close()
-                if isinstance(error, StoreLost) and client.returns:
+                # As init(join=...): whoever was to be taken in beside it may have died.
+                if isinstance(error, PeerFailed) or (isinstance(error, StoreLost) and client.returns):
                     continue
                 raise
             found = enter(group, open_named(agreed.transport), Communicator._of_epoch, self._world.timeout_s)

@@ -58,6 +58,7 @@ def test_who_is_cut_off_for_long_ends_or_goes_on(kind):
 BAD_MOMENTS = [
     pytest.param(1299, id="a store dies while ranks enter the next epoch: nobody is blamed for what the next one says"),
     pytest.param(1917, id="a store dies that has just taken a rank back: that looks for the next one"),
+    pytest.param(7415, id="of three newcomers one dies while all enter: the others ask again"),
     pytest.param(3457, id="a newcomer stops while ranks connect to it: they hear when it is given up"),
 ]
 
