@@ -2,10 +2,11 @@
 
 import functools
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
@@ -36,6 +37,8 @@ NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
 SLOW_ALGORITHM = "hier_late_slow"
 # And where a NIC is nearly as fast as what is inside: around all ranks nothing is added up, or given out, beside it.
 CHAIN = "late_chain"
+# What its ranks are told apart by: chunks of so many bytes, in which start-up times hardly count.
+CHAINED_NBYTES = 16 << 20
 # Those that know no nodes, in which the late rank has messages with many at once: for small buffers, where start-up
 # times count most.
 CROWDED_ALGORITHMS = ("late_join_allpairs", "late_direct", "late_broadcast")
@@ -179,11 +182,17 @@ def _chain_may_pay(topology: Topology) -> bool:
     return any(POLICY.chain_rate * sustained(each).beta_s_per_byte > nic for each in topology.inside_models)
 
 
-def _chain_load(topology: Topology, late: int) -> int:
-    """How many messages leave the busiest node at a time in a chain of all ranks in order with `late` at its end."""
-    order = [*(rank for rank in range(topology.world_size) if rank != late), late]
-    hops = [(topology.node_of[rank], topology.node_of[order[place - 1]]) for place, rank in enumerate(order)]
-    return max(Counter(sender for receiver, sender in hops if sender != receiver).values(), default=0)
+def _chain_loads(topology: Topology) -> list[float]:
+    """For each rank, what a round takes in a chain of all ranks in order with this one at its end, over the least.
+
+    It depends on how many messages share a NIC, and whether a slow one has any.
+    """
+    size, rounds_s = topology.world_size, []
+    for late in range(size):
+        order = np.array([*(rank for rank in range(size) if rank != late), late])
+        hops_s = topology.messages_s(np.zeros(size, np.int64), np.roll(order, 1), order, CHAINED_NBYTES, size)
+        rounds_s.append(float(hops_s.max()))
+    return [round(round_s / min(rounds_s), 1) for round_s in rounds_s]
 
 
 def group_name(links: Links) -> str:
@@ -216,7 +225,7 @@ def places_of(topology: Topology) -> list[Place]:
     hangs = [tuple(node in leaves for leaves in leaf_sets) for node in range(len(topology.nodes))]
     is_large = topology.world_size > POLICY.placed_ranks
     chains = not is_large and _chain_may_pay(topology)
-    chain_loads = [_chain_load(topology, rank) if chains else 0 for rank in range(topology.world_size)]
+    chain_loads = _chain_loads(topology) if chains else [0.0] * topology.world_size
     about = [
         (hangs[node], chain_load, takes[node], len(topology.nodes[node]), round(slowdown, 1))
         for node, chain_load, slowdown in zip(topology.node_of, chain_loads, topology.nic_slowdown, strict=True)

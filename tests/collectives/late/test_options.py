@@ -137,6 +137,16 @@ def test_ranks_with_nics_of_their_own_are_told_apart_by_those():
     assert firsts == ["hier_late_join", "hier_late_join", "late_direct", "late_direct"]
 
 
+def test_a_chain_pays_where_no_slow_nic_is_on_its_way():
+    """Rank 3's is: with 0 or 3 late it has no message between nodes. All of the first node were taken for alike."""
+    nodes, alone = ((0, 2, 3), (1,)), tuple((rank,) for rank in range(4))
+    nic = LinkClass(NIC, CostModel(5.6e-5, 1 / 1.58e9), alone, (1.0, 1.0, 1.0, 4.0))
+    inside = LinkClass(INSIDE, CostModel(3e-6, 1 / 1.95e9), alone)
+    found = options.single_options("all_reduce", 4, 16 << 20, Topology(nodes, (inside, nic)))
+    firsts = [next(each for each in found if each.fits((late,))).choice.partition("/")[0] for late in range(4)]
+    assert [first == "late_chain" for first in firsts] == [True, False, False, True]
+
+
 def test_of_too_many_kinds_those_that_say_least_are_left_out():
     """With their sizes five kinds; by their NICs, and whether they may hang on others, four: the middle rank stands."""
     nodes = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10), (11, 12), (13,))
