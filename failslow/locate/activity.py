@@ -56,11 +56,11 @@ class ActivityPolicy:
         half="calls of slow machines count as one after the other",
         double="calls one after the other count as posted together",
     )
-    started_share: float = value(
-        0.05,
-        "chosen: share of sends that others begin before they end, if they do not block",
-        half="clocks that are off make sends not block",
-        double="few overlapping sends are taken for blocking ones",
+    steadier: float = value(
+        0.995,
+        "chosen: times as much that compute varies when told from the beginnings of sends, if these do not block",
+        half="sends of few long waits are taken for blocking: who waits for a slow rank seems fast",
+        double="sends that block are taken for ones that do not",
     )
     max_steps: int = value(
         512,
@@ -118,6 +118,7 @@ def activity(table: CallTable) -> Activity:
 def _activity(
     table: CallTable, ids: NDArray[np.int64], layout: NDArray[np.int64], compute_s: list[Array],
     order: list[tuple[Operation, ...]], links: dict[StageLink, Array], coarse: bool,
+    split: tuple[frozenset[int], ...] = (),
 ) -> Activity:  # fmt: skip
     """The Activity of (S, D, operations) seconds of each stage, NaN where not known, which is filled in."""
     import numpy as np
@@ -128,7 +129,9 @@ def _activity(
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         for durations in compute_s:
-            durations[durations > POLICY.broken * np.nanmedian(durations, axis=0)] = np.nan
+            usual = np.nanmedian(durations, axis=0)
+            # What takes no time is no compute: a call was still on when the next began.
+            durations[(durations > POLICY.broken * usual) | (durations <= POLICY.together_s)] = np.nan
     told = np.stack([np.isfinite(durations).mean(axis=2) for durations in compute_s], axis=2)
     # A step that most ranks lack, as the first or the last, is none.
     whole = np.median(told, axis=(1, 2)) >= POLICY.least_told
@@ -137,11 +140,15 @@ def _activity(
     )
     if not replicas.any():
         return Activity(None, "no step is told by most ranks with the calls around it", ())
-    compute_s = filled([durations[whole][:, replicas] for durations in compute_s], order)
+    compute_s = [durations[whole][:, replicas] for durations in compute_s]
+    known = tuple(np.isfinite(durations) for durations in compute_s)
     links = {link: alone[whole][:, replicas] for link, alone in links.items()}
     out = layout[~replicas].ravel().tolist()
     notes = (f"the replicas of ranks {out[:8]} are left out: they tell too little",) if out else ()
-    trace = Trace(ids[whole], layout[replicas], tuple(order), tuple(compute_s), links, {}, notes, coarse=coarse)
+    whole_s = tuple(filled(compute_s, order))
+    trace = Trace(
+        ids[whole], layout[replicas], tuple(order), whole_s, links, {}, notes, coarse=coarse, known=known, split=split
+    )
     return Activity(trace, "", notes)
 
 
@@ -259,24 +266,50 @@ def _kernels(table: CallTable, rank: int, bounds: Array, ids: NDArray[np.int64])
 
 
 def _started_sends(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The sends, where ranks go on while they last: other calls of theirs begin meanwhile; else none."""
+    """The sends, where ranks go on while they last; else none.
+
+    A rank that goes on computes as long whether its send waits or not, so that the time from its beginning to the next
+    call varies less than that from its end.
+    """
     import numpy as np
 
-    codes = [code for code, name in enumerate(table.names) if "send" in name.lower() and "recv" not in name.lower()]
-    sends = known & (table.peer >= 0) & np.isin(table.name, codes)
+    started = np.zeros(len(known), bool)
     rows = np.flatnonzero(known)
     rows = rows[np.lexsort((table.start_s[rows], table.rank[rows]))]
-    start_s, rank = table.start_s[rows], table.rank[rows]
-    # The next call that does not begin with it: those that are posted together do.
-    later = np.append(start_s[1:] - start_s[:-1] > POLICY.together_s, True)
-    following = np.minimum.accumulate(np.where(later, np.arange(len(rows)), len(rows))[::-1])[::-1] + 1
-    following = np.minimum(following, len(rows) - 1)
-    inside = (rank[following] == rank) & (start_s[following] > start_s + POLICY.together_s)
-    inside &= start_s[following] < start_s + table.took_s[rows] - POLICY.together_s
-    overlapped = np.zeros(len(known), bool)
-    overlapped[rows] = inside
-    goes_on = sends.any() and (overlapped & sends).sum() > POLICY.started_share * sends.sum()
-    return sends if goes_on else np.zeros(len(known), bool)
+    start_s, rank, end_s = table.start_s[rows], table.rank[rows], table.start_s[rows] + table.took_s[rows]
+    codes = [code for code, name in enumerate(table.names) if "send" in name.lower() and "recv" not in name.lower()]
+    is_send = (table.peer[rows] >= 0) & np.isin(table.name[rows], codes)
+    if not is_send.any():
+        return started
+    # Those that are posted together begin together.
+    batch = np.cumsum(np.append(True, (np.diff(start_s) > POLICY.together_s) | (np.diff(rank) != 0))) - 1
+    at = np.flatnonzero(np.diff(batch, prepend=-1))
+    received_s, to = start_s[at].copy(), np.full(len(at), -1)
+    np.maximum.at(received_s, batch[~is_send], end_s[~is_send])
+    np.maximum.at(to, batch[is_send], table.peer[rows[is_send]])
+    low, high = _batch_numbers(table, rows, batch)
+    follows = (np.diff(rank[at]) == 0) & (low[1:] >= 0) & (low[:-1] >= 0) & _follow_whole(low, high)[1:]
+    own = np.flatnonzero(is_send & np.append(follows, False)[batch])
+    begins_s, here = start_s[at], batch[own]
+    # Between two batches a rank computes what it sends next: of the same rank and receiver as long.
+    keys = np.stack([rank[own], to[here + 1]])
+    over_s = received_s[here], np.maximum(received_s[here], end_s[own])
+    if not len(own):
+        return started
+    spread_s = [_spread(keys, begins_s[here + 1] - free_s) for free_s in over_s]
+    if spread_s[0] < POLICY.steadier * spread_s[1]:
+        started[rows[is_send]] = True
+    return started
+
+
+def _spread(keys: NDArray[np.int64], values: Array) -> float:
+    """The mean distance of values from the median of those with the same column of `keys`."""
+    import numpy as np
+
+    _, which = np.unique(keys, axis=1, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    parts = np.split(values[order], np.flatnonzero(np.diff(which.reshape(-1)[order])) + 1)
+    return float(np.mean(np.concatenate([np.abs(part - np.median(part)) for part in parts])))
 
 
 def _calls_of(
@@ -359,23 +392,26 @@ def _pipeline(
                     durations[:, replica, place] = known_s[:, m] * (SHARES[kind] if last else 1.0)
         compute_s.append(durations)
         order.append(operations)
-    _split(compute_s[0], compute_s[-1], order)
+    first = _split(compute_s[0], compute_s[-1], order)
+    split = (first, *[frozenset[int]()] * (stages - 2), frozenset(range(len(order[-1]))))
     links = {
         (boundary, direction): alone
         for boundary in range(stages - 1)
         for direction, step in (("forward", 1), ("backward", -1))
         if (alone := _alone(table, known, ids, bounds, layout, boundary, step)) is not None
     }
-    return _activity(table, ids, layout, compute_s, order, links, coarse=False)
+    return _activity(table, ids, layout, compute_s, order, links, coarse=False, split=split)
 
 
-def _split(first: Array, last: Array, order: list[tuple[Operation, ...]]) -> None:
+def _split(first: Array, last: Array, order: list[tuple[Operation, ...]]) -> frozenset[int]:
     """Split, in place, what the first stage did without a message between, as the last stage's microbatches are long.
 
     It sends nothing after a backward, so that the forward that follows is told with it, and by both of their messages.
+    Gives the places that are split.
     """
     import numpy as np
 
+    places: set[int] = set()
     weight = {m: last[:, :, i] for i, (kind, m, _) in enumerate(order[-1]) if kind == "F"}
     for i, (one, other) in enumerate(pairwise(order[0])):
         back, forward = first[:, :, i].copy(), first[:, :, i + 1].copy()
@@ -383,8 +419,14 @@ def _split(first: Array, last: Array, order: list[tuple[Operation, ...]]) -> Non
         if (one[0], other[0]) != ("B", "F") or (np.abs(back - forward)[both] <= 1e-6 * back[both]).mean() < 0.5:
             continue
         total = np.where(np.isfinite(back), back, forward)
-        share = 1 / (1 + SHARES["F"] / SHARES["B"] * weight[other[1]] / weight[one[1]])
+        # Where the last stage lacks a microbatch, as is usual there.
+        ratio = weight[other[1]] / weight[one[1]]
+        told = ratio[np.isfinite(ratio)]
+        ratio = np.where(np.isfinite(ratio), ratio, np.median(told) if len(told) else 1.0)
+        share = 1 / (1 + SHARES["F"] / SHARES["B"] * ratio)
         first[:, :, i], first[:, :, i + 1] = share * total, (1 - share) * total
+        places |= {i, i + 1}
+    return frozenset(places)
 
 
 def _messages(
@@ -414,8 +456,7 @@ def _messages(
     low, high = _batch_numbers(table, rows, batch)
     # And one after a message that is lost has its waiting in it, or all that is between steps.
     begins = span[np.flatnonzero(np.diff(batch, prepend=-1))]
-    whole = (low < 0) | (np.append(-1, high[:-1]) < 0) | (low <= np.append(-1, high[:-1]) + 1)
-    whole &= np.diff(begins, prepend=-2) == 0
+    whole = _follow_whole(low, high) & (np.diff(begins, prepend=-2) == 0)
     before_s = np.where(in_batch(table.peer[rows] >= 0, -1) & whole[batch], gaps_s[batch], np.nan)
     wanted: dict[str, tuple[NDArray[np.bool_], Array]] = {}
     if behind and ahead:
@@ -453,6 +494,16 @@ def _batch_numbers(table: CallTable, rows: NDArray[np.intp], batch: NDArray[np.i
     np.minimum.at(low, batch, np.where(numbers >= 0, numbers, none))
     np.maximum.at(high, batch, numbers)
     return np.stack([np.where(low == none, -1, low), high])
+
+
+def _follow_whole(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each batch, whether nothing is lost between it and the one before, nor of that one's beginning."""
+    import numpy as np
+
+    before = np.append(-1, high[:-1])
+    whole: NDArray[np.bool_] = (low < 0) | (before < 0) | (low <= before + 1)
+    whole[1:] &= whole[:-1].copy()
+    return whole
 
 
 def _index(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -497,10 +548,10 @@ def _alone(
     import numpy as np
 
     sender = boundary if step == 1 else boundary + 1
-    alone = np.full((len(ids), len(layout)), np.nan)
+    seen = np.full((2, len(ids), len(layout)), np.nan)
     for replica, chain in enumerate(layout.tolist()):
         ends = (chain[sender], chain[sender + step])
-        for rank, peer, word in ((*ends, "send"), (*reversed(ends), "recv")):
+        for end, (rank, peer, word) in enumerate(((*ends, "send"), (*reversed(ends), "recv"))):
             codes = [code for code, name in enumerate(table.names) if word in name.lower()]
             rows = np.flatnonzero(known & (table.rank == rank) & (table.peer == peer) & np.isin(table.name, codes))
             if not len(rows) or rank not in bounds or not len(bounds[rank]):
@@ -509,7 +560,10 @@ def _alone(
             span = np.searchsorted(spans[:, 1], table.start_s[rows], "right") - 1
             at = np.minimum(np.searchsorted(ids, spans[span, 0].astype(np.int64)), len(ids) - 1)
             inside = (span >= 0) & (table.start_s[rows] < spans[span, 2]) & (ids[at] == spans[span, 0])
-            np.fmin.at(alone[:, replica], at[inside], table.took_s[rows[inside]])
+            np.fmin.at(seen[end, :, replica], at[inside], table.took_s[rows[inside]])
+    # Where one end lacks a step, the other's may all have waited for it.
+    both = np.isfinite(seen).any(axis=1).all(axis=0)
+    alone = np.where(both, np.minimum(*seen), np.fmin(*seen))
     lacking = np.isnan(alone)
     if lacking.all(axis=0).any():
         return None

@@ -11,6 +11,7 @@ sign of guilt (a slow worker waits least), so groups are compared by their short
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -190,20 +191,41 @@ def _stages_vary_together(trace: Trace) -> bool:
     if trace.stages < 2:
         return False
     places = [{operation: i for i, operation in enumerate(order)} for order in trace.order]
-    common = sorted(set(places[0]).intersection(*places[1:]))
+    # What was divided as the last stage's are long says nothing of whether it is as long.
+    divided = {trace.order[0][place] for place in trace.split[0]} if trace.split else set[Operation]()
+    common = sorted(set(places[0]).intersection(*places[1:]) - divided)
     if len(common) < 2:
         return False
     logs = [
-        _log(durations[:, :, [place[operation] for operation in common]])
-        for durations, place in zip(trace.compute_s, places, strict=True)
+        log[:, :, [place[operation] for operation in common]]
+        for log, place in zip(_recorded_logs(trace, trace.compute_s), places, strict=True)
     ]
     # Neither what an operation usually takes nor what a worker has in all of a step tells microbatches apart.
-    logs = [x - np.median(x, axis=(0, 1), keepdims=True) for x in logs]
-    logs = [(x - x.mean(axis=2, keepdims=True)).ravel() for x in logs]
-    if min(x.std() for x in logs) == 0.0:
-        return False
-    pairs = [np.corrcoef(logs[stage], logs[stage + 1])[0, 1] for stage in range(trace.stages - 1)]
-    return float(np.median(pairs)) >= POLICY.shared_data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        logs = [x - np.nanmedian(x, axis=(0, 1), keepdims=True) for x in logs]
+        logs = [x - np.nanmean(x, axis=2, keepdims=True) for x in logs]
+    pairs = [_correlation(one, other) for one, other in pairwise(logs)]
+    told = [pair for pair in pairs if pair is not None]
+    return len(told) == len(pairs) and float(np.median(told)) >= POLICY.shared_data
+
+
+def _recorded_logs(trace: Trace, compute_s: Sequence[Array]) -> list[Array]:
+    """Logarithms of durations, NaN where they were not recorded: what is filled in is made from what others took."""
+    import numpy as np
+
+    logs = [_log(durations) for durations in compute_s]
+    return [np.where(known, log, np.nan) for log, known in zip(logs, trace.known, strict=True)] if trace.known else logs
+
+
+def _correlation(one: Array, other: Array) -> float | None:
+    """The correlation of what both tell; None where one of them does not vary, or they tell too little."""
+    import numpy as np
+
+    both = np.isfinite(one) & np.isfinite(other)
+    if both.sum() < 3 or min(one[both].std(), other[both].std()) == 0.0:
+        return None
+    return float(np.corrcoef(one[both], other[both])[0, 1])
 
 
 def _worst_span(slow: NDArray[np.bool_]) -> Span | None:
@@ -254,12 +276,14 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
             found.append((stage, replica, span, effect))
     if not found:
         return [], compute_s
-    # A slow link elsewhere may hide what the worker costs, so it is asked for with links at their peers' speed as well.
-    even = {link: np.minimum(alone, np.median(alone, axis=1, keepdims=True)) for link, alone in trace.links.items()}
-    saving = max(
-        _saving(step_s(trace.order, trace.compute_s, links), step_s(trace.order, compute_s, links))
-        for links in (trace.links, even)
-    )
+    while len(found) > 1:
+        # What costs nothing even once the others are taken out is not blamed beside them.
+        costs = [_cost_beside(trace, compute_s, *suspect) for suspect in found]
+        least = int(np.argmin(costs))
+        if costs[least] >= POLICY.min_saving:
+            break
+        compute_s = _slowed(compute_s, *found.pop(least))
+    saving = _most_saved(trace, trace.compute_s, compute_s)
     if saving < POLICY.min_saving:
         return [], [durations.copy() for durations in trace.compute_s]
     evidence = [_worker_evidence(trace, base_s, slowness, *suspect) for suspect in found]
@@ -270,6 +294,36 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
     return [
         Verdict("worker", ranks, stages.pop() if len(stages) == 1 else None, saving, {"workers": evidence, **shares})
     ], compute_s
+
+
+def _slowed(compute_s: Sequence[Array], stage: int, replica: int, span: Span, effect: float) -> list[Array]:
+    """`compute_s` with a worker's slowness put in."""
+    import numpy as np
+
+    slowed = [durations.copy() for durations in compute_s]
+    slowed[stage][slice(*span), replica] *= np.exp(effect)
+    return slowed
+
+
+def _cost_beside(
+    trace: Trace, healthy_s: Sequence[Array], stage: int, replica: int, span: Span, effect: float
+) -> float:
+    """The share of the step that a suspect alone costs, the others' slowness being taken out in `healthy_s`."""
+    return _most_saved(trace, _slowed(healthy_s, stage, replica, span, effect), healthy_s)
+
+
+def _most_saved(trace: Trace, compute_s: Sequence[Array], fixed_s: Sequence[Array]) -> float:
+    """The share of the step saved by `fixed_s`.
+
+    A slow link elsewhere may hide what a worker costs, so it is asked for with links at their peers' speed as well.
+    """
+    import numpy as np
+
+    even = {link: np.minimum(alone, np.median(alone, axis=1, keepdims=True)) for link, alone in trace.links.items()}
+    return max(
+        _saving(step_s(trace.order, compute_s, links), step_s(trace.order, fixed_s, links))
+        for links in (trace.links, even)
+    )
 
 
 def _worker_evidence(
@@ -435,38 +489,49 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
     correlations: list[float] = []
     within: list[float] = []
     fixed: list[Array] = []
-    for order, durations in zip(trace.order, compute_s, strict=True):
+    split = trace.split or (frozenset[int](),) * trace.stages
+    logs = _recorded_logs(trace, compute_s)
+    for order, durations, log, sums in zip(trace.order, compute_s, logs, split, strict=True):
         kinds = _by_kind(order)
         level = durations.copy()
         for places in filter(None, kinds.values()):
             level[:, :, places] = durations[:, :, places].mean(axis=(1, 2), keepdims=True)
         fixed.append(level)
-        backward = {operation[1:]: i for i, operation in enumerate(order) if operation[0] == "B"}
-        pairs = [
-            (i, backward[operation[1:]])
-            for i, operation in enumerate(order)
-            if operation[0] == "F" and operation[1:] in backward
-        ]
+        backward = {op[1:]: i for i, op in enumerate(order) if op[0] == "B" and i not in sums}
+        forward = {op[1:]: i for i, op in enumerate(order) if op[0] == "F" and i not in sums}
+        pairs = [(i, backward[which]) for which, i in forward.items() if which in backward]
         if not pairs:
             continue
-        forward, back = (_log(durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))
-        # What a worker always has is not the data's; what all share in a step is not unevenness.
-        residuals = [x - np.median(x, axis=(1, 2), keepdims=True) for x in (forward, back)]
-        residuals = [x - np.median(x, axis=(0, 2), keepdims=True) for x in residuals]
-        if min(x.std() for x in residuals) > 0:
-            correlations.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
-        # A worker that stalls for a whole step makes all its microbatches long; data makes some long, some short.
-        residuals = [x - x.mean(axis=2, keepdims=True) for x in residuals]
-        if len(pairs) > 1 and min(x.std() for x in residuals) > 0:
-            within.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
+        forwards, backwards = (log[:, :, [pair[end] for pair in pairs]] for end in (0, 1))
+        # Levels of the two are compared, which must be those of the same microbatches.
+        ends = forwards + 0 * backwards, backwards + 0 * forwards
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            # What a worker always has is not the data's; what all share in a step is not unevenness.
+            residuals = [x - np.nanmedian(x, axis=(1, 2), keepdims=True) for x in ends]
+            residuals = [x - np.nanmedian(x, axis=(0, 2), keepdims=True) for x in residuals]
+            if (shared := _correlation(*residuals)) is not None:
+                correlations.append(shared)
+            # A worker that stalls for a whole step makes all its microbatches long; data makes some long, some short.
+            residuals = [x - np.nanmean(x, axis=2, keepdims=True) for x in residuals]
+            if len(pairs) > 1 and (shared := _correlation(*residuals)) is not None:
+                within.append(shared)
     if trace.coarse and not _replicas_vary_together(compute_s):
         return None
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
     if within and np.median(within) < POLICY.shared_data:
         return None
-    if not correlations or np.median(correlations) < POLICY.same_data or saving < POLICY.min_structural_saving:
+    if saving < POLICY.min_structural_saving:
         return None
-    evidence = {"forward_backward_correlation": float(np.median(correlations)), **variance_shares(compute_s)}
+    if not correlations and trace.split:
+        # Forwards and backwards are known by their sums alone: then the stages must tell the same of a microbatch.
+        same, told = _stages_vary_together(trace), {}
+    else:
+        same = bool(correlations) and float(np.median(correlations)) >= POLICY.same_data
+        told = {"forward_backward_correlation": float(np.median(correlations))} if correlations else {}
+    if not same:
+        return None
+    evidence = {**told, **variance_shares(compute_s)}
     return Verdict("data", (), None, saving, evidence)
 
 

@@ -41,7 +41,9 @@ class Trace:
     Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the compute operations as they ran;
     `compute_s`: per stage (S, D, operations) seconds; `links`: (S, D) seconds of a message alone, median over
     microbatches; `groups`: collective -> (S, D, P) seconds in it; `notes`: what was left out, for people; `coarse`:
-    only what a worker computed in a step is known, and is spread evenly; `silent`: ranks that tell too little.
+    only what a worker computed in a step is known, and is spread evenly; `silent`: ranks that tell too little;
+    `known`: what of `compute_s` was recorded, the rest is filled in (empty: all was); `split`: per stage the places of
+    operations that were told by sums of two alone, the first stage's divided as the last stage's are long.
     """
 
     steps: NDArray[np.int64]
@@ -53,6 +55,8 @@ class Trace:
     notes: tuple[str, ...]
     coarse: bool = False
     silent: tuple[int, ...] = ()
+    known: tuple[NDArray[np.bool_], ...] = ()
+    split: tuple[frozenset[int], ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -217,6 +221,7 @@ def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Tra
         notes.append(missing)
     whole = ~holes
     durations = [d[whole] for d in durations]
+    known = tuple(np.isfinite(d) for d in durations)
     if gaps := sum(int(np.isnan(d).sum()) for d in durations):
         notes.append(f"{gaps} of {sum(d.size for d in durations)} operations are missing, and taken to be as usual")
         durations = filled(durations, order)
@@ -230,6 +235,7 @@ def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Tra
         {key: value[whole] for key, value in groups.items()},
         tuple(notes),
         silent=lost,
+        known=known,
     )
 
 

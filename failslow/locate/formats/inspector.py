@@ -4,11 +4,13 @@ Format: NVIDIA/nccl, ext-profiler/inspector/README.md and inspector.cc (output f
 and later): `header` (communicator's id, the rank in it, n_ranks), `metadata` (hostname, pid, dump_timestamp_us),
 `coll_perf` (coll, coll_sn, coll_msg_size_bytes, coll_exec_time_us) or `p2p_perf`; with NCCL_INSPECTOR_DUMP_VERBOSE also
 `event_trace_ts`. Without it the time of a call is that of the dump after it. Ranks are those of the communicator; the
-largest one of a process tells its own.
+largest one tells its own where all processes fit into it; else they are counted by host and process id, as launchers
+start them.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping
 from math import nan
@@ -114,14 +116,21 @@ def _empty_columns() -> tuple[tuple[array[int], ...], tuple[array[float], array[
 
 
 def global_ranks(communicators: Mapping[str, tuple[int, Mapping[int, Place]]]) -> dict[Place, int]:
-    """The job's rank of each process: that in the largest communicator if it has them all apart, else by its place."""
-    places = sorted({place for _, members in communicators.values() for place in members.values()})
-    biggest = max(communicators.values(), key=lambda one: (one[0], len(one[1])), default=(0, {}))
-    found = {place: local for local, place in biggest[1].items()}
-    if set(found) == set(places):
-        return found
+    """The job's rank of each process: that in the largest communicator if it is the job's, else by its place.
+
+    One of fewer ranks than there are processes is a part of the job, and its ranks are not the job's.
+    """
+    places = sorted({place for _, members in communicators.values() for place in members.values()}, key=_in_order)
+    size, members = max(communicators.values(), key=lambda one: (one[0], len(one[1])), default=(0, {}))
+    found = {place: local for local, place in members.items()} if size >= len(places) else {}
     free = iter(sorted(set(range(len(places) + len(found))) - set(found.values())))
     return {place: found[place] if place in found else next(free) for place in places}
+
+
+def _in_order(place: Place) -> tuple[list[tuple[int, str]], int]:
+    """A place's key among others: host2 comes before host10."""
+    host, pid = place
+    return [(int(digits or -1), text) for text, digits in re.findall(r"(\D*)(\d*)", host)], pid
 
 
 def _start_s(call: Mapping[str, Any], kind: str, took_s: float, about: Mapping[str, Any]) -> float:

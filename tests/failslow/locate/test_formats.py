@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from lanterne.bench.scores.operators import foreign_formats as encoders
 from lanterne.bench.scores.operators.foreign_formats import WRITERS
-from lanterne.bench.scores.trace_jobs import make_trace
+from lanterne.bench.scores.trace_jobs import SlowWorker, make_trace
 from lanterne.errors import InputError
+from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats.flight_recorder import load_pickle
 from lanterne.failslow.locate.formats.folder import read_folder
+from lanterne.failslow.locate.formats.inspector import global_ranks
 from lanterne.failslow.locate.trace import read_records
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
@@ -264,3 +266,49 @@ def test_a_kineto_trace_that_is_cut_off_is_used_up_to_there(tmp_path):
     notes = read_folder(tmp_path).calls.notes
     assert any("rank3.json: cut off, used up to there" in note for note in notes)
     assert any("rank4.json.gz: not used" in note for note in notes)
+
+
+# -- what is lost, and what only seems slow
+
+
+def read_back(folder, trace, thin):
+    """The calls of a made trace, written by Flight Recorder without a share of its rows and read."""
+    encoders.write_flight_recorder(folder, encoders.calls_of(make_trace(**trace), thin, 1, SKEW_S))
+    return read_folder(folder).calls
+
+
+def test_who_sends_to_a_slow_rank_computes_as_long_as_its_peers(tmp_path):
+    # Of two replicas, its peer would seem the slower one if its waiting sends were taken for blocking.
+    table = read_back(tmp_path, {"replicas": 2, "microbatches": 4, "steps": 25, "workers": {(0, 0): 2.8}}, 0.0)
+    trace = activity(table).trace
+    own, peer = np.median(trace.compute_s[1].sum(axis=2), axis=0)
+    assert own == pytest.approx(peer, rel=0.02)
+    assert [verdict.ranks for verdict in diagnose(table)[0]] == [(0,)]
+
+
+def test_what_is_filled_in_does_not_make_stages_alike(tmp_path):
+    noisy = {"replicas": 3, "stages": 2, "microbatches": 4, "steps": 25, "noise": 0.05, "seed": 5}
+    table = read_back(tmp_path, {**noisy, "workers": {(0, 0): 1.2}}, 0.1)
+    assert [verdict.ranks for verdict in diagnose(table)[0]] == [(0,)]
+
+
+def test_a_worker_that_is_slow_in_some_steps_is_not_uneven_data(tmp_path):
+    # Of the last stage a forward and its backward are known by their sum alone: they are no evidence of each other.
+    rare = {(1, 1): SlowWorker(2.7, share=0.15)}
+    table = read_back(tmp_path, {"replicas": 8, "stages": 2, "steps": 36, "workers": rare}, 0.1)
+    assert [verdict.cause for verdict in diagnose(table)[0]] == ["none"]
+
+
+def test_a_message_of_which_one_end_lost_its_step_is_no_slow_link(tmp_path):
+    table = read_back(tmp_path, {"replicas": 8, "steps": 23, "noise": 0.005, "workers": {(4, 2): 2.9}}, 0.1)
+    links = activity(table).trace.links
+    assert max(float(alone.max()) for alone in links.values()) < 0.03
+    assert [verdict.ranks for verdict in diagnose(table)[0]] == [(18,)]
+
+
+def test_inspector_ranks_of_a_part_of_the_job_are_not_the_jobs():
+    hosts = [("host2", 7), ("host2", 8), ("host10", 5), ("host10", 6)]
+    parts = {"a": (2, {0: hosts[0], 1: hosts[2]}), "b": (2, {0: hosts[1], 1: hosts[3]})}
+    assert global_ranks(parts) == {place: rank for rank, place in enumerate(hosts)}
+    backwards = {"world": (4, dict(enumerate(reversed(hosts)))), **parts}
+    assert global_ranks(backwards) == {place: 3 - rank for rank, place in enumerate(hosts)}
