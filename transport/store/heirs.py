@@ -11,11 +11,12 @@ two that want to lead the one with the later term goes first.
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.errors import TransportError
+from lanterne.transport.machine import Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.fellows import Answers, FellowStores, Question
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
@@ -82,19 +83,107 @@ class HeirsPolicy:
 POLICY = HeirsPolicy()
 
 
-@dataclass
-class _Candidacy:
-    """A store's wish to lead in `term`.
+class DecisionLog:
+    """What was decided, as this store keeps it, and the other stores that keep it.
 
-    Attributes: `waiting`, who is told what comes of it; `promises`, by name, of others; `asked`, names of those that
-    were asked for one; `before`, whose log the store had when it began.
+    Attributes: `name` of this store; `own`, what it keeps as an elector; `fellows`, the others.
     """
 
-    term: Term
-    before: Term
-    waiting: list[Told]
-    promises: dict[str, Elector] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    def __init__(self, machine: Machine, token: str) -> None:
+        self.name: str = ""
+        self.own: Elector = Elector()
+        self.fellows: FellowStores = FellowStores(machine, token, POLICY.yields_s)
+
+    @property
+    def decided(self) -> list[tuple[int, int, bytes]]:
+        """What was decided: kind, epoch, body."""
+        frames = (take_frame(bytearray(each.what)) for each in self.own.log[: self.own.known])
+        return [(kind, epoch, body) for kind, epoch, body in filter(None, frames)]
+
+    def ask(self, names: Collection[str], kind: Kind, fields: Callable[[str], Fields], times: int = 1) -> Question:
+        """Ask the other ones of `names`, for what they answer in so many times ask_s."""
+        others = [name for name in names if name != self.name]
+        return self.fellows.ask_all(others, kind, fields, POLICY.ask_s, times * POLICY.ask_s)
+
+    def hears_a_majority(self) -> bool:
+        """Whether a majority answers: who hears nobody, but is heard, must not write that all others have died."""
+        log, known = self.own.log, self.own.known
+        if not log:
+            return True
+        answers = self.ask(names_of(log, known), Kind.REFUSED, lambda _name: ()).wait()
+        return is_backed(log, known, {self.name, *(name for name, answer in answers.items() if answer is not None)})
+
+    def have_written(self, wanted: Elector, term: Term) -> bool:
+        """Whether the log of `wanted` is with a majority that follows who leads in `term`, and so decided."""
+        log, known = wanted.log, wanted.known
+        (count, leader), packed = term, _pack_log(wanted)
+        names = names_of(log, known)
+        writing = self.ask(names, Kind.WRITE, lambda name: [name.encode(), count, leader.encode(), *packed], 2)
+        votes = {name for name, answer in writing.wait().items() if answer and answer[0]}
+        if self.name in names and (own := self.own.write(term, log, known, wanted.dropped)):
+            self.own = own
+            votes.add(self.name)
+        if is_backed(log, known, votes):
+            self.own = replace(self.own, known=len(log))
+            return True
+        return False
+
+    def out_of_reach(self, epoch: int) -> list[int]:
+        """Ranks of `epoch` on hosts that did not answer when this store took over."""
+        fellows, (its_epoch, ranks_of) = self.fellows, packed_electors(self.decided)
+        silent = [ranks for name, ranks in ranks_of if name in fellows.silent and name not in fellows]
+        return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == its_epoch else []
+
+
+class _Candidacy:
+    """The wish of the store of `heirs` to lead in `term`, until it does or may not.
+
+    Attributes: `waiting`, who is told what comes of it.
+    """
+
+    def __init__(self, heirs: "Heirs", term: Term, told: Told) -> None:
+        self.term = term
+        self.waiting = [told]
+        self._heirs = heirs
+        self._before = heirs.decisions.own.written  # whose log the store had when it began
+        self._promises: dict[str, Elector] = {}  # by name, of others
+        self._asked = {heirs.decisions.name}  # for a promise
+
+    def stand(self, hears_leader: bool) -> None:
+        """Ask others to follow, unless the store that led still answers here."""
+        if hears_leader:
+            self._heirs.end_candidacy(f"it stands by: {self._heirs.decisions.own.written[1]}, which leads, answers it")
+        else:
+            self._heirs.decisions.fellows.rouse()
+            self._ask({})
+
+    def _ask(self, answers: Answers) -> None:
+        """Take in what those `answers` say, and ask those who are known by that; then see what comes of it."""
+        heirs, decisions = self._heirs, self._heirs.decisions
+        self._promises |= {name: _unpack(answer[1:]) for name, answer in answers.items() if answer and answer[0]}
+        names = {*known_to([decisions.own, *self._promises.values()])} - self._asked
+        if names:
+            self._asked |= names
+            count, own = self.term[0], decisions.name.encode()
+            # They look for the one that led first.
+            asking = decisions.ask(sorted(names), Kind.PROMISE, lambda name: [name.encode(), count, own], 3)
+            heirs.when_over(asking, self._ask)
+        else:
+            heirs.end_candidacy(self._be_followed())
+
+    def _be_followed(self) -> str:
+        """Lead, if enough have promised to follow, or why not."""
+        decisions = self._heirs.decisions
+        # It promises itself what others do only if they are enough: one that leads, and was busy, goes on else.
+        own = decisions.own.promise(self.term)
+        if own is None or decisions.own.written != self._before:
+            return f"it stands by, for {max(decisions.own.promised, decisions.own.written)[1]}, which takes over"
+        promises = {decisions.name: own, **self._promises}
+        found = succeed(promises)
+        if found is not None and self._heirs.lead(self.term, own, found):
+            return ""
+        electors = max((electorates(each.log, each.known)[-1] for each in promises.values() if each.log), key=len)
+        return f"{len({*electors} & promises.keys())} of {len(electors)} hosts of the job follow it, no majority"
 
 
 class Heirs:
@@ -102,7 +191,7 @@ class Heirs:
 
     Args: `stands_by`: it does not lead.
 
-    Attributes: `leads`; `is_lost`, it did, and has no majority any more.
+    Attributes: `leads`; `is_lost`, it did, and has no majority any more; `decisions`.
     """
 
     def __init__(self, store: Service, token: str, *, stands_by: bool) -> None:
@@ -110,16 +199,14 @@ class Heirs:
         self._machine = store.machine
         self.leads: bool = not stands_by
         self.is_lost: bool = False
-        self._name = ""
         self._term: Term = NO_TERM  # in which it leads
-        self._own = Elector()
         self._tried = 0  # how often, as terms count, it has asked to be followed
         self._leader: Connection | None = None
         self._candidacy: _Candidacy | None = None
         self._preferred: Connection | None = None  # of whom it has promised to follow
         self._promised_s = float("-inf")
         self._asking = 0  # so many questions, while it stands by
-        self._fellows = FellowStores(store.machine, token, POLICY.yields_s)
+        self.decisions: DecisionLog = DecisionLog(store.machine, token)
         store.route(Kind.ELECTORS, "b*", self._elect)
         store.route(Kind.PROMISE, "bib", self._promise)
         store.route(Kind.WRITE, "bibiib*", self._write)
@@ -127,18 +214,12 @@ class Heirs:
 
     # -- it leads
 
-    @property
-    def decided(self) -> list[tuple[int, int, bytes]]:
-        """What was decided: kind, epoch, body."""
-        frames = (take_frame(bytearray(each.what)) for each in self._own.log[: self._own.known])
-        return [(kind, epoch, body) for kind, epoch, body in filter(None, frames)]
-
     def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool:
         """Whether the frame `what` is decided, and may be told, and those `over` are void. False: it leads no more.
 
         Cost: nothing while it is the only one; else two messages there and back, to all electors at once.
         """
-        log = self._own.log
+        log = self.decisions.own.log
         if not log or any(each.what == what for each in log):
             return not self.is_lost
         return self._decide(Decided(what), over)
@@ -149,72 +230,37 @@ class Heirs:
             raise Refusal("got electors from a client that is no member")
         names = [name.decode(errors="replace") for name in fields[::2]]
         if len(names) >= LEAST_ELECTORS and len(fields) == 2 * len(names):
-            self._name = self._name or names[0]
-            self._term = (0, self._name) if self._term == NO_TERM else self._term
+            self.decisions.name = self.decisions.name or names[0]
+            self._term = (0, self.decisions.name) if self._term == NO_TERM else self._term
             for name in names:
                 # They have only just begun.
                 with suppress(TransportError):
-                    if name != self._name:
-                        self._fellows.connect(name, POLICY.begins_s)
+                    if name != self.decisions.name:
+                        self.decisions.fellows.connect(name, POLICY.begins_s)
             self._decide(Decided(pack_frame(Kind.ELECTORS, connection.epoch.number, fields), tuple(names)))
         return ()
 
     def drop_the_lost(self) -> None:
         """Those electors that did not answer last time are none any more: fewer are a majority then."""
-        if not self._own.log or self.is_lost:
+        if not self.decisions.own.log or self.is_lost:
             return
-        (electors,) = electorates(self._own.log, self._own.known)
-        left = tuple(name for name in electors if name == self._name or name in self._fellows)
+        (electors,) = electorates(self.decisions.own.log, self.decisions.own.known)
+        left = tuple(name for name in electors if name == self.decisions.name or name in self.decisions.fellows)
         if len(left) < len(electors):
-            left = left if len(left) >= LEAST_ELECTORS else (self._name,)
-            epoch, ranks_of = packed_electors(self.decided)
+            left = left if len(left) >= LEAST_ELECTORS else (self.decisions.name,)
+            epoch, ranks_of = packed_electors(self.decisions.decided)
             fields = [field for name, ranks in ranks_of if name in left for field in (name.encode(), ranks)]
             self._decide(Decided(pack_frame(Kind.ELECTORS, epoch, fields), left))
 
     def _decide(self, decision: Decided, over: Collection[bytes] = ()) -> bool:
-        wanted = self._own.without(over).followed_by(decision)
-        if not self.is_lost and not (self._hears_a_majority() and self._have_written(wanted)):
+        wanted = self.decisions.own.without(over).followed_by(decision)
+        decisions = self.decisions
+        if not self.is_lost and not (decisions.hears_a_majority() and decisions.have_written(wanted, self._term)):
             self.is_lost = True
             asked = electorates(wanted.log, wanted.known)[-1]
-            self._store.lose(f"it reaches {self._reached(asked)} of {len(asked)} hosts of the job, no majority")
+            reached = sum(name == decisions.name or name in decisions.fellows for name in asked)
+            self._store.lose(f"it reaches {reached} of {len(asked)} hosts of the job, no majority")
         return not self.is_lost
-
-    def _hears_a_majority(self) -> bool:
-        """Whether a majority answers: who hears nobody, but is heard, must not write that all others have died."""
-        log, known = self._own.log, self._own.known
-        if not log:
-            return True
-        answers = self._ask(names_of(log, known), Kind.REFUSED, lambda _name: ()).wait()
-        return is_backed(log, known, {self._name, *(name for name, answer in answers.items() if answer is not None)})
-
-    def _reached(self, electors: Sequence[str]) -> int:
-        return sum(name == self._name or name in self._fellows for name in electors)
-
-    def _have_written(self, wanted: Elector) -> bool:
-        """Whether the log of `wanted` is with a majority, and so decided."""
-        log, known = wanted.log, wanted.known
-        (count, leader), packed = self._term, _pack_log(wanted)
-        names = names_of(log, known)
-        writing = self._ask(names, Kind.WRITE, lambda name: [name.encode(), count, leader.encode(), *packed], 2)
-        votes = {name for name, answer in writing.wait().items() if answer and answer[0]}
-        if self._name in names and (own := self._own.write(self._term, log, known, wanted.dropped)):
-            self._own = own
-            votes.add(self._name)
-        if is_backed(log, known, votes):
-            self._own = replace(self._own, known=len(log))
-            return True
-        return False
-
-    def _ask(self, names: Collection[str], kind: Kind, fields: Callable[[str], Fields], times: int = 1) -> Question:
-        """Ask the other ones of `names`, for what they answer in so many times ask_s."""
-        others = [name for name in names if name != self._name]
-        return self._fellows.ask_all(others, kind, fields, POLICY.ask_s, times * POLICY.ask_s)
-
-    def out_of_reach(self, epoch: int) -> list[int]:
-        """Ranks of `epoch` on hosts that did not answer when this store took over."""
-        fellows, (its_epoch, ranks_of) = self._fellows, packed_electors(self.decided)
-        silent = [ranks for name, ranks in ranks_of if name in fellows.silent and name not in fellows]
-        return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == its_epoch else []
 
     # -- it stands by
 
@@ -224,8 +270,8 @@ class Heirs:
         def promise(hears_leader: bool) -> None:
             promised = None if hears_leader or connection.sock.fileno() < 0 else self._promised_to(term)
             if promised is not None:
-                self._name = name.decode(errors="replace")
-                self._own = promised
+                self.decisions.name = name.decode(errors="replace")
+                self.decisions.own = promised
                 self._promised_s, self._preferred = self._machine.now_s(), connection
             self._store.reply(connection, request_id, [int(promised is not None), *_pack(promised or Elector())])
 
@@ -238,16 +284,16 @@ class Heirs:
     def _promised_to(self, term: Term) -> Elector | None:
         """What it would remember; None: it leads, or has promised to another, or wants to lead later than that."""
         prefers_itself = self.leads or (self._candidacy is not None and self._candidacy.term > term)
-        return None if prefers_itself else self._own.promise(term)
+        return None if prefers_itself else self.decisions.own.promise(term)
 
     def _write(self, connection: Connection, _request_id: int, *fields: Any) -> Answer:
         name, count, leader, known, dropped, *log = fields
         term = count, leader.decode(errors="replace")
-        written = None if self.leads else self._own.write(term, _log(log), known, dropped)
+        written = None if self.leads else self.decisions.own.write(term, _log(log), known, dropped)
         if written is None:
             return [0]
-        self._name = name.decode(errors="replace")
-        self._own = written
+        self.decisions.name = name.decode(errors="replace")
+        self.decisions.own = written
         self._leader = connection
         return [1]
 
@@ -258,14 +304,15 @@ class Heirs:
 
     def _ask_leader(self, then: Callable[[bool], object]) -> None:
         """Find out whether the store that led still answers here, and tell `then`."""
-        name = self._own.written[1]
-        if self._leader is None or name == self._name:
+        name = self.decisions.own.written[1]
+        if self._leader is None or name == self.decisions.name:
             then(False)
             return
-        asking = self._ask([name], Kind.REFUSED, lambda _name: ())
-        self._when_over(asking, lambda answers: then(answers.get(name) is not None))
+        asking = self.decisions.ask([name], Kind.REFUSED, lambda _name: ())
+        self.when_over(asking, lambda answers: then(answers.get(name) is not None))
 
-    def _when_over(self, asking: Question, then: Callable[[Answers], object]) -> None:
+    def when_over(self, asking: Question, then: Callable[[Answers], object]) -> None:
+        """Tell `then` what was answered, once `asking` is over; meanwhile this store serves."""
         self._asking += 1
         self._look(asking, then)
 
@@ -276,60 +323,31 @@ class Heirs:
         self._asking -= 1
         then(asking.answers)
         if not self.leads and not self._asking:
-            self._fellows.close()  # A store with clients does not end: one that leads would wait for this one's end.
+            # A store with clients does not end: one that leads would wait for this one's end.
+            self.decisions.fellows.close()
 
     def take_over(self, told: Told) -> None:
         """Lead from now on, or say why not; that may take a while."""
         if self._candidacy is not None:
             self._candidacy.waiting.append(told)
-        elif not self._own.log or not self._name:
+        elif not self.decisions.own.log or not self.decisions.name:
             told("it stands by, and nothing was decided here yet")
         elif self._preferred is not None and self._machine.now_s() < self._promised_s + POLICY.yields_s:
-            told(f"it stands by, for {self._own.promised[1]}, which takes over")
+            told(f"it stands by, for {self.decisions.own.promised[1]}, which takes over")
         else:
-            self._tried = max(self._own.promised[0], self._tried) + 1
-            self._candidacy = _Candidacy((self._tried, self._name), self._own.written, [told], asked={self._name})
-            self._ask_leader(self._stand)
+            self._tried = max(self.decisions.own.promised[0], self._tried) + 1
+            self._candidacy = _Candidacy(self, (self._tried, self.decisions.name), told)
+            self._ask_leader(self._candidacy.stand)
 
-    def _stand(self, hears_leader: bool) -> None:
-        if hears_leader:
-            self._end_candidacy(f"it stands by: {self._own.written[1]}, which leads, answers it")
-        else:
-            self._fellows.rouse()
-            self._ask_promises({})
+    def lead(self, term: Term, own: Elector, found: Elector) -> bool:
+        """Whether it leads in `term` now: this store being `own`, a majority writes what was `found`."""
+        self.decisions.own, self._term = own, term
+        if self.decisions.have_written(found, term):
+            self.leads, self._leader = True, None
+        return self.leads
 
-    def _ask_promises(self, answers: Answers) -> None:
-        """Take in what those `answers` say, and ask those who are known by that; then see what comes of it."""
-        candidacy = self._candidacy
-        assert candidacy is not None
-        candidacy.promises |= {name: _unpack(answer[1:]) for name, answer in answers.items() if answer and answer[0]}
-        names = {*known_to([self._own, *candidacy.promises.values()])} - candidacy.asked
-        if names:
-            candidacy.asked |= names
-            count, own = candidacy.term[0], self._name.encode()
-            # They look for the one that led first.
-            asking = self._ask(sorted(names), Kind.PROMISE, lambda name: [name.encode(), count, own], 3)
-            self._when_over(asking, self._ask_promises)
-        else:
-            self._end_candidacy(self._be_followed(candidacy))
-
-    def _be_followed(self, candidacy: _Candidacy) -> str:
-        """Lead, if enough have promised to follow, or why not."""
-        # It promises itself what others do only if they are enough: one that leads, and was busy, goes on else.
-        own = self._own.promise(candidacy.term)
-        if own is None or self._own.written != candidacy.before:
-            return f"it stands by, for {max(self._own.promised, self._own.written)[1]}, which takes over"
-        promises = {self._name: own, **candidacy.promises}
-        found = succeed(promises)
-        if found is not None:
-            self._own, self._term = own, candidacy.term
-            if self._have_written(found):
-                self.leads, self._leader = True, None
-                return ""
-        electors = max((electorates(each.log, each.known)[-1] for each in promises.values() if each.log), key=len)
-        return f"{len({*electors} & promises.keys())} of {len(electors)} hosts of the job follow it, no majority"
-
-    def _end_candidacy(self, why: str) -> None:
+    def end_candidacy(self, why: str) -> None:
+        """It leads, or `why` it does not: whoever waits for that is told."""
         candidacy, self._candidacy = self._candidacy, None
         assert candidacy is not None
         for told in candidacy.waiting:
@@ -345,8 +363,8 @@ class Heirs:
     def close(self) -> None:
         """The job is over, or this store leads no more."""
         if self.leads and not self.is_lost:
-            self._fellows.tell(Kind.OVER, POLICY.ask_s)  # One that misses it ends by itself, later.
-        self._fellows.close()
+            self.decisions.fellows.tell(Kind.OVER, POLICY.ask_s)  # One that misses it ends by itself, later.
+        self.decisions.fellows.close()
 
 
 class PackedElectors(NamedTuple):

@@ -81,6 +81,35 @@ class StorePolicy:
 POLICY = StorePolicy()
 
 
+class _Time:
+    """How long a store serves: `until` its "owner" ends, or its last "members" have left and none comes.
+
+    Args:
+        owner: the file descriptor whose end is that of the owner, watched by `selector`.
+        is_alone: whether the store has no clients.
+
+    Attributes: `is_over`.
+    """
+
+    def __init__(
+        self, until: str, owner: int | None, selector: selectors.BaseSelector, is_alone: Callable[[], bool]
+    ) -> None:
+        self.until = until
+        self.is_over = False
+        self._selector = selector
+        self._is_alone = is_alone
+        if owner is not None:
+            selector.register(owner, selectors.EVENT_READ, lambda _events: self._hear(owner))
+
+    def _hear(self, owner: int) -> None:
+        if not os.read(owner, 1024):
+            self._selector.unregister(owner)
+            self.is_over = self.is_over or self.until == "owner" or self._is_alone()
+
+    def end_if_alone(self) -> None:
+        self.is_over = self.is_over or self._is_alone()
+
+
 class Store:
     """The server: connections, frames and timers.
 
@@ -103,24 +132,21 @@ class Store:
     ) -> None:
         self.machine = machine
         self.term = term
-        self._until = until
         self._selector = machine.selector()
         self._clients: dict[Connection, None] = {}  # in the order in which they came
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
-        self._running = True
         self._listener = listener
         has_room = lambda: len(self._clients) < POLICY.max_clients  # noqa: E731
         self._door = Door([listener], token, machine, selector=self._selector, has_room=has_room)
-        if owner is not None:
-            self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
+        self._time = _Time(until, owner, self._selector, lambda: not self._clients)
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", self._tell_refused)
         self.heirs: Heirs = Heirs(self, token, stands_by=stands_by)
         self.members: Members = Members(self, self.heirs)
         self.handlers: list[Handler] = [self.heirs, self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
-            self.after(POLICY.first_client_s, self._stop_if_alone)
+            self.after(POLICY.first_client_s, self._time.end_if_alone)
 
     def route(self, kind: wire.Kind, types: str, function: Callable[..., Answer]) -> None:
         """Answer `kind` by function(connection, request_id, *fields): the reply's fields, or None: later."""
@@ -137,7 +163,7 @@ class Store:
             now = self.machine.now_s()
             while self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
-            if not self._running:
+            if self._time.is_over:
                 break
             for sock, _, seals in self._door.take():
                 self._welcome(sock, seals)
@@ -247,11 +273,11 @@ class Store:
         """This store leads no more: its clients learn why, and it ends."""
         for connection in self._clients:
             self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
-        self._running = False
+        self.stop()
 
     def stop(self) -> None:
         """End."""
-        self._running = False
+        self._time.is_over = True
 
     def _flush(self, connection: Connection) -> None:
         try:
@@ -279,21 +305,10 @@ class Store:
         del self._clients[connection]
         for handler in self.handlers:
             handler.connection_closed(connection)
-        if not self._clients and self._until == "members":
+        if not self._clients and self._time.until == "members":
             # The job is over: another one may want the port at once. Else others may still come.
             over = connection.rank is not None and self.members.epoch.all_came
-            self.after(0.0 if over else POLICY.linger_s if self.heirs.leads else HEIRS.idle_s, self._stop_if_alone)
-
-    def _owner_gone(self, owner: int) -> None:
-        if os.read(owner, 1024):
-            return
-        self._selector.unregister(owner)
-        if self._until == "owner" or not self._clients:
-            self._running = False
-
-    def _stop_if_alone(self) -> None:
-        if not self._clients:
-            self._running = False
+            self.after(0.0 if over else POLICY.linger_s if self.heirs.leads else HEIRS.idle_s, self._time.end_if_alone)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -123,6 +123,13 @@ def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
     return {"rdma": rdma, "roomy": roomy}
 
 
+def _failure(rank: int, text: str) -> TransportError:
+    """That a path has failed: often its other end has ended, because of another perhaps; no word of a death yet."""
+    failure = TransportError(f"ucx rank {rank}: {text}")
+    failure.rank_unknown = True
+    return failure
+
+
 class UcxTransport(Transport):
     """Point to point over UCX. All ranks of `group` make it together.
 
@@ -230,13 +237,7 @@ class UcxTransport(Transport):
     def _explain(self, peer: int, what: str, error: Exception) -> NoReturn:
         """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
         wait(never, NOTICE_S, self.pauses, lambda _now_s: self.check_peers((peer,)))
-        raise self._failure(f"{what} rank {peer}: {error}") from error
-
-    def _failure(self, text: str) -> TransportError:
-        """That a path has failed: often its other end has ended, because of another perhaps; no word of a death yet."""
-        failure = TransportError(f"ucx rank {self.rank}: {text}")
-        failure.rank_unknown = True
-        return failure
+        raise _failure(self.rank, f"{what} rank {peer}: {error}") from error
 
     def _span(self, region: Region, offset: int, nbytes: int) -> Any:
         """The memory of an operation as ucxx wants it, kept by the region."""
@@ -397,7 +398,7 @@ class UcxRequest(Request):
             self._transport.check_peers((op.peer,))
             verb = "send to" if type(op) is Send else "receive from"
             text = f"{verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
-            raise self._transport._failure(text) from error
+            raise _failure(self._transport.rank, text) from error
 
     def _check_open(self) -> None:
         if self._transport.closed:

@@ -12,7 +12,7 @@ HOSTS = [hosts for count in range(2, 8) for hosts in product("abc", repeat=count
 def test_each_rank_keeps_one_of_another_and_on_another_host_wherever_that_can_be():
     for hosts in HOSTS:
         found = keepers(hosts)
-        assert sorted(found) == [*range(len(hosts))]
+        assert sorted(found) == [*range(len(hosts))], hosts
         assert all(keeper != rank for rank, keeper in enumerate(found)), hosts
         # Of a host with more than half of all ranks those that the others have no place for.
         most = max(map(hosts.count, hosts))

@@ -11,9 +11,11 @@ from lanterne.transport.store.membership.returns import Remembers, Returns
 from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
 
 
-class Decides(Remembers, Protocol):
+class Decides(Protocol):
     """What the members need of the Heirs."""
 
+    @property
+    def decisions(self) -> Remembers: ...
     def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool: ...
     def drop_the_lost(self) -> None: ...
 
@@ -35,7 +37,7 @@ class Members:
         self.next_epoch: Epoch | None = None
         self._admissions = Admissions(store, self.epoch, self)
         self.guards: Guards = Guards(store, self._admissions, self)
-        self._returns = Returns(store, heirs, self._admissions, self.guards, self)
+        self._returns = Returns(store, heirs.decisions, self._admissions, self.guards, self)
         store.route(Kind.JOIN, "ii", self._join)
         store.route(Kind.ENTER, "ii", self._enter)
         store.route(Kind.GUARD, "iii", self._guard)

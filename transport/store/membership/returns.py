@@ -39,7 +39,7 @@ POLICY = TakeOverPolicy()
 
 
 class Remembers(Protocol):
-    """What the returns need of the Heirs."""
+    """What the returns need of the decisions."""
 
     @property
     def decided(self) -> list[tuple[int, int, bytes]]: ...
@@ -65,10 +65,10 @@ class Returns:
     """
 
     def __init__(
-        self, store: Service, heirs: Remembers, admissions: Admissions, guards: Guards, job: Returning
+        self, store: Service, decisions: Remembers, admissions: Admissions, guards: Guards, job: Returning
     ) -> None:
         self._store = store
-        self._heirs = heirs
+        self._decisions = decisions
         self._admissions = admissions
         self._guards = guards
         self._job = job
@@ -108,7 +108,7 @@ class Returns:
         self._job.check_new(connection, world_size)
         epoch = self._epoch_again(number, rest[:count], rest[count:], begun=bool(begun))
         epoch.is_informed |= term >= self._store.term - 1
-        for kind, decided_in, body in self._heirs.decided:
+        for kind, decided_in, body in self._decisions.decided:
             if decided_in == number and kind != Kind.ELECTORS:
                 epoch.learn(kind, body)
         frames = bytearray(known)
@@ -154,6 +154,6 @@ class Returns:
     def _miss_hosts(self) -> None:
         """Nor have those come whose hosts did not answer when this store took over."""
         for epoch in self._job.epochs:
-            for rank in self._heirs.out_of_reach(epoch.number):
+            for rank in self._decisions.out_of_reach(epoch.number):
                 if not epoch.knows(rank):
                     epoch.declare_dead(rank, b"its host does not answer the store that took over")

@@ -47,7 +47,7 @@ def test_agreements_do_not_make_longer_what_stores_tell_each_other(monkeypatch):
 
     def decides(store, what, over=()):
         decided = decide(store, what, over)
-        lengths.append((store._own.length, len(store._own.log)))
+        lengths.append((store.decisions.own.length, len(store.decisions.own.log)))
         return decided
 
     monkeypatch.setattr(heirs.Heirs, "decide", decides)
@@ -70,7 +70,7 @@ def test_what_the_command_refuses(words):
 
 
 def test_that_a_store_which_hears_nobody_decides_who_has_died_is_found(monkeypatch):
-    monkeypatch.setattr(heirs.Heirs, "_hears_a_majority", lambda store: True)
+    monkeypatch.setattr(heirs.DecisionLog, "hears_a_majority", lambda store: True)
     with quiet():
         assert "gave up: rank" in str(run(1, one_way=True).problems)
 
