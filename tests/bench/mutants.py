@@ -44,8 +44,10 @@ MODULES = (
 # Faults that were there, and were mended: each as a patch that brings it back, and a seed that finds it.
 REVERTED = Path(__file__).parent / "reverted"
 ROOT = Path(__file__).parents[2]
-# One seed in so many also stands for a job that grows, and for one that loses hosts.
-GROWING, PARTING = 5, 10
+# One seed in so many also stands for a job that grows, and for one that loses hosts; every other one of these, and of
+# the seeds for conditions that no other job comes to, for one whose paths are cut one way.
+GROWING, PARTING, ONE_WAY = 5, 10, 2
+PARTED = tuple(f"lanterne.transport.store.{name}" for name in ("fellows", "heirs", "succession"))
 # CPU seconds that a mutant may take, and one seed of it: what takes longer runs without end, and so is found, too.
 LIMIT_S, STUCK_S = 400, 30
 # And bytes: some fill a queue without end.
@@ -155,11 +157,13 @@ def seeds_until_found(mutant, seeds):
             return SLOW, f"{count - 1} seeds in {took_s:.0f} s"
         resource.setrlimit(resource.RLIMIT_CPU, (int(took_s) + STUCK_S, resource.RLIM_INFINITY))
         try:
-            problems = run(draw(seed)).problems
-            if not problems and seed % GROWING == 0:
+            is_parted = mutant is not None and mutant.startswith(PARTED)
+            problems = [] if is_parted else run(draw(seed)).problems
+            if not problems and not is_parted and seed % GROWING == 0:
                 problems = growing.run(seed).problems
-            if not problems and seed % PARTING == 0:
-                problems = parting.run(seed).problems
+            if not problems and (is_parted or seed % PARTING == 0):
+                one_way = (seed if is_parted else seed // PARTING) % ONE_WAY == 1
+                problems = parting.run(seed, one_way=one_way).problems
         except baton.Escaped as error:
             problems = [f"escaped: {error}"]
         if problems:
