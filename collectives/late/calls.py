@@ -526,8 +526,10 @@ class LateRequest(CollectiveRequest):
             self._plan.give_back(self._execution, self._call.in_place)
         call, self._call = self._call, None
         self._late.forget(self._turn)
-        if call is not None and self._error is None and self._late.is_idle:
-            self._late.ready.after(call, self._policy)
+        if call is not None and self._error is None:
+            self._late.ready.note(call, self._policy)
+            if self._late.is_idle:
+                self._late.ready.make()
         return True
 
     _poll = CollectiveRequest._poll_completion

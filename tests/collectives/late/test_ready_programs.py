@@ -40,10 +40,16 @@ def made_after(n, rank, *, entry=None):
     ready = ReadyPrograms(programs, rank, n)
     call = SimpleNamespace(key=KEY, in_place=False, dtype=None, entry=entry)
     for policy in (POLICY, POLICY):
-        ready.after(call, to_text(policy))
+        ready.note(call, to_text(policy))
+    assert not programs.made, "others are under way"
+    ready.make()
+    ready.note(call, to_text(POLICY))
+    ready.make()
     made = list(programs.made)
-    ready.after(call, to_text(POLICY._replace(normal_s=2.0)))
-    assert len(programs.made) == 2 * len(made), "of another policy, too"
+    for normal_s in (2.0, 3.0):
+        ready.note(call, to_text(POLICY._replace(normal_s=normal_s)))
+    ready.make()
+    assert len(programs.made) == 3 * len(made), "of other policies, too, all that were over meanwhile"
     return made
 
 
