@@ -96,7 +96,11 @@ def outcome(transport, ops):
 
 
 def death(transport, receives, sends):
-    """The last rank is killed in the middle of large messages; each survivor then prints what it got, twice."""
+    """The last rank is killed in the middle of large messages; each survivor then prints what it got, twice.
+
+    A survivor waits for one message more each way than the victim answers: a few looks carry all of the first ones where
+    the memory is fast.
+    """
     victim, nbytes = transport.world_size - 1, LARGE_NBYTES
     region, other = (transport.register(np.zeros(nbytes, np.uint8)) for _ in range(2))
     if transport.rank == victim:
@@ -105,10 +109,11 @@ def death(transport, receives, sends):
         ops += [Recv(other, 0, nbytes, peer) for peer in survivors if sends]
         transport.barrier()
         request = transport.post(tuple(ops))
-        assert not any(request.test() for _ in range(5))
+        for _ in range(5):
+            request.test()
         os.kill(os.getpid(), signal.SIGKILL)
     transport.barrier()
-    ops = [Recv(region, 0, nbytes, victim)] * receives + [Send(other, 0, nbytes, victim)] * sends
+    ops = [Recv(region, 0, nbytes, victim)] * 2 * receives + [Send(other, 0, nbytes, victim)] * 2 * sends
     # Another survivor may itself have left by the second time, so that asks for the victim only.
     print(outcome(transport, tuple(ops)), outcome(transport, tuple(ops)))
 
