@@ -153,10 +153,15 @@ class _Call:
 
 
 class PastGaps:
-    """The Gaps of the latest calls of each signature; signatures that were used longest ago make room."""
+    """The Gaps of the latest calls of each signature; signatures that were used longest ago make room.
+
+    The first call of all counts for the second alone: it has delays of its own, of imports, connections and compilers,
+    and the third call would wait for ranks that are late by as much again.
+    """
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, deque[Gaps]] = OrderedDict()
+        self._calls = 0  # those that have a signature
 
     def of(self, signature: str) -> Sequence[Gaps]:
         """Those of calls of `signature`, the latest last."""
@@ -167,6 +172,9 @@ class PastGaps:
         latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
         gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
+            self._calls += 1
+            if self._calls == 2:
+                self._of.clear()
             self._of.setdefault(signature, deque(maxlen=POLICY.max_delays)).append(gaps_s)
             self._of.move_to_end(signature)
             if len(self._of) > POLICY.max_signatures:

@@ -336,6 +336,18 @@ def test_window_learns_from_delays():
     assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
 
 
+def test_delays_of_the_first_call_are_those_of_a_start():
+    """They count for the second; the third does not wait for a rank to come as late as in the first."""
+    sequencer = Sequencer(3)
+    starts = []
+    for number, delay_s in enumerate([0.05, 2.0, 2.0], 1):
+        together(sequencer, number, [0, 2], 10.0 * number)
+        starts.append(list(sequencer._gaps.of("f")))
+        sequencer.expire(10.0 * number + delay_s)
+        together(sequencer, number, [1], 10.0 * number + delay_s)
+    assert [[gaps_s[0] for gaps_s in past] for past in starts] == [[], [pytest.approx(0.05)], [2.0]]
+
+
 @pytest.mark.parametrize(
     ("late_s", "after"),
     [(0.003, board.POLICY.free_calls), (0.006, 0)],
@@ -351,7 +363,8 @@ def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one(late_s
         (record,) = {record for _, record in told}
         assert record.verdict == NORMAL, turn
         freed.append(record.free)
-    assert freed == [0, *[board.POLICY.free_calls] * 4, after, after]
+    # The first call's delays are forgotten.
+    assert freed == [0, 0, *[board.POLICY.free_calls] * 3, after, after]
 
 
 def test_long_calls_are_never_free():
