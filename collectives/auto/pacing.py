@@ -85,9 +85,9 @@ class PacingPolicy:
     # But no more parts of a chunk than these: they cost their sender and receiver some 0.2 ms of a core each, and a
     # longer one delays the end by itself once.
     stream_segments: int = value(
-        8,
-        "ring, cells of 256 KiB in place of 64: 3.7 in place of 6.0 s of CPU a GB there, 1.78 of a buffer's time both",
-        half="a hundredth of a buffer's time more; a tenth less CPU time",
+        4,
+        "ring there: 1.6 to 2.0 s of CPU a GB, with 8 parts 2.4 to 3.2, and as long",
+        half="4 MiB there 1.79 for 1.76; no CPU time less",
         double="half as much CPU time again",
     )
     # Under load a network takes several unloaded starts to answer, since what grants the next message queues behind

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import LANE_BITS, Operation, OverTags, Request
@@ -17,13 +18,16 @@ _NOTHING = memoryview(b"")
 
 @dataclass(slots=True, eq=False)
 class TcpOperation:
-    """A Send or Recv: `peer` is None to this rank itself; `request` is then of its own memory's transport."""
+    """A Send or Recv: `peer` is None to this rank itself; `request` is then of its own memory's transport.
+
+    `offer_s`: when to tell of a send that still waits for its grant; inf: it was told of, None: nobody has looked.
+    """
 
     op: Operation
     peer: "TcpPeer | None"
     request: Request | None = None
     done: bool = False
-    offered: bool = False
+    offer_s: float | None = None
     error: TransportError | None = None
 
     @property
@@ -106,15 +110,18 @@ class TcpPeer:
             if operation.op.nbytes >= DUPLEX.paced_nbytes and self.duplexes:
                 self.duplexes[-1].put(GRANT, tag, number, operation.op.nbytes)
 
-    def offer(self) -> bool:
-        """Tell of sends that wait for a grant: a receive of less sends none. True if there are some."""
+    def offer(self, now_s: float, wait_s: float) -> bool:
+        """Tell of sends that have waited for a grant for `wait_s`: a receive of less sends none. True if there are some."""
         if not self.duplexes:
             return False
-        waiting = [(key, operation) for key, operation in self._held.items() if not operation.offered]
-        for key, operation in waiting:
-            operation.offered = True
-            self.duplexes[-1].put(OFFER, *key, operation.op.nbytes)
-        return bool(waiting)
+        told = False
+        for key, operation in self._held.items():
+            if operation.offer_s is None:
+                operation.offer_s = now_s + wait_s
+            elif now_s >= operation.offer_s:
+                operation.offer_s, told = inf, True
+                self.duplexes[-1].put(OFFER, *key, operation.op.nbytes)
+        return told
 
     def on_place(self, tag: int, number: int, nbytes: int) -> memoryview:
         """See Owner."""
