@@ -14,7 +14,7 @@ One computation serves the live word and the final one: what is said while the j
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -302,6 +302,7 @@ def attribute(
     extra_s: float,
     silent: Sequence[int] = (),
     late: Latecomer | None = None,
+    world_size: int | None = None,
 ) -> Cause:
     """The Cause of a slow spell, from iterations before it and in it.
 
@@ -309,10 +310,11 @@ def attribute(
         extra_s: what an iteration takes longer.
         silent: ranks of which nothing is known.
         late: who stands apart: beside them others are named that are late by half as much, not by a fair part.
+        world_size: ranks that report; None where it is not known.
 
     Ranks are named where their coming late has grown by a fair part of it, and that of nobody else by nearly as much;
     the calls, where they themselves have, and with them those that are silent: others may wait for these. Without
-    evidence nobody is.
+    evidence nobody is, nor are most ranks: what they are late by is taken against the earliest half.
     """
     if len(before) < 2 or not during or extra_s <= 0.0:
         return UNKNOWN
@@ -330,6 +332,8 @@ def attribute(
         rest_s = max((late_s for rank, (late_s, _) in grown.items() if rank not in ranks), default=0.0)
         if top < POLICY.beyond_rest * rest_s:
             return Cause("unknown", None, "all come late by much the same: a busy machine, or what they share")
+        if world_size is not None and len(ranks) > world_size // 2:
+            return Cause("unknown", None, "most ranks come late: a busy machine, or what they share")
         told = ", ".join(f"rank {rank} by {min(grown[rank][0], extra_s) * 1e3:.3g} ms" for rank in ranks)
         who = "comes" if len(ranks) == 1 else "come"
         text = f"{told} an iteration more than before {who} later than the others, in most of {len(during)} iterations"
@@ -440,12 +444,17 @@ def _apart(late_s: Mapping[int, float], least_s: float) -> frozenset[int]:
 class Blame:
     """Keeps who was blamed for each slow spell, and says so when that changes.
 
+    Args:
+        arrivals: who came late in the latest iterations.
+        count: tells how many ranks report; None: nobody knows.
+
     Attributes: `causes`: onset -> the Causes of that spell, in order.
     """
 
-    def __init__(self, arrivals: LateArrivals) -> None:
+    def __init__(self, arrivals: LateArrivals, count: Callable[[], int] | None = None) -> None:
         self.causes: dict[int, list[Cause]] = {}
         self._arrivals = arrivals
+        self._count = count
         self._first = 0
         # What the latest iterations showed, and how many times in a row.
         self._latest: tuple[str, frozenset[int]] | None = None
@@ -482,7 +491,7 @@ class Blame:
     ) -> Cause:
         """What begin() would say; nothing is kept of it."""
         before, during = self._arrivals.between(first, onset), self._arrivals.between(onset, last + 1)
-        return attribute(before, during, extra_s, silent, late)
+        return self._attribute(before, during, extra_s, silent, late)
 
     def follow(
         self,
@@ -505,7 +514,7 @@ class Blame:
         during = self._arrivals.between(max(onset, since), last + 1)
         if told is None or len(during) < POLICY.latest - 2:
             return None
-        now = attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent, late)
+        now = self._attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent, late)
         before, self._latest = self._latest, (now.kind, frozenset(now.ranks))
         self._times = self._times + 1 if self._latest == before else 1
         known = frozenset(told[-1].ranks)
@@ -540,9 +549,20 @@ class Blame:
     ) -> Cause:
         """The job was slow from its start until `relief`: the Cause, from iterations since `first` and up to `last`."""
         slow = self._arrivals.between(max(first, relief - POLICY.usual), relief)
-        cause = attribute(self._arrivals.between(relief, last + 1), slow, slow_s - usual_s, silent)
+        cause = self._attribute(self._arrivals.between(relief, last + 1), slow, slow_s - usual_s, silent)
         self._keep(first, cause)
         return cause
+
+    def _attribute(
+        self,
+        before: Sequence[IterationArrivals],
+        during: Sequence[IterationArrivals],
+        extra_s: float,
+        silent: Sequence[int],
+        late: Latecomer | None = None,
+    ) -> Cause:
+        world_size = None if self._count is None else self._count()
+        return attribute(before, during, extra_s, silent, late, world_size)
 
     def _keep(self, onset: int, cause: Cause) -> None:
         self.causes[onset] = [cause]

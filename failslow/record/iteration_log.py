@@ -89,7 +89,7 @@ class Spells:
     ) -> None:
         self.lasting: tuple[int, LevelEvent, float] | None = None
         self._iterations = iterations
-        self.blame: Blame = Blame(late)
+        self.blame: Blame = Blame(late, lambda: len(matcher.last))
         self.latecomers: Latecomers = Latecomers(late, first_row + SKIPPED_ROWS // 2)
         self._matcher = matcher
         self._first_row = first_row

@@ -104,6 +104,9 @@ class LiveChange(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 1 if a job was not right."""
     kinds = [f"{name}-{what}" for name, module in BACKENDS.items() if find_spec(module) for what in PATTERNS]
+    if absent := [name for name, module in BACKENDS.items() if not find_spec(module)]:
+        where = "" if absent != ["gloo"] else "; `./run test -m torch` makes an environment with PyTorch, .venv-torch"
+        print(f"left out: {', '.join(absent)}, whose library this Python has not{where}", file=sys.stderr)
     columns = [("kind", ""), ("jobs", ""), ("right", ""), ("healthy blamed", ""), ("report differs", ""), ("after", "")]
     title = "watched jobs"
     return score_jobs("operators.live_score", __doc__, kinds, _score, columns, _row, title, arguments, seeded=True)

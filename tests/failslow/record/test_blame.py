@@ -55,6 +55,15 @@ def test_where_others_come_late_by_nearly_as_much_nobody_is_named(others_s, rank
     assert attribute(HEALTHY, during, 0.02).ranks == ranks
 
 
+@pytest.mark.parametrize(("world_size", "ranks"), [(7, ()), (8, (0, 6, 2, 1)), (None, (0, 6, 2, 1))])
+def test_most_ranks_are_no_stragglers(world_size, ranks):
+    """Seen in a healthy job of 7 ranks beside a busy machine: all but those that came first were named."""
+    during = rows(40, 6, {0: 0.023, 6: 0.0168, 2: 0.0148, 1: 0.0112})
+    cause = attribute(HEALTHY, during, 0.023, world_size=world_size)
+    assert cause.ranks == ranks
+    assert ranks or "most ranks come late" in cause.evidence
+
+
 def test_of_three_of_unequal_height_the_lowest_does_not_acquit_the_others():
     assert attribute(HEALTHY, rows(40, 6, {1: 0.05, 2: 0.02, 3: 0.014}), 0.05).ranks == (1, 2)
 
