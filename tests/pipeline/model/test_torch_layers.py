@@ -10,7 +10,7 @@ import pytest
 
 import lanterne
 from lanterne.errors import InputError, LanterneError
-from lanterne.pipeline.model.torch_layers import torch_model
+from lanterne.pipeline.model.torch_layers import TorchLayer, find_joints, torch_model
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.rank_layout import make_layout
@@ -87,6 +87,70 @@ def test_losses_are_those_of_torch_alone(ranks, stages, scheduler, sharded, alon
 def test_it_goes_on_from_a_checkpoint(alone):
     losses = lanterne.spawn(2, train, 2, "zb_h1", False, 2)[0]
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
+
+
+class Tied(torch.nn.Module):
+    """Uses a weight twice on the way, one aside, one not at all; and adds what does not pass by the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.once = torch.nn.Linear(3, 3)
+        self.twice = torch.nn.Linear(3, 3)
+        self.again = self.twice
+        self.scale = torch.nn.Parameter(torch.ones(3))
+        self.unused = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        y = self.twice(torch.tanh(self.once(x)))
+        return self.again(torch.tanh(y * self.scale.exp())) + self.scale.sin()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Tied,
+        lambda: torch.nn.Linear(3, 2, bias=False),
+        lambda: torch.nn.LayerNorm(3),
+        lambda: torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True),
+        torch.nn.Tanh,
+    ],
+)
+def test_gradients_are_those_of_torch_in_one_or_in_two(make):
+    torch.manual_seed(1)
+    module = make().double()
+    x = torch.randn(2, 4, 6 if isinstance(module, torch.nn.TransformerEncoderLayer) else 3, dtype=torch.float64)
+    given = x.clone().requires_grad_()
+    y = module(given)
+    dy = torch.randn_like(y)
+    wanted = torch.autograd.grad(y, [given, *module.parameters()], dy, allow_unused=True)
+    layer = TorchLayer(copy.deepcopy(module))
+    held = dict(layer.module.named_parameters())
+    parameters = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    for is_split in (False, True):
+        gradients = {name: np.ones(value.shape) for name, value in parameters.items()}
+        for _ in range(2):
+            found, saved = layer.forward(parameters, x.numpy())
+            np.testing.assert_allclose(found, y.detach().numpy(), err_msg=f"split {is_split}")
+            if is_split:
+                dx, kept = layer.backward_input(parameters, saved, dy.numpy())
+                layer.backward_weight(kept, gradients)
+            else:
+                dx = layer.backward(parameters, saved, dy.numpy(), gradients)
+            np.testing.assert_allclose(dx, wanted[0].numpy(), atol=1e-12, err_msg=f"split {is_split}")
+        for (name, value), gradient in zip(gradients.items(), wanted[1:], strict=True):
+            expected = np.broadcast_to(1 + (0 if gradient is None else 2 * gradient.numpy()), value.shape)
+            np.testing.assert_allclose(value, expected, atol=1e-12, err_msg=f"split {is_split}, {name}")
+    assert all(value is held[name] for name, value in layer.module.named_parameters()), "the module is as it was"
+
+
+def test_w_goes_back_from_where_parameters_join():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    layer, parameters = TorchLayer(module), {name: value.detach().numpy() for name, value in module.named_parameters()}
+    _, saved = layer.forward(parameters, np.ones((2, 3), np.float32))
+    assert [(type(joint.node).__name__, joint.parameters) for joint in find_joints(saved)] == [
+        ("AddmmBackward0", [0, 1]),
+        ("AddmmBackward0", [2, 3]),
+    ]
 
 
 def test_what_cannot_be_a_layer():
