@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 from lanterne import __version__
@@ -180,7 +181,9 @@ def agreed_topology(
             topology = given if isinstance(given, Topology) else find_topology(given)
             if topology.world_size != world_size:
                 raise InputError(f"{topology.name}: got {topology.world_size} ranks, expected the job's {world_size}")
-            told = hashlib.sha256(json.dumps(to_document(topology)).encode()).hexdigest().encode()
+            # Not its name: a file without one is called by its path, and hosts may have theirs at other paths.
+            document = to_document(replace(topology, name="topology"))
+            told = hashlib.sha256(json.dumps(document).encode()).hexdigest().encode()
     except InputError as error:
         told = b"!" + str(error).encode()
     answers = exchange("lanterne/topology", told)

@@ -91,6 +91,13 @@ def test_a_topology_is_the_same_on_all_ranks_or_none_goes_on(tmp_path):
         return outcome
 
     assert told([good] * 4) == "dgx-2x2" and told([None] * 4) is None
+    # Hosts may have the same file at different paths, by which one without a name is called.
+    nameless, copied = tmp_path / "nameless.json", tmp_path / "copied.json"
+    document = to_document(find_preset("dgx-2x2"))
+    del document["name"]
+    for path in (nameless, copied):
+        path.write_text(json.dumps(document))
+    assert told([copied, nameless, nameless, nameless]).endswith("nameless.json")
     assert "rank 1 got another than rank 0" in told([good, other, good, good])
     assert "rank 1 got another than rank 0" in told([good, None, good, good])
     assert "rank 2: topology" in told([good, good, broken, good]) and "got rank 2" in told([good, good, broken, good])
