@@ -4,6 +4,7 @@ import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -218,28 +219,50 @@ def places_of(topology: Topology) -> list[Place]:
 
     Ranks are alike by their own NIC, and their nodes by their NICs, their numbers of ranks, and whether they may hang
     on the others; and where a chain of all ranks may pay, by what it has to carry without them. By all of these, or
-    where these are more kinds than may be priced by the last ones, and where ranks are more than POLICY.placed_ranks by
-    whether they hang.
+    where these are more kinds than may be priced by the last ones, and by the others as far as that leaves room; and
+    where ranks are more than POLICY.placed_ranks by whether they hang.
     """
     takes, leaf_sets = [round(float(each), 1) for each in topology.node_takes], _priced_leaf_sets(topology)
     hangs = [tuple(node in leaves for leaves in leaf_sets) for node in range(len(topology.nodes))]
     is_large = topology.world_size > POLICY.placed_ranks
     chains = not is_large and _chain_may_pay(topology)
     chain_loads = _chain_loads(topology) if chains else [0.0] * topology.world_size
-    about = [
-        (hangs[node], chain_load, takes[node], len(topology.nodes[node]), round(slowdown, 1))
+    numbers: list[tuple[float, ...]] = [
+        (chain_load, takes[node], len(topology.nodes[node]), round(slowdown, 1))
         for node, chain_load, slowdown in zip(topology.node_of, chain_loads, topology.nic_slowdown, strict=True)
     ]
+    about = [(hangs[node], *each) for node, each in zip(topology.node_of, numbers, strict=True)]
     counts = (1,) if is_large else (5, 4, 3, 2, 1)
-    ways = ([each[:count] for each in about] for count in counts)
-    kinds = next(way for way in ways if len(way[0]) == 1 or len(set(way)) <= MAX_PLACES)
+    ways = ((count, [each[:count] for each in about]) for count in counts)
+    count, kinds = next((count, way) for count, way in ways if count == 1 or len(set(way)) <= MAX_PLACES)
     found: dict[object, list[int]] = {}
     for rank, kind in enumerate(kinds):
         found.setdefault(kind, []).append(rank)
+    groups = list(found.values())
+    for key in () if is_large else range(count - 1, 4):
+        groups = _cut_at_gaps(groups, [each[key] for each in numbers])
     # Of those that are not quite alike the middle one stands for all.
-    ordered = (sorted(ranks, key=about.__getitem__) for ranks in found.values())
+    ordered = (sorted(ranks, key=about.__getitem__) for ranks in groups)
     places = [Place(tuple(sorted(ranks)), ranks[len(ranks) // 2]) for ranks in ordered]
     return sorted(places, key=lambda place: -len(place.ranks))
+
+
+def _cut_at_gaps(groups: Sequence[list[int]], values: Sequence[float]) -> list[list[int]]:
+    """`groups` of ranks cut in two where `values` of a group differ by the largest factor, as long as there is room."""
+    groups = [sorted(ranks, key=values.__getitem__) for ranks in groups]
+    while len(groups) < MAX_PLACES:
+        gaps = [
+            (values[above] / values[below], number, place)
+            for number, ranks in enumerate(groups)
+            for place, (below, above) in enumerate(pairwise(ranks), 1)
+            if values[above] > values[below] > 0
+        ]
+        if not gaps:
+            break
+        _, number, place = max(gaps, key=lambda gap: gap[0])
+        ranks = groups[number]
+        groups[number : number + 1] = [ranks[:place], ranks[place:]]
+    return groups
 
 
 def _worthwhile(options: Sequence[Option]) -> list[Option]:
