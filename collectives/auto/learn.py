@@ -291,14 +291,14 @@ def measure_links(communicator: TrialGroup) -> MeasuredLinks:
         if place == 0:
             nic = measure_model(rail)
             slowdown = measure_slowdowns(rail, nic)
-        rails = sum(len(ranks) > 1 for ranks in _rails(nodes))
+        load = _load_together(nodes)
         communicator.barrier(algorithm="dissemination")
-        if rails > 1:
+        if load > 1:
             part = trial_array(rail, POLICY.sharing_nbytes // 4)
             call = partial(rail.all_gather, part, trial_array(rail, part.size * rail.world_size), algorithm="ring")
             rows = [partial(_repeat, each, POLICY.sharing_calls) for each in (call if place == 0 else _nothing, call)]
             alone_s, together_s = time_calls(communicator, rows, POLICY.repeats).min(axis=0)
-            shared = bool(together_s > alone_s * (1 + rails) / 2)
+            shared = bool(together_s > alone_s * (1 + load) / 2)
     # Rank 0 is one of the first ranks; the largest node has an inside.
     largest = max(nodes, key=len)
     nic, shared, slowdown = _told(communicator, 0, (nic, shared, slowdown))
@@ -313,6 +313,13 @@ def _nothing() -> None:
 def _rails(nodes: Nodes) -> list[list[int]]:
     """The ranks in each place of their nodes."""
     return [[ranks[place] for ranks in nodes if place < len(ranks)] for place in range(max(map(len, nodes)))]
+
+
+def _load_together(nodes: Nodes) -> float:
+    """How many times as much the busiest node sends while rings of all places run as while the first ones alone do."""
+    rings = _rails(nodes)
+    sent = [sum(len(ring) - 1 for ring in rings[: len(ranks)]) for ranks in nodes]
+    return max(sent) / (len(nodes) - 1)
 
 
 def _told(communicator: TrialGroup, root: int, value: Any) -> Any:

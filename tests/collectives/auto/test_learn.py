@@ -144,3 +144,15 @@ def test_ranks_that_share_hosts_measure_inside_and_between():
     (topology, choice), *others = spawn(3, measured)
     assert others == [(topology, choice)] * 2
     assert topology.nodes == ((0, 2), (1,)) and {links.kind for links in topology.links} == {"inside", "nic"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "load"),
+    # Of hosts of 1, 3 and 4 ranks the last one's NIC has two messages of the first ring, and one of each of two others;
+    # three rings were taken for three times the load, and a NIC of four ranks for four of their own.
+    [((4, 4), 4.0), ((2, 2, 2), 2.0), ((1, 3, 4), 2.0), ((1, 1, 3), 1.0), ((2, 3, 3), 2.5)],
+)
+def test_what_rings_of_all_places_put_on_the_busiest_node(sizes, load):
+    ranks = iter(range(sum(sizes)))
+    nodes = tuple(tuple(next(ranks) for _ in range(size)) for size in sizes)
+    assert learn_module._load_together(nodes) == load
