@@ -48,7 +48,7 @@ SMALL = {
         "PAPER": ".149 .133 .119 .138 .138 .122",
     },
     "h800": {"QUICK_EVERY": 16},
-    "stragglar-5": {"SIZES": (1 << 30, 1 << 31, 1 << 32)},
+    "stragglar-5": {},
     "stragglar-6": {"RANKS": (4, 8)},
     "stragglar-8": {},
     "stragglar-table-2": {},
