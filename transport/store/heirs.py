@@ -130,9 +130,12 @@ class DecisionLog:
 
     def out_of_reach(self, epoch: int) -> list[int]:
         """Ranks of `epoch` on hosts that did not answer when this store took over."""
-        fellows, (its_epoch, ranks_of) = self.fellows, packed_electors(self.decided)
-        silent = [ranks for name, ranks in ranks_of if name in fellows.silent and name not in fellows]
-        return [rank for ranks in silent for rank in unpack_ranks(ranks)] if epoch == its_epoch else []
+        fellows, silent = self.fellows, dict[str, bytes]()
+        # Also of those that are electors no more: as soon as this store leads it leaves out who does not answer.
+        for kind, its_epoch, body in self.decided:
+            if kind == Kind.ELECTORS and its_epoch == epoch:
+                silent |= {name: ranks for name, ranks in _ranks_of(body) if name in fellows.silent}
+        return [rank for name, ranks in silent.items() if name not in fellows for rank in unpack_ranks(ranks)]
 
 
 class _Candidacy:
@@ -377,9 +380,15 @@ class PackedElectors(NamedTuple):
 def packed_electors(decided: Sequence[tuple[int, int, bytes]]) -> PackedElectors:
     """What ELECTORS say, of frames of any kind that were `decided`: kind, epoch, body."""
     frames = [(epoch, body) for kind, epoch, body in decided if kind == Kind.ELECTORS]
-    fields = unpack_fields(frames[-1][1], "b*") if frames else []
+    ranks_of = _ranks_of(frames[-1][1]) if frames else []
+    return PackedElectors(max((epoch for epoch, _ in frames), default=0), ranks_of)
+
+
+def _ranks_of(body: bytes) -> list[tuple[str, bytes]]:
+    """Each name in the body of ELECTORS, beside its ranks."""
+    fields = unpack_fields(body, "b*")
     names = [name.decode(errors="replace") for name in fields[::2]]
-    return PackedElectors(max((epoch for epoch, _ in frames), default=0), [*zip(names, fields[1::2], strict=True)])
+    return [*zip(names, fields[1::2], strict=True)]
 
 
 def _pack_log(elector: Elector) -> list[int | bytes]:
