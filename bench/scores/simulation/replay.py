@@ -4,6 +4,7 @@
   lanterne replay 4711 --shrink --out small.json
   lanterne replay small.json --last 200
   lanterne replay 4711 --grow --shrink --last 40
+  lanterne replay 4711 --errands --last 40
 
 Each line is a step: when, on the clock of the simulated world, which process, and what. It is the same each time. A
 seed of another version of the simulation stands for something else, and is refused.
@@ -25,14 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", type=whole(0), metavar="N", help="print the last N steps only (default: all)")
     parser.add_argument("--shrink", action="store_true", help="first find fewer events and calls that fail alike")
     parser.add_argument("--grow", action="store_true", help="a seed of `lanterne simulate --grow`")
+    parser.add_argument("--errands", action="store_true", help="a seed of `lanterne simulate --errands`")
     parser.add_argument("--out", metavar="FILE", help="write the seed file of what was replayed")
     parser.add_argument("--json", metavar="FILE", help="write the steps as JSON ('-': standard output)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the exit code."""
-    if args.grow:
-        return replay_growing(args)
+    if args.grow or args.errands:
+        is_number = args.seed.isascii() and args.seed.isdigit()
+        if not is_number or args.out or (args.errands and (args.grow or args.shrink)):
+            got = f"{args.seed!r}{' and --out' * bool(args.out)}"
+            raise InputError(f"--grow, --errands: got {got}, expected a number, without --out")
+        return replay_growing(args) if args.grow else replay_errand(args)
     # They load much.
     from lanterne.bench.scores.simulation.shrink import fails_alike, kind_of, shrink
     from lanterne.bench.scores.simulation.world import run as run_world
@@ -63,8 +69,6 @@ def replay_growing(args: argparse.Namespace) -> int:
     from lanterne.bench.scores.simulation.growing import run as run_growing
     from lanterne.bench.scores.simulation.shrink import kind_of, shrink_growing
 
-    if not (args.seed.isascii() and args.seed.isdigit()) or args.out:
-        raise InputError(f"--grow: got {args.seed!r}{' and --out' * bool(args.out)}, expected a number, without --out")
     seed = int(args.seed)
     with quiet():
         outcome = run_growing(seed, traced=True)
@@ -79,6 +83,23 @@ def replay_growing(args: argparse.Namespace) -> int:
         print_steps(outcome.trace, args.last)
         print(f"seed {seed}: {outcome.ranks} ranks, {outcome.taken_in} taken in, {outcome.epochs} epochs")
         print("events: " + ("; ".join(outcome.events) or "none"))
+        print("\n".join(outcome.problems) or f"all is well after {outcome.seconds:.3f} s and {outcome.steps} steps")
+    return int(bool(outcome.problems))
+
+
+def replay_errand(args: argparse.Namespace) -> int:
+    """Replay and print an errand; the exit code."""
+    from lanterne.bench.scores.simulation.errands.stories import run as run_story
+
+    with quiet():
+        outcome = run_story(int(args.seed), traced=True)
+    if args.json:
+        steps = [{"at_s": at_s, "process": who, "what": what} for at_s, who, what in outcome.trace]
+        about = {"seed": outcome.seed, "errand": outcome.name, "problems": list(outcome.problems)}
+        report.write_json(args.json, report.envelope(simulation_version=VERSION) | about | {"steps": steps})
+    if args.json != "-":
+        print_steps(outcome.trace, args.last)
+        print(f"seed {outcome.seed}: the errand {outcome.name}, of {outcome.clients} clients")
         print("\n".join(outcome.problems) or f"all is well after {outcome.seconds:.3f} s and {outcome.steps} steps")
     return int(bool(outcome.problems))
 

@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this one (default: as the seed says)")
     parser.add_argument("--grow", action="store_true", help="jobs that take ranks in, over tcp")
     parser.add_argument("--part", action="store_true", help="jobs on three or more hosts, of which a minority is lost")
+    parser.add_argument("--errands", action="store_true", help="short ones: what stores, boards and groups answer")
     parser.add_argument("--one-way", action="store_true", help="with --part: paths are cut in one direction only")
     parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one for each core)")
     parser.add_argument("--stop", action="store_true", help="at the first portion with a seed that fails")
@@ -63,13 +64,15 @@ def run(args: argparse.Namespace) -> int:
     """Run the seeds, and print those that fail; the exit code."""
     if args.out and not Path(args.out).is_dir():
         raise InputError(f"--out: got {args.out!r}, expected a folder that exists")
-    if (args.grow or args.part) and (args.out or args.transport or (args.grow and args.part)):
-        raise InputError("--grow, --part: got --out, --transport or both, expected one of them without those")
+    kinds = args.grow + args.part + args.errands
+    if kinds and (args.out or args.transport or kinds > 1):
+        raise InputError("--grow, --part, --errands: got --out, --transport or several, expected one without those")
     if args.one_way and not args.part:
         raise InputError("--one-way: got it without --part, expected both")
     started_s, results = time.perf_counter(), []
     part = one_way_portion if args.one_way else part_portion
-    what = grow_portion if args.grow else part if args.part else simulate_portion
+    other = errand_portion if args.errands else simulate_portion
+    what = grow_portion if args.grow else part if args.part else other
     for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1, what):
         results += portion
         report.progress(f"{len(results)} of {args.seeds} seeds, {sum(bool(each['problems']) for each in results)} fail")
@@ -98,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
             taken_in = sum(each["taken_in"] for each in results)
             print(f"{taken_in} ranks were taken in, in {sum(each['epochs'] for each in results)} epochs")
         elif failing and not args.part:
-            print(f"`lanterne replay {failing[0]['seed']}` shows the first step by step")
+            more = " --errands" if args.errands else ""
+            print(f"`lanterne replay {failing[0]['seed']}{more}` shows the first step by step")
     return int(bool(failing))
 
 
@@ -157,6 +161,20 @@ def one_way_portion(portion: range, transport: str | None) -> list[dict[str, Any
     from lanterne.bench.scores.simulation.parting import run as run_parting
 
     return _outcomes(portion, partial(run_parting, one_way=True))
+
+
+def errand_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
+    """As `simulate_portion`, of errands, whose name is told in place of a transport's."""
+    from lanterne.bench.scores.simulation.errands.stories import run as run_story
+
+    found = []
+    with quiet():
+        for seed in portion:
+            outcome = run_story(seed)
+            known = {"problems": list(outcome.problems), "simulated_s": outcome.seconds}
+            about = {"scenario": {"transport": outcome.name, "ranks": outcome.clients}}
+            found.append({name: getattr(outcome, name) for name in ("seed", "digest", "steps")} | known | about)
+    return found
 
 
 def _outcomes(portion: range, run_seed: "Callable[[int], GrowthOutcome]") -> list[dict[str, Any]]:
