@@ -89,6 +89,7 @@ class _Game:
         self.died: list[int] = []
         # Of calls by signature, in the order in which the last rank came: the gaps between the last ones.
         self.past: defaultdict[str, list[Sequence[float]]] = defaultdict(list)
+        self.complete = 0  # calls to which all came
         self.mortal = rng.random() < 0.3
         self.pauses_s = rng.choice((PAUSES_S, PAUSES_S[:4]))
 
@@ -130,6 +131,9 @@ class _Game:
         if len(self.came[number]) == self.size:
             times_s = sorted(self.came[number].values(), reverse=True)[: MAX_LATE + 1]
             gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(times_s))
+            self.complete += 1
+            if self.complete == 2:
+                self.past.clear()  # The first call of a job says nothing of those after the second.
             self.past[signature].append(gaps_s)
         if number <= rank.free.get(signature, 0):
             self._tell(self.board.report(index, self.now_s, [(self.now_s, signature)], self.now_s))
