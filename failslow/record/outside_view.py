@@ -24,7 +24,7 @@ JOB_VARIABLES = (
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
-# Over so long is it idle, below this share of a core, or does it compute, above this one.
+# Over so long is it idle, below this share of a core that it has or wants, or does it compute, above this one.
 WINDOW_S, IDLE, BUSY = 5.0, 0.05, 0.25
 # A rank that the others wait for is one of at most this share; a difference between two ranks says nothing.
 MINORITY, LEAST_RANKS = 1 / 3, 3
@@ -178,7 +178,7 @@ def odd_kinds(glimpses: Mapping[int, Sequence[Glimpse]], window_s: float = WINDO
             if all(one.state == "D" for one in seen):
                 found[rank] = "stuck"
             else:
-                cores[rank] = cores_used(seen) or 0.0
+                cores[rank] = cores_wanted(seen)
     if len(cores) < LEAST_RANKS:
         return found
     usual = median(cores.values())
@@ -193,6 +193,14 @@ def cores_used(seen: Sequence[Glimpse]) -> float | None:
     """Cores that a process used between the first glimpse and the last; None where these are one."""
     took_s = seen[-1].at_s - seen[0].at_s if seen else 0.0
     return max(0.0, seen[-1].used_s - seen[0].used_s) / took_s if took_s > 0.0 else None
+
+
+def cores_wanted(seen: Sequence[Glimpse]) -> float:
+    """Cores that a process used, or would have: the share of glimpses in which it could run, if that is more.
+
+    Ranks that spin on a busy machine get less of a core than they would of an idle one.
+    """
+    return max(cores_used(seen) or 0.0, sum(one.state == "R" for one in seen) / len(seen))
 
 
 def _environment(folder: Path) -> dict[str, str]:

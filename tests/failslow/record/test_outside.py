@@ -106,6 +106,15 @@ def test_who_is_odd(host, cores, state, kind):
     assert kind is None or (kind in REMEDIES and WORDS[kind] in view.odd[2].text)
 
 
+def test_ranks_that_spin_on_a_busy_machine_compute_though_they_get_little(host):
+    """Seen beside a load of five on two cores: three ranks, of which two spun, got 0.19 of a core each."""
+    view = job_of(host, 3)
+    for _ in range(14):
+        host.step({100: 0.15, 101: 0.15, 102: 0.0}, {100: "R", 101: "R"})
+        view.look(host.now_s)
+    assert {rank: odd.kind for rank, odd in view.odd.items()} == {2: "idle"}
+
+
 def test_of_two_ranks_and_of_a_short_look_nothing_is_said(host):
     view = job_of(host, 2)
     for look in range(14):
