@@ -44,6 +44,8 @@ MODULES = (
 )
 # Faults that were there, and were mended: each as a patch that brings it back, and a seed that finds it.
 REVERTED = Path(__file__).parent / "reverted"
+# Turned conditions that are not found, by name: in how many seeds' jobs and errands they were sought, and why not.
+LEFT = Path(__file__).parent / "mutants_left.json"
 ROOT = Path(__file__).parents[2]
 # Each seed also stands for an errand, one in so many for a job that grows, and for one that loses hosts; every other one
 # of these, and of the seeds for conditions that no other job comes to, for one whose paths are cut one way.

@@ -1,4 +1,9 @@
-"""Clock, naps and sockets come from the Machine that is handed in, and one function waits; nothing goes around them."""
+"""Clock, naps and sockets come from the Machine that is handed in, and one function waits; nothing goes around them.
+
+Of transport/ and collectives/: what simulated ranks run. failslow/ and pipeline/ are outside: they time and end real
+processes (detectors, trainers, planners with a time limit), and no simulated rank runs them. If one did, the guard of
+the simulated machine would name the line (`Escaped`).
+"""
 
 import ast
 import select

@@ -118,9 +118,10 @@ def votes(errand: Errand) -> None:
 
 
 def idle(errand: Errand) -> None:
-    """A store that is asked nothing sleeps: it takes no core while ranks compute."""
+    """A store that is asked nothing sleeps, before its first client and after: it takes no core while ranks compute."""
     store = errand.start_store()
-    errand.puppet("rank 0").call(Kind.JOIN, 0, 1)
-    before = store.steps
-    errand.machine.sleep(errand.rng.uniform(1.0, 3.0))
-    errand.expect("whether an idle store looks at its clients again and again", store.steps - before > 100, False)
+    for client in range(2):
+        before = store.steps
+        errand.machine.sleep(errand.rng.uniform(0.5, 1.0))
+        errand.expect(f"whether a store with {client} clients looks again and again", store.steps - before > 100, False)
+        errand.puppet(f"rank {client}").call(Kind.JOIN, client, 2)

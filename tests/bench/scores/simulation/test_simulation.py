@@ -341,6 +341,13 @@ def test_all_files_of_membership_are_turned():
     assert turned == set(mutants.MODULES), "each has conditions"
 
 
+def test_what_is_not_found_is_there_and_little():
+    left, names = json.loads(mutants.LEFT.read_text()), list(mutants.all_mutants())
+    assert {*left} <= {*names}, "each is the name of a condition"
+    assert len(left) <= 0.1 * len(names)
+    assert all(each["why"] for each in left.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [name for name in mutants.all_mutants() if name.startswith(SAMPLE)])
 def test_some_turned_conditions_are_found(mutant):
