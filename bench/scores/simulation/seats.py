@@ -118,7 +118,7 @@ class Player:
                 if call.number in self._log.came:
                     self._settle(call)
         self._report()
-        self._wait(lambda: len(seen_of(self._log)) >= len(self._log.free), 1.0)
+        self._wait(lambda: len(seen_of(self._log)) >= len(self._log.free), self._limit_s)
         self._log.is_over = True
 
     def _come(self, call: SeatCall) -> None:
@@ -219,6 +219,7 @@ class _Calm:
         self._by_number = {call.number: call for call in calls}
         # By signature, of calls that are over; those whose past may lag behind what was reported.
         self._past: dict[str, list[Gaps]] = {}
+        self._complete = 0
         self._blurred: set[str] = set()
 
     def of(self, call: SeatCall) -> Iterator[str]:
@@ -250,6 +251,9 @@ class _Calm:
             yield f"got {outcome}, expected rank {came[-1][1]}, {gaps_s[0]:.4f} s after the others"
         if call.signature not in self._blurred:
             yield from self._of_start(call, outcome, began, came, gaps_s)
+        self._complete += 1
+        if self._complete == 2:
+            self._past.clear()  # The first call says nothing of those after the second.
         # As the board has it, which decides by it: by the ranks' own times, another choice may be the best by a hair.
         self._past.setdefault(call.signature, []).append((outcome.delay_s, *gaps_s[1:MAX_LATE]))
         if call.signature not in self._blurred:
