@@ -87,8 +87,8 @@ class LateCallPolicy:
         half="more plans, of calls that gain little by them",
         double="several late ranks hold up calls of 50 to 100 ms",
     )
-    # A start without several ranks, or over hosts that have several or unlike NICs, is to leave at most such a part of
-    # the ordinary call after the last arrival.
+    # A start without several ranks, or where hosts have several ranks or unlike NICs, is to leave at most such a part
+    # of the ordinary call after the last arrival.
     most_join: float = value(
         0.9,
         "8 hosts at 25 MB/s, one NIC at a quarter, another rank late: begun 4.8 of s/rate, else 4.09",
