@@ -349,6 +349,7 @@ FIGURES: list[Row] = [
     Row("one way", "mutations found within 1,000 seeds", "90 %", "python tests/bench/mutants.py --seeds 1000 --jobs 2"),
     Row("operators", "detector on 5,000 fresh jobs, below the oracle", "2 points", WORLD_JOBS),
     Row("operators", "missing rank of a hang named in 50 programs", "50", f"{OPERATORS}.hang_score --jobs 10"),
+    Row("operators", "incidents in an hour of healthy work at load 8", "0", f"{OPERATORS}.healthy_hour"),
     Row(
         "operators",
         "the right ranks in 200 live jobs, within 6 iterations",
