@@ -144,7 +144,8 @@ POLICY = BlamePolicy()
 
 
 class Cause(NamedTuple):
-    """Why iterations are long: `kind` "rank", "calls" or "unknown"; the `ranks`, the latest first; `evidence` in words.
+    """Why iterations are long: `kind` "rank", "calls", "host" (ranks wait for cores, which other work has) or "unknown";
+    the `ranks`, the latest first, none of a host that is busy; `evidence` in words.
 
     `rank`: the first of them, None without any; `since`: the first iteration that it is said of.
     """
@@ -163,7 +164,8 @@ UNKNOWN = Cause("unknown", None, "too few calls of all ranks were seen")
 class IterationArrivals:
     """What was seen of the calls of iteration `index`, which ended at `end_s`: sums over its calls, in seconds.
 
-    Attributes: `late_s`, by rank, where it was late; `transfer_s`, what calls took once all had come; `calls`.
+    Attributes: by rank, where it was late: `late_s`, of itself, and `core_s`, since it had waited for a core;
+    `transfer_s`, what calls took once all had come; `calls`.
     """
 
     index: int
@@ -171,13 +173,14 @@ class IterationArrivals:
     late_s: dict[int, float] = field(default_factory=dict)
     transfer_s: float = 0.0
     calls: int = 0
+    core_s: dict[int, float] = field(default_factory=dict)
 
 
 class ArrivalSums(NamedTuple):
     """What calls say of iterations from number `begin` on.
 
-    Attributes: `calls`, `transfer_s`: of each of them; `place`, `rank`, `late_s`: of ranks that were late in one of
-    them, the `place`-th.
+    Attributes: `calls`, `transfer_s`: of each of them; `place`, `rank`, `late_s`, `core_s`: of ranks that were late in
+    one of them, the `place`-th.
     """
 
     begin: int
@@ -186,6 +189,7 @@ class ArrivalSums(NamedTuple):
     place: NDArray[Any]
     rank: NDArray[Any]
     late_s: NDArray[Any]
+    core_s: NDArray[Any]
 
 
 class LateArrivals:
@@ -241,10 +245,11 @@ class LateArrivals:
                 row = rows[at + shift]
                 row.calls += calls[at]
                 row.transfer_s += transfer_s[at]
-        for at, rank, late_s in zip(sums.place.tolist(), sums.rank.tolist(), sums.late_s.tolist(), strict=True):
+        for at, rank, *both_s in zip(*(column.tolist() for column in sums[3:]), strict=True):
             if at + shift >= 0:
-                known = rows[at + shift].late_s
-                known[rank] = known.get(rank, 0.0) + late_s
+                row = rows[at + shift]
+                for known, late_s in zip((row.late_s, row.core_s), both_s, strict=True):
+                    known[rank] = known.get(rank, 0.0) + late_s
 
     def add(self, found: Iterable[Matched] = ()) -> None:
         """Take calls that all ranks came to."""
@@ -252,7 +257,7 @@ class LateArrivals:
         parts = [*found] if self._early is None else [self._early, *found]
         if not parts:
             return
-        start_s, transfer_s, late_at_s, late_rank, late_s = map(np.concatenate, zip(*parts, strict=True))
+        start_s, transfer_s, late_at_s, late_rank, late_s, core_s = map(np.concatenate, zip(*parts, strict=True))
         # The first iteration that is kept may have begun before.
         first = max(bisect_left(self._ends, start_s.min()), 1)
         before_s = self._ends[first - 1] if len(self._ends) >= first else -inf
@@ -264,7 +269,8 @@ class LateArrivals:
             early, late_early = at == count, late_at == count
             calls = (column[early][-POLICY.max_early :] for column in (start_s, transfer_s))
             lates = (
-                column[late_early][-LATENESS.max_late * POLICY.max_early :] for column in (late_at_s, late_rank, late_s)
+                column[late_early][-LATENESS.max_late * POLICY.max_early :]
+                for column in (late_at_s, late_rank, late_s, core_s)
             )
             self._early = Matched(*calls, *lates)
         if count:
@@ -273,8 +279,8 @@ class LateArrivals:
             codes = late_at[late_inside] * ranks + late_rank[late_inside]
             late = np.flatnonzero(np.bincount(codes))
             numbers, times_s = np.bincount(at, minlength=count), np.bincount(at, transfer_s[inside], count)
-            sums_s = np.bincount(codes, late_s[late_inside])[late]
-            self._sums.append(ArrivalSums(self._ended - count, numbers, times_s, late // ranks, late % ranks, sums_s))
+            sums_s = (np.bincount(codes, column[late_inside])[late] for column in (late_s, core_s))
+            self._sums.append(ArrivalSums(self._ended - count, numbers, times_s, late // ranks, late % ranks, *sums_s))
         oldest = self._ended - len(self._ends)
         while self._sums and self._sums[0].begin + len(self._sums[0].calls) <= oldest:
             self._sums.popleft()
@@ -314,15 +320,13 @@ def attribute(
 
     Ranks are named where their coming late has grown by a fair part of it, and that of nobody else by nearly as much;
     the calls, where they themselves have, and with them those that are silent: others may wait for these. Without
-    evidence nobody is, nor are most ranks: what they are late by is taken against the earliest half.
+    evidence nobody is, nor are most ranks: what they are late by is taken against the earliest half. Nor are those that
+    are late by waiting for a core, nor calls beside them: what lasts longer there may wait for one, too.
     """
     if len(before) < 2 or not during or extra_s <= 0.0:
         return UNKNOWN
     since = during[0].index
-    grown = {
-        rank: _grown_s([row.late_s.get(rank, 0.0) for row in before], [row.late_s.get(rank, 0.0) for row in during])
-        for rank in {rank for row in during for rank in row.late_s}
-    }
+    grown = _grown_by_rank([row.late_s for row in before], [row.late_s for row in during])
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
     calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
     if top >= max(POLICY.main_share * extra_s, calls_s):
@@ -339,6 +343,13 @@ def attribute(
         text = f"{told} an iteration more than before {who} later than the others, in most of {len(during)} iterations"
         text = f"{text}: slow computing, or waiting for what only they need"
         return Cause("rank", ranks[0], text, tuple(ranks), since)
+    waits = _grown_by_rank([row.core_s for row in before], [row.core_s for row in during])
+    starved = [rank for rank, (wait_s, clear) in waits.items() if clear and wait_s >= POLICY.fair_share * extra_s]
+    if starved:
+        starved.sort(key=lambda rank: -waits[rank][0])
+        told = ", ".join(f"rank {rank} {min(waits[rank][0], extra_s) * 1e3:.3g} ms" for rank in starved)
+        text = f"ranks wait for cores that other work has, {told} an iteration more than before: a busy host"
+        return Cause("host", None, text, (), since)
     if slower and calls_s >= POLICY.main_share * extra_s:
         more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
         if silent:
@@ -347,6 +358,17 @@ def attribute(
             return Cause("rank", silent[0], text, tuple(silent), since)
         return Cause("calls", None, f"nobody comes late, {more}: a link or the network; `lanterne validate` names it")
     return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
+
+
+def _grown_by_rank(
+    was: Sequence[Mapping[int, float]], now: Sequence[Mapping[int, float]]
+) -> dict[int, tuple[float, bool]]:
+    """_grown_s() of each rank of `now`; where nothing is said of it, that was 0."""
+    ranks = {rank for late_s in now for rank in late_s}
+    return {
+        rank: _grown_s([late_s.get(rank, 0.0) for late_s in was], [late_s.get(rank, 0.0) for late_s in now])
+        for rank in ranks
+    }
 
 
 def _grown_s(was: Sequence[float], now: Sequence[float]) -> tuple[float, bool]:

@@ -17,15 +17,21 @@ from itertools import count, takewhile
 from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from lanterne.failslow.record.core_waits import CoreWaits
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-# number (from 1), name, ranks that take part, communicator, bytes, start, end
-RECORD = struct.Struct("=QHHIqdd")
+# number (from 1), name, ranks that take part, communicator, bytes, us that the thread had waited for a core by the
+# start and by the end (core_waits.py), start, end
+RECORD = struct.Struct("=QHHIqIIdd")
 # Its parts: the number is written last, so that what it stands for is there; the end, when there is one.
-NUMBER, BODY, END = struct.Struct("=Q"), struct.Struct("=HHIqdd"), struct.Struct("=d")
+NUMBER, BODY, WAITED, END = struct.Struct("=Q"), struct.Struct("=HHIqIIdd"), struct.Struct("=I"), struct.Struct("=d")
 BODY_OFFSET, END_OFFSET = NUMBER.size, RECORD.size - END.size
 START_OFFSET = END_OFFSET - END.size
+WAITED_OFFSET = START_OFFSET - WAITED.size
+# Logs of version 1, whose header does not say how large a record is, do not tell of waits.
+OLD_RECORD_NBYTES, WAITS_NBYTES = 40, 2 * WAITED.size
 # The end of a call that has not ended.
 OPEN_S = -1.0
 OPEN_END = END.pack(OPEN_S)
@@ -80,12 +86,16 @@ class RingWriter:
     Args:
         header: a dict of JSON values for the reader, at most 4 kB.
         capacity: records that the ring holds.
+        waits: tell for how long the calling thread has waited for a core; as a rule nobody knows.
 
-    Cost: 0.9 us a call; memory and file: 40 bytes a record.
+    Cost: 0.9 us a call; memory and file: 48 bytes a record.
     """
 
-    def __init__(self, path: str | Path, header: Mapping[str, Any], capacity: int = CAPACITY) -> None:
-        text = json.dumps({**header, "capacity": capacity}).encode()
+    def __init__(
+        self, path: str | Path, header: Mapping[str, Any], capacity: int = CAPACITY, waits: CoreWaits | None = None
+    ) -> None:
+        about = {"capacity": capacity, "record_nbytes": RECORD.size}
+        text = json.dumps({**header, **about}).encode()
         if len(text) >= BEGUN_OFFSET:
             raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {BEGUN_OFFSET}")
         size = HEADER_NBYTES + capacity * RECORD.size
@@ -98,6 +108,8 @@ class RingWriter:
         os.rename(partial, path)
         # As numbers of 8 bytes: one of these is set several times as fast as it is packed.
         self._longs, self._doubles = memoryview(self._map).cast("Q"), memoryview(self._map).cast("d")
+        self._ints = memoryview(self._map).cast("I")
+        self._waits = waits or CoreWaits()
         self._capacity = capacity
         self._numbers = count()
         self._names: dict[str, int] = {}
@@ -110,13 +122,15 @@ class RingWriter:
     def channel(self, name: str, ranks: int, communicator: int) -> Channel:
         """The Channel of calls of these."""
         number, numbers, capacity, memory = self._name_number(name), self._numbers, self._capacity, self._map
-        longs, doubles, pack_body = self._longs, self._doubles, BODY.pack_into
+        longs, doubles, ints, pack_body = self._longs, self._doubles, self._ints, BODY.pack_into
         first, size, width, begun_at = HEADER_NBYTES, RECORD.size, END.size, BEGUN_OFFSET // NUMBER.size
+        waits = self._waits
 
         def begin(nbytes: int, start_s: float) -> int:
             index = next(numbers)
             offset = first + index % capacity * size
-            pack_body(memory, offset + BODY_OFFSET, number, ranks, communicator, nbytes, start_s, OPEN_S)
+            waited_us = waits.waited_us if start_s < waits.due_s else waits.read(start_s)
+            pack_body(memory, offset + BODY_OFFSET, number, ranks, communicator, nbytes, waited_us, 0, start_s, OPEN_S)
             longs[offset // width] = longs[begun_at] = index + 1
             return index
 
@@ -124,6 +138,8 @@ class RingWriter:
             offset = first + index % capacity * size
             # A call that lasted for a whole turn of the ring has lost its place.
             if longs[offset // width] == index + 1:
+                waited_us = waits.waited_us if end_s < waits.due_s else waits.read(end_s)
+                ints[(offset + WAITED_OFFSET) // WAITED.size] = waited_us
                 doubles[(offset + END_OFFSET) // width] = end_s
 
         def begun(index: int, start_s: float) -> None:
@@ -173,6 +189,10 @@ class RingReader:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.header: dict[str, Any] = json.loads(self._map[:BEGUN_OFFSET].rstrip(b"\0"))
         self._capacity: int = self.header["capacity"]
+        self._size: int = self.header.get("record_nbytes", OLD_RECORD_NBYTES)
+        if self._size not in (RECORD.size, OLD_RECORD_NBYTES):
+            raise ValueError(f"call log: got records of {self._size} bytes, expected {RECORD.size}: of a later version")
+        self._end_offset = self._size - END.size
         self._next = 1
         self._names: dict[int, str] = {}
         self.lost: int = 0
@@ -205,7 +225,7 @@ class RingReader:
 
     def _start_s(self, number: int) -> float:
         """When call `number`, from 1 on, began."""
-        at = HEADER_NBYTES + (number - 1) % self._capacity * RECORD.size + START_OFFSET
+        at = HEADER_NBYTES + (number - 1) % self._capacity * self._size + self._end_offset - END.size
         return float(END.unpack_from(self._map, at)[0])
 
     @property
@@ -235,18 +255,19 @@ class RingReader:
         found = self._take_open() if self.open else []
         while self._take_on(found):
             pass
-        return b"".join(found)
+        records = b"".join(found)
+        return records if self._size == RECORD.size else _renewed(records)
 
     def _take_open(self) -> list[bytes]:
         """Those of `open` that have ended, or are gone: overwritten."""
         found: list[bytes] = []
         for index in list(self.open):
-            at = HEADER_NBYTES + index % self._capacity * RECORD.size
-            record = self._map[at : at + RECORD.size]
+            at = HEADER_NBYTES + index % self._capacity * self._size
+            record = self._map[at : at + self._size]
             if NUMBER.unpack_from(record)[0] != index + 1:
                 self.lost += 1
                 del self.open[index]
-            elif END.unpack_from(record, END_OFFSET)[0] != OPEN_S:
+            elif END.unpack_from(record, self._end_offset)[0] != OPEN_S:
                 found.append(record)
                 self.latest = max(index, self.latest)
                 del self.open[index]
@@ -255,7 +276,7 @@ class RingReader:
     def _take_on(self, found: list[bytes]) -> bool:
         """Append to `found` what there is up to the end of the ring; whether there may be more: from its beginning on,
         or after having been overtaken."""
-        size, due = RECORD.size, self._next
+        size, end_offset, due = self._size, self._end_offset, self._next
         first = HEADER_NBYTES + (due - 1) % self._capacity * size
         # Most of what a watched job pays for: nothing is done for each call but by what is written in C.
         with memoryview(self._map) as whole, whole[first:] as rest, rest.cast("Q")[:: size // 8] as numbers:
@@ -275,10 +296,10 @@ class RingReader:
         begin = ended = 0
         at = records.find(OPEN_END)
         while at >= 0:
-            if at % size == END_OFFSET:
-                found.append(records[begin : at - END_OFFSET])
+            if at % size == end_offset:
+                found.append(records[begin : at - end_offset])
                 ended = begin // size + len(found[-1]) // size if found[-1] else ended
-                self.open[due - 1 + at // size] = self._call(records[at - END_OFFSET : at + END.size])
+                self.open[due - 1 + at // size] = self._call(records[at - end_offset : at + END.size])
                 begin = at + END.size
             at = records.find(OPEN_END, at + 1)
         found.append(records[begin:])
@@ -287,8 +308,7 @@ class RingReader:
         return goes_on
 
     def _call(self, record: bytes) -> RecordedCall:
-        _, name, *rest = RECORD.unpack(record)
-        return RecordedCall(self.name(name), *rest)
+        return recorded(record if len(record) == RECORD.size else _renewed(record), self.name)
 
     def name(self, number: int) -> str:
         """The name of calls whose record has this number."""
@@ -309,3 +329,16 @@ class RingReader:
     def close(self) -> None:
         """Unmap the file."""
         self._map.close()
+
+
+def recorded(record: bytes, name_of: Callable[[int], str]) -> RecordedCall:
+    """A RECORD as an object; `name_of` tells the name of a number."""
+    _, name, ranks, communicator, nbytes, _, _, start_s, end_s = RECORD.unpack(record)
+    return RecordedCall(name_of(name), ranks, communicator, nbytes, start_s, end_s)
+
+
+def _renewed(records: bytes) -> bytes:
+    """Records of version 1 as RECORDs: nobody has waited for a core."""
+    size, before = OLD_RECORD_NBYTES, WAITED_OFFSET - WAITED.size
+    olds = (records[at : at + size] for at in range(0, len(records), size))
+    return b"".join(old[:before] + bytes(WAITS_NBYTES) + old[before:] for old in olds)

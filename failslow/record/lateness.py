@@ -97,7 +97,7 @@ class Matched(NamedTuple):
 
     Attributes: `start_s`, when the last rank came to each; `transfer_s`, from then to the first end, times how many
     calls it stands for. Of ranks that came after the middle of the earliest half: `late_at_s`, the call's `start_s`;
-    `late_rank`; `late_s`, by how much, times the same.
+    `late_rank`; by how much, times the same: `late_s`, of itself, and `core_s`, since it had waited for a core.
     """
 
     start_s: Seconds
@@ -105,6 +105,7 @@ class Matched(NamedTuple):
     late_at_s: Seconds
     late_rank: NDArray[np.int64]
     late_s: Seconds
+    core_s: Seconds
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ class OpenCalls:
     """Calls of a communicator of so many `ranks` that not all of them have come to yet: those after number `done`.
 
     Attributes: `decided`, the last call that any has come to; `counts`, how many calls each rank has made, where it is
-    not `base`; `times`, (start, end) of those that are open; `weights`, how many calls each of these stands for, 0 of
+    not `base`; `times`, (start, end, seconds of waiting for a core before) of those that are open; `weights`, how many calls each of these stands for, 0 of
     those that are not of the sample.
     """
 
@@ -130,7 +131,7 @@ class OpenCalls:
         return len(self.counts) == self.ranks and all(count == self.done for count in self.counts.values())
 
     def add(self, rank: int, times: Seconds) -> int:
-        """Take (start, end) of calls of `rank`; how many of them, the last ones, it is the first to come to."""
+        """Take `times` of calls of `rank`; how many of them, the last ones, it is the first to come to."""
         count = self.counts.get(rank, self.base)
         end = self.counts[rank] = count + len(times)
         times = times[max(self.done - count, 0) :]
@@ -182,6 +183,8 @@ class Matcher:
         self._fresh: list[Matched] = []
         self._everyone = 0
         self._broken: set[int] = set()
+        # By rank, what it had waited for a core by the end of its last call.
+        self._waited_us: dict[int, int] = {}
 
     def take(self) -> list[Matched]:
         """The calls that were matched since this was asked last."""
@@ -216,10 +219,13 @@ class Matcher:
 
     def add(self, new: NewCalls) -> None:
         """Take calls of all ranks."""
-        times = new.times[new.order]
+        before_s, inside_s = new.core_waits_s(self._waited_us)
+        times = np.column_stack((new.times[new.order], before_s))
         if new.forwards is not None:
             # Where the backward is not seen, its all-reduces begin when the last rank's forward has ended.
-            times[:, 0] = np.where(new.forwards[new.order], times[:, 1], times[:, 0])
+            is_forward = new.forwards[new.order]
+            times[:, 0] = np.where(is_forward, times[:, 1], times[:, 0])
+            times[:, 2] += np.where(is_forward, inside_s, 0.0)
         fresh: list[tuple[OpenCalls, slice]] = []
         for rank, communicator, begin, end in new.runs:
             if rank not in self._broken:
@@ -281,14 +287,19 @@ class Matcher:
         order = np.argsort(starts_s, axis=0, kind="stable")
         came_s = np.take_along_axis(starts_s, order, 0)
         early = max(len(ranks) // 2, 1)
-        middle_s = (came_s[early // 2] + came_s[(early - 1) // 2]) / 2
+        middle_s = _middle(came_s, early)
+        # When they would have come, had none waited for a core: others may have waited as long as who is late.
+        free_s = starts_s - times[:, :, 2]
+        free_middle_s = _middle(np.sort(free_s, axis=0), early)
         after = max(early, len(ranks) - POLICY.max_late)
         last, last_s = order[-1], came_s[-1]
         transfer_s = np.maximum(times[:, :, 1].min(axis=0) - last_s, 0.0) * weights
         rank_of = np.array(ranks)
-        late_rank, late_s = rank_of[order[after:]], (came_s[after:] - middle_s) * weights
-        late_at_s = np.broadcast_to(last_s, late_s.shape)
-        self._fresh.append(Matched(last_s, transfer_s, late_at_s.ravel(), late_rank.ravel(), late_s.ravel()))
+        late_rank, late_s = rank_of[order[after:]], came_s[after:] - middle_s
+        own_s = np.clip(np.take_along_axis(free_s, order[after:], 0) - free_middle_s, 0.0, late_s)
+        lates_s = (np.broadcast_to(last_s, late_s.shape), own_s * weights, (late_s - own_s) * weights)
+        late_at_s, own_s, core_s = (column.ravel() for column in lates_s)
+        self._fresh.append(Matched(last_s, transfer_s, late_at_s, late_rank.ravel(), own_s, core_s))
         self.calls += len(weights)
         self._delays.append(np.array((rank_of[last], last_s - came_s[-2])))
         while sum(map(np.size, self._delays)) > 2 * POLICY.max_matched and len(self._delays) > 1:
@@ -297,6 +308,12 @@ class Matcher:
         for rank, times_last, waited_s in zip(ranks, lasts.tolist(), waits_s.tolist(), strict=True):
             self.last[rank] += times_last
             self.waited_s[rank] += waited_s
+
+
+def _middle(came_s: Seconds, early: int) -> Seconds:
+    """Of each call, when the middle of the `early` first ranks came; `came_s` is sorted by rank."""
+    middle_s: Seconds = (came_s[early // 2] + came_s[(early - 1) // 2]) / 2
+    return middle_s
 
 
 class Sample:
@@ -352,16 +369,18 @@ class Clocks:
         self._is_one = len({*self._clocks.values()}) == 1
 
     def align(self, ranks: Sequence[int], times: Seconds, weights: Seconds) -> tuple[Seconds, Seconds]:
-        """`times` of calls (ranks x calls x (start, end)) by the first rank's clock, and their weights.
+        """`times` of calls (ranks x calls x (start, end, wait)) by the first rank's clock, and their weights.
 
         Without those of which that is not known yet.
         """
         if self._is_one or not len(weights):
             return times, weights
-        offsets = [self._offsets_s(ranks, call) for call in times.swapaxes(0, 1).tolist()]
+        offsets = [self._offsets_s(ranks, call) for call in times[:, :, :2].swapaxes(0, 1).tolist()]
         known = [offset is not None for offset in offsets]
         found = np.array([offset for offset in offsets if offset is not None]).reshape(-1, len(ranks))
-        return times[:, known] + found.T[:, :, None], weights[known]
+        times = times[:, known]
+        times[:, :, :2] += found.T[:, :, None]
+        return times, weights[known]
 
     def _offsets_s(self, ranks: Sequence[int], times: Sequence[tuple[float, float]]) -> list[float] | None:
         """What to add to each rank's (start, end) of a call to have the first rank's clock; None while unknown."""

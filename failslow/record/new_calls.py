@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.failslow.record.adapters import DDP_FORWARD
-from lanterne.failslow.record.call_ring import RECORD, RecordedCall
+from lanterne.failslow.record.call_ring import RECORD, RecordedCall, recorded
 
 # RECORD's.
 ROW: np.dtype[np.void] = np.dtype(
@@ -19,6 +20,8 @@ ROW: np.dtype[np.void] = np.dtype(
         ("ranks", "u2"),
         ("communicator", "u4"),
         ("nbytes", "i8"),
+        ("waited_start_us", "u4"),
+        ("waited_end_us", "u4"),
         ("start_s", "f8"),
         ("end_s", "f8"),
     ]
@@ -27,7 +30,7 @@ assert ROW.itemsize == RECORD.size
 
 # A call's name, ranks, communicator and bytes, as its record has them; the first two; those without its bytes.
 CallSymbol: TypeAlias = bytes
-SYMBOL, HEAD, SIZELESS_NBYTES = struct.Struct("=8x16sd8x"), struct.Struct("=HH"), 8
+SYMBOL, HEAD, SIZELESS_NBYTES = struct.Struct("=8x16s8xd8x"), struct.Struct("=HH"), 8
 
 
 class CallNames(Protocol):
@@ -86,14 +89,32 @@ class NewCalls:
             for pair, (begin, end) in zip(pairs[begins].tolist(), pairwise([*begins.tolist(), len(pairs)]), strict=True)
         ]
 
+    def core_waits_s(self, known_us: dict[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How long the rank of each call in `order` waited for a core: since its last one of several ranks, and in it.
+
+        Args:
+            known_us: what each had waited by the end of its last call before these; is brought up to date.
+        """
+        rows = np.sort(self.order)
+        came, ended = self.rows["waited_start_us"][rows], self.rows["waited_end_us"][rows]
+        last = np.concatenate((ended[:1], ended[:-1]))
+        begins = np.flatnonzero(np.diff(self.rank[rows], prepend=-1))
+        for begin, end in pairwise([*begins.tolist(), len(rows)]):
+            rank = int(self.rank[rows[begin]])
+            last[begin] = known_us.get(rank, came[begin])
+            known_us[rank] = int(ended[end - 1])
+        place = rows.searchsorted(self.order)
+        # What goes round, and what a call of another thread tells late, are differences of a sign.
+        before, inside = (np.maximum(waited.astype(np.int32), 0)[place] / 1e6 for waited in (came - last, ended - came))
+        return before, inside
+
     def name(self, rank: int, number: int) -> str:
         """The name of calls of `rank` whose rows have this number."""
         return self._logs[rank].name(number)
 
     def call(self, row: int) -> RecordedCall:
         """As an object of its own."""
-        _, name, *rest = self.rows[row].item()
-        return RecordedCall(self.name(int(self.rank[row]), name), *rest)
+        return recorded(self.rows[row].tobytes(), partial(self.name, int(self.rank[row])))
 
 
 def symbols_of(records: bytes, log: CallNames) -> tuple[Sequence[CallSymbol], Sequence[float], Sequence[int]]:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
 from lanterne.failslow.record.call_ring import CAPACITY, Channel, RingWriter
+from lanterne.failslow.record.core_waits import CoreWaits
 from lanterne.failslow.record.stream_times import CallGroups, Mark, QueuedCalls, end
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ BEAT_S, TELEMETRY_S = 1.0, 10.0
 MAX_FRAMES = 24
 MAX_GROUPS = 1024
 MAX_PATHS = 64
+# Ranks of one process whose waits for a core are read: each has a file open for it.
+MAX_WAITS = 64
 PATH_SUFFIX = ".path"
 
 # (rank, name, ranks that take part, communicator, bytes) of a call from its (args, kwargs), before it begins.
@@ -151,7 +154,7 @@ class Recorder:
 
     def _open(self, rank: int) -> RingWriter:
         header = {
-            "version": 1,
+            "version": 2,
             "rank": rank,
             "pid": os.getpid(),
             "started": start_of(os.getpid()),
@@ -166,7 +169,8 @@ class Recorder:
             "nic": rank_nic(os.environ),
         }
         path = os.path.join(self._folder, f"rank-{rank}-{os.getpid()}.calls")
-        ring = self._rings[rank] = RingWriter(path, header, self._capacity)
+        waits = CoreWaits(threading.get_native_id()) if len(self._rings) < MAX_WAITS else None
+        ring = self._rings[rank] = RingWriter(path, header, self._capacity, waits)
         ring.beat(time.monotonic())
         self._threads[rank] = threading.get_ident()
         if len(self._rings) == 1:

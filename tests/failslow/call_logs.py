@@ -78,10 +78,18 @@ class Names(list):
         return self.index(name) if name in self else None
 
 
-def new_calls(calls):
-    """The NewCalls of {rank: [RecordedCall, or a tuple of its values]}."""
+def new_calls(calls, waited_us=None):
+    """The NewCalls of {rank: [RecordedCall, or a tuple of its values]}.
+
+    Args:
+        waited_us: {rank: [what it had waited for a core by the start, and the end, of each call]}; none: nothing.
+    """
     names = Names({call[0]: None for one in calls.values() for call in one})
-    records = {
-        rank: b"".join(RECORD.pack(1, names.index(name), *rest) for name, *rest in one) for rank, one in calls.items()
-    }
+    records = {}
+    for rank, one in calls.items():
+        waits = (waited_us or {}).get(rank) or [(0, 0)] * len(one)
+        records[rank] = b"".join(
+            RECORD.pack(1, names.index(name), *rest[:3], *both, *rest[3:])
+            for (name, *rest), both in zip(one, waits, strict=True)
+        )
     return NewCalls(dict(sorted(records.items())), dict.fromkeys(calls, names))

@@ -4,7 +4,7 @@ A job is a data-parallel loop of 4 to 8 ranks over mpi4py, lanterne, or torch's 
 PyTorch is installed): its ranks sleep for data, forward, backward and optimizer, and all-reduce between. One or two
 ranks become 1.3 to 3 times as slow in one of these, or another one takes over (moving), or a rank is slow from the
 start until it recovers, or none is (healthy). A job is right when exactly the slow ranks are named within 6 iterations
-of each change, nobody else ever, and the report names the same.
+of each change, nobody else ever, nor a link, and the report names the same.
 """
 
 from __future__ import annotations
@@ -166,15 +166,19 @@ def _score(kind: str, seed: int) -> dict[str, Any]:
     told = [ranks for _, ranks in live]
     after = [index - change.at for (index, _), change in zip(live, changes, strict=False)]
     slow = frozenset(one["rank"] for one in job["slow"])
+    kinds = [cause["kind"] for incident in report["incidents"] for cause in incident["causes"]]
+    named = told == [change.ranks for change in changes] and all(0 <= rows <= WITHIN for rows in after)
+    links = "calls" in kinds
     return {
         "kind": kind,
         "seed": seed,
-        "right": told == [change.ranks for change in changes] and all(0 <= rows <= WITHIN for rows in after),
-        "blamed": bool(frozenset().union(*told, *final) - slow),
+        "right": named and not links,
+        "blamed": links or bool(frozenset().union(*told, *final) - slow),
         "agree": told == final,
         "after": after,
         "live": [[index, sorted(ranks)] for index, ranks in live],
         "final": [sorted(ranks) for ranks in final],
+        "causes": kinds,
         "job": job,
         "ranks": ranks,
     }

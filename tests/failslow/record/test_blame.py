@@ -68,6 +68,23 @@ def test_of_three_of_unequal_height_the_lowest_does_not_acquit_the_others():
     assert attribute(HEALTHY, rows(40, 6, {1: 0.05, 2: 0.02, 3: 0.014}), 0.05).ranks == (1, 2)
 
 
+@pytest.mark.parametrize("transfer_s", [0.001, 0.06])
+def test_who_waits_for_a_core_is_no_straggler_and_calls_beside_it_are_not_blamed(transfer_s):
+    during = rows(40, 6, transfer_s=transfer_s)
+    for row in during:
+        row.core_s = {2: 0.05, 1: 0.02}
+    cause = attribute(HEALTHY, during, 0.05)
+    assert (cause.kind, cause.ranks, cause.rank) == ("host", (), None)
+    assert "rank 2 50 ms, rank 1 20 ms an iteration more" in cause.evidence
+
+
+def test_who_is_late_by_more_than_it_waits_for_a_core_is_named():
+    during = rows(40, 6, {2: 0.03})
+    for row in during:
+        row.core_s = {2: 0.02}
+    assert attribute(HEALTHY, during, 0.05).ranks == (2,)
+
+
 def test_a_few_large_waits_blame_nobody():
     """Whatever their mean: a rank that waits for a disk in one iteration of six is not why all are slow."""
     during = rows(40, 5) + rows(45, 1, {2: 3.0})
@@ -108,7 +125,7 @@ def matched(*calls):
     late = [(start_s, rank, late_s) for start_s, _, late in calls for rank, late_s in late.items()]
     starts_s, transfers_s, _ = zip(*calls, strict=True)
     late_at_s, late_rank, late_s = np.array(late).reshape(-1, 3).T
-    return Matched(np.array(starts_s), np.array(transfers_s), late_at_s, late_rank.astype(int), late_s)
+    return Matched(np.array(starts_s), np.array(transfers_s), late_at_s, late_rank.astype(int), late_s, 0 * late_s)
 
 
 def arrivals_of(late_at):

@@ -8,6 +8,7 @@ from call_logs import new_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanterne.failslow.record.adapters import DDP_FORWARD
 from lanterne.failslow.record.lateness import POLICY, Matcher
 
 # Communicators and their ranks.
@@ -116,3 +117,57 @@ def test_of_many_calls_a_sample_stands_for_all(pieces):
             matched += len(found.start_s)
             weight += found.late_s.sum() / 1e-5
     assert matched < count / 5 and weight == pytest.approx(count, rel=0.3)
+
+
+def late_by(matcher):
+    """(rank, ms that it is late of itself, and by waiting for a core) of what was matched, the latest ranks only."""
+    return [
+        (int(rank), round(own_s * 1e3), round(core_s * 1e3))
+        for found in matcher.take()
+        for rank, own_s, core_s in zip(found.late_rank, found.late_s, found.core_s, strict=True)
+        if own_s + core_s > 1e-3
+    ]
+
+
+@pytest.mark.parametrize("read_at_once", [True, False])
+def test_what_a_rank_waits_for_a_core_is_not_its_own_lateness(read_at_once):
+    """Rank 2 comes 30 ms late to its second call: 20 of them it waited for a core. What it waits in a call is no reason.
+
+    The count has gone round in between.
+    """
+    matcher = matcher_of(3)
+    calls = {rank: [("a", 3, 0, 8, 1.0, 1.5), ("a", 3, 0, 8, 2.0, 2.5)] for rank in range(3)}
+    calls[2][1] = ("a", 3, 0, 8, 2.03, 2.5)
+    end_us = 2**32 - 5_000
+    waited_us = {2: [(end_us - 70_000, end_us), (15_000, 15_000)]}
+    if read_at_once:
+        matcher.add(new_calls(calls, waited_us))
+    else:
+        for at in (0, 1):
+            part = {rank: one[at : at + 1] for rank, one in calls.items()}
+            matcher.add(new_calls(part, {2: waited_us[2][at : at + 1]}))
+    assert late_by(matcher) == [(2, 10, 20)]
+
+
+def test_what_all_wait_alike_for_a_core_excuses_nobody():
+    matcher = matcher_of(4)
+    calls = {rank: [("a", 4, 0, 8, 1.0, 1.5), ("a", 4, 0, 8, 2.0 + 0.03 * (rank == 2), 2.5)] for rank in range(4)}
+    matcher.add(new_calls(calls, {rank: [(0, 0), (50_000, 50_000)] for rank in range(4)}))
+    assert late_by(matcher) == [(2, 30, 0)]
+
+
+def test_a_forward_whose_backward_is_not_seen_comes_at_its_end_with_what_it_waited_until_then():
+    matcher = matcher_of(3)
+    calls = {rank: [(DDP_FORWARD, 3, 0, 8, 1.0, 1.5), (DDP_FORWARD, 3, 0, 8, 2.0, 2.5)] for rank in range(3)}
+    calls[2][1] = (DDP_FORWARD, 3, 0, 8, 2.0, 2.53)
+    matcher.add(new_calls(calls, {2: [(0, 0), (10_000, 20_000)]}))
+    assert late_by(matcher) == [(2, 10, 20)]
+
+
+@pytest.mark.parametrize("end_us", [7_000, 40_000])
+def test_a_count_that_does_not_go_on_excuses_nobody(end_us):
+    """As of calls on a device: their ends are written when another thread sees them."""
+    matcher = matcher_of(3)
+    calls = {rank: [("a", 3, 0, 8, 1.0, 1.5), ("a", 3, 0, 8, 2.0 + 0.03 * (rank == 2), 2.5)] for rank in range(3)}
+    matcher.add(new_calls(calls, {2: [(0, end_us), (7_000, 7_000)]}))
+    assert late_by(matcher) == [(2, 30, 0)]
