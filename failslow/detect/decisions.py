@@ -157,6 +157,15 @@ def seen_relief(state: JobState, index: int, row: int) -> SeenLevel | None:
     return SeenLevel(index, values)
 
 
+def seen_recovery(state: JobState, index: int, row: int) -> SeenLevel | None:
+    """The level that a job which was slow from its start has since `index`; None where its times up to `row` deny it."""
+    values = list(state.held.recent)[index - row - 1 :]
+    if state.slow or state.last is not None or index < SLOW_START_ROWS or len(values) < MIN_SAMPLES:
+        return None
+    fall = state.level.median - max(median(values), median(values[-8:]))
+    return SeenLevel(index, values) if fall >= SMALL else None
+
+
 def _are_mixed(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether a quarter of the rows before are as far as three in four of those after: one level of two heights."""
     sign = 1 if median(after) > median(before) else -1

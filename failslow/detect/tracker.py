@@ -41,6 +41,7 @@ from lanterne.failslow.detect.decisions import (
     seen_in_window,
     seen_level,
     seen_onset,
+    seen_recovery,
     seen_relief,
 )
 from lanterne.failslow.detect.events import Incident, LevelEvent
@@ -148,6 +149,13 @@ class Tracker:
         if (seen := seen_relief(self._job, index, row)) is None:
             return None
         return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.reference.told)
+
+    def believe_start(self, index: int) -> LevelEvent | None:
+        """Confirm that the job was slow from its start until row `index` likewise: rows since then are faster."""
+        row = self.row - 1
+        if (seen := seen_recovery(self._job, index, row)) is None:
+            return None
+        return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.level.median)
 
     def _take(self, y: float, row: int) -> LevelEvent | None:
         job = self._job

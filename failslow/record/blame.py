@@ -13,7 +13,7 @@ One computation serves the live word and the final one: what is said while the j
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -390,11 +390,15 @@ class Latecomers:
     """Finds ranks, one or two, that become late by themselves: iterations vote, as those on times do.
 
     Where iteration times vary much, what a rank does longer is lost in them; but it comes later than all others then in
-    nearly every iteration. How often it did so before tells what such an iteration is worth.
+    nearly every iteration. How often it did so before tells what such an iteration is worth. Likewise it is found that
+    a rank that came late as a rule does so no more.
 
     Args:
         arrivals: who came late in the latest iterations.
         first: the first iteration that counts.
+
+    Attributes: `left`: since which iteration, up to the last one seen, the rank that came late as a rule does so no
+    more; None while none has.
 
     Cost: some 10 us an iteration.
     """
@@ -405,6 +409,9 @@ class Latecomers:
         # Of iterations before a spell: the ranks that stood apart, none of most.
         self._usual: deque[frozenset[int]] = deque(maxlen=POLICY.usual)
         self._runs: dict[frozenset[int], VoteRun] = {}
+        # By rank that comes late as a rule: whether it does so no more.
+        self._leaving: dict[int, VoteRun] = {}
+        self.left: int | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -427,6 +434,7 @@ class Latecomers:
             if row.calls:
                 apart = _apart(row.late_s, POLICY.apart * usual_s)
                 found = self._vote(apart, row.index)
+                self.left = self._vote_on_leaving(apart, row.index)
                 if learns:
                     self._usual.append(apart)
         self._next = max(index + 1, self._next)
@@ -435,6 +443,8 @@ class Latecomers:
     def forget(self) -> None:
         """What votes there are count no more: a spell has begun or ended."""
         self._runs.clear()
+        self._leaving.clear()
+        self.left = None
 
     def _vote(self, apart: frozenset[int], index: int) -> Latecomer | None:
         """Iteration `index` votes for the ranks that stood apart in it, and against all others."""
@@ -452,6 +462,21 @@ class Latecomers:
                 del self._runs[ranks]
         found = self._runs.get(apart)
         return None if found is None or found.score < LIKELY else Latecomer(apart, found.start)
+
+
+    def _vote_on_leaving(self, apart: frozenset[int], index: int) -> int | None:
+        """Iteration `index` votes on whether ranks that stood apart as a rule do so no more: since when one does not."""
+        count = len(self._usual)
+        if count < POLICY.least_usual:
+            return None
+        if not self._leaving:
+            often = Counter(rank for ranks in self._usual for rank in ranks)
+            self._leaving = {rank: VoteRun(0.0) for rank, times in often.items() if times >= MAX_RATE * count}
+        for rank, run in self._leaving.items():
+            if run.score == 0.0:
+                run.set_rate((sum(rank not in ranks for ranks in self._usual) + 1) / (count + 8))
+            run.add(-inf if rank in apart else inf, index)
+        return next((run.start for run in self._leaving.values() if run.score >= LIKELY), None)
 
 
 def _apart(late_s: Mapping[int, float], least_s: float) -> frozenset[int]:

@@ -128,11 +128,12 @@ class SeenCalls:
     def add(self, new: NewCalls) -> None:
         """Take calls that have ended."""
         for rank, communicator, begin, end in new.runs:
-            self._ended.setdefault(rank, Counter())[communicator] += end - begin
-        for rank, part in new.parts.items():
-            if len(ended := self._ended.setdefault(rank, Counter())) > MAX_COMMUNICATORS:
+            ended = self._ended.setdefault(rank, Counter())
+            if communicator in ended or len(ended) < MAX_COMMUNICATORS:
+                ended[communicator] += end - begin
+            else:
                 self.lost.add(rank)
-                ended.clear()
+        for rank, part in new.parts.items():
             last = new.call(part.stop - 1)
             self.last[rank] = max(last, self.last.get(rank, last), key=lambda call: call.start_s)
         for row in np.flatnonzero(new.rows["end_s"] - new.rows["start_s"] > LONG_S).tolist():

@@ -238,6 +238,19 @@ def test_votes_of_before_a_spell_are_forgotten():
     assert late.see(64, 1.0, learns=False) is None and late.see(70, 1.0, learns=False) == Latecomer(frozenset({2}), 63)
 
 
+@pytest.mark.parametrize("often", [10, 5])
+def test_since_when_a_rank_that_came_late_as_a_rule_does_so_no_more(often):
+    """The oftener it did, the fewer iterations tell."""
+    late = Latecomers(arrivals_of(lambda i: {2: 0.2} if i < 60 and i % often else {}), 0)
+    told = []
+    for index in range(100):
+        late.see(index, 1.0, learns=True)
+        told.append(late.left)
+    assert told[:60] == [None] * 60
+    after = next(count for count, left in enumerate(told[60:]) if left is not None)
+    assert told[60 + after] == 60 and after == {10: 4, 5: 7}[often]
+
+
 def test_who_has_become_late_is_told_at_once():
     """Whoever comes later than any other need not be seen three times in a row."""
     arrivals = arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {3: 0.1} if i >= 60 else {})

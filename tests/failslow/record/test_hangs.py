@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.failslow.operate.thresholds import Thresholds
+from lanterne.failslow.record import hangs
 from lanterne.failslow.record import recorder as recording
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall, RingReader, RingWriter
-from lanterne.failslow.record.hangs import HangFinder
+from lanterne.failslow.record.hangs import HangFinder, SeenCalls
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder, boot_id, pid_namespace, start_of
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
@@ -328,3 +329,13 @@ def test_the_thread_of_a_recorder_does_not_outlive_it(tmp_path, how):
     gc.collect()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_of_ever_new_communicators_the_first_are_counted_on(tmp_path, monkeypatch):
+    """What is kept neither grows nor is thrown away and grows again; who makes them is no suspect any more."""
+    monkeypatch.setattr(hangs, "MAX_COMMUNICATORS", 4)
+    seen = SeenCalls(tmp_path)
+    for i in range(3):
+        seen.add(new_calls({0: [("a", 2, c, 8, 10.0 * i + c, 10.0 * i + c) for c in range(2 + 2 * i)]}))
+    assert [seen.ended(0, communicator) for communicator in range(6)] == [3, 3, 2, 2, 0, 0]
+    assert seen.lost == {0}

@@ -348,6 +348,16 @@ def test_who_is_slow_then_another_and_then_nobody_where_iteration_times_vary_muc
     assert incident["onset"] == pytest.approx(60, abs=2) and incident["relief"] == pytest.approx(150, abs=9)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_who_was_slow_from_the_start_where_iteration_times_vary_much(tmp_path, seed):
+    """That it recovers is told as soon as that a rank becomes slow, and an end of the job tells nothing else."""
+    logs = job_calls(6, 130, late=(1, 0, 50, 5e-3), seed=seed, **UNEVEN)
+    found, told = told_of(tmp_path, logs)
+    assert [ranks for _, ranks in told] == [[1]] and 0 < told[0][0] - 50 <= 6
+    (incident,) = found["incidents"]
+    assert (incident["cause"]["ranks"], incident["relief"]) == ([1], pytest.approx(50, abs=2))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_two_slow_ranks_where_iteration_times_vary_much(tmp_path, seed):
     logs = job_calls(6, 120, late=(1, 60, 120, 8e-3), later=[(3, 60, 120, 8e-3)], seed=seed, **UNEVEN)
