@@ -90,6 +90,9 @@ POLICY = LatenessPolicy()
 
 
 Seconds: TypeAlias = NDArray[np.float64]
+# Columns of what is known of a rank's calls: when it came and left; how long it waited for a core since its last call,
+# and in this one; whether that one was of the same communicator.
+START, END, BEFORE, INSIDE, FOLLOWS = TIMES = range(5)
 
 
 class Matched(NamedTuple):
@@ -113,7 +116,7 @@ class OpenCalls:
     """Calls of a communicator of so many `ranks` that not all of them have come to yet: those after number `done`.
 
     Attributes: `decided`, the last call that any has come to; `counts`, how many calls each rank has made, where it is
-    not `base`; `times`, (start, end, seconds of waiting for a core before) of those that are open; `weights`, how many calls each of these stands for, 0 of
+    not `base`; `times`, TIMES of those that are open; `weights`, how many calls each of these stands for, 0 of
     those that are not of the sample.
     """
 
@@ -183,8 +186,11 @@ class Matcher:
         self._fresh: list[Matched] = []
         self._everyone = 0
         self._broken: set[int] = set()
-        # By rank, what it had waited for a core by the end of its last call.
-        self._waited_us: dict[int, int] = {}
+        # By rank, what it had waited for a core by the end of its last call, and the communicator of that.
+        self._waited: dict[int, tuple[int, int]] = {}
+        # Of the last call of each that was judged: its communicator, how many calls that had made with it, and by how
+        # much the rank left it late since it waited for a core.
+        self._left: dict[int, tuple[int, int, float]] = {}
 
     def take(self) -> list[Matched]:
         """The calls that were matched since this was asked last."""
@@ -219,13 +225,13 @@ class Matcher:
 
     def add(self, new: NewCalls) -> None:
         """Take calls of all ranks."""
-        before_s, inside_s = new.core_waits_s(self._waited_us)
-        times = np.column_stack((new.times[new.order], before_s))
+        times = np.column_stack((new.times[new.order], new.core_waits_s(self._waited)))
         if new.forwards is not None:
             # Where the backward is not seen, its all-reduces begin when the last rank's forward has ended.
-            is_forward = new.forwards[new.order]
-            times[:, 0] = np.where(is_forward, times[:, 1], times[:, 0])
-            times[:, 2] += np.where(is_forward, inside_s, 0.0)
+            forwards = np.flatnonzero(new.forwards[new.order])
+            times[forwards, START] = times[forwards, END]
+            times[forwards, BEFORE] += times[forwards, INSIDE]
+            times[forwards, INSIDE] = 0.0
         fresh: list[tuple[OpenCalls, slice]] = []
         for rank, communicator, begin, end in new.runs:
             if rank not in self._broken:
@@ -263,7 +269,7 @@ class Matcher:
         for communicator, calls in [*self._open.items()]:
             silent = len(self.silent) if calls.ranks == self._everyone else 0
             for end, ranks in calls.ready(silent):
-                self._judge(calls, ranks, end - calls.done)
+                self._judge(communicator, calls, ranks, end - calls.done)
                 calls.drop(end)
             if calls.is_idle:
                 self._idle[communicator] = calls.done
@@ -274,26 +280,37 @@ class Matcher:
             calls.drop(calls.done + count)
             excess -= count
 
-    def _judge(self, calls: OpenCalls, ranks: Sequence[int], count: int) -> None:
+    def _judge(self, communicator: int, calls: OpenCalls, ranks: Sequence[int], count: int) -> None:
         """The first `count` of these calls, to which these ranks have come."""
         times, weights = np.stack([calls.times[rank][:count] for rank in ranks]), calls.weights[:count]
-        if not (sampled := weights > 0.0).all():
-            times, weights = times[:, sampled], weights[sampled]
-        times, weights = self._clocks.align(ranks, times, weights)
-        if not len(weights):
+        at = np.flatnonzero(weights > 0.0)
+        times, known = self._clocks.align(ranks, times[:, at])
+        at = at[known]
+        weights = weights[at]
+        if not len(at):
             return
-        starts_s = times[:, :, 0]
+        # Who left the call before late, since it waited for a core in it, comes late to this one.
+        ends_s = times[:, :, END]
+        left_s = np.minimum(times[:, :, INSIDE], ends_s - ends_s.min(axis=0))
+        begin, end = calls.done + int(at[0]), calls.done + int(at[-1]) + 1
+        before = [self._left.get(rank, (communicator, begin, 0.0)) for rank in ranks]
+        first = [late_s if (group, made) == (communicator, begin) else 0.0 for group, made, late_s in before]
+        for rank, late_s in zip(ranks, left_s[:, -1].tolist(), strict=True):
+            self._left[rank] = communicator, end, late_s
+        follows = times[:, :, FOLLOWS] * (np.diff(at, prepend=at[0] - 1) == 1)
+        core_s = times[:, :, BEFORE] + follows * np.column_stack((first, left_s[:, :-1]))
+        starts_s = times[:, :, START]
         # Of each call, its ranks by when they came; and when that was.
         order = np.argsort(starts_s, axis=0, kind="stable")
         came_s = np.take_along_axis(starts_s, order, 0)
         early = max(len(ranks) // 2, 1)
         middle_s = _middle(came_s, early)
         # When they would have come, had none waited for a core: others may have waited as long as who is late.
-        free_s = starts_s - times[:, :, 2]
+        free_s = starts_s - core_s
         free_middle_s = _middle(np.sort(free_s, axis=0), early)
         after = max(early, len(ranks) - POLICY.max_late)
         last, last_s = order[-1], came_s[-1]
-        transfer_s = np.maximum(times[:, :, 1].min(axis=0) - last_s, 0.0) * weights
+        transfer_s = np.maximum(ends_s.min(axis=0) - last_s, 0.0) * weights
         rank_of = np.array(ranks)
         late_rank, late_s = rank_of[order[after:]], came_s[after:] - middle_s
         own_s = np.clip(np.take_along_axis(free_s, order[after:], 0) - free_middle_s, 0.0, late_s)
@@ -368,19 +385,21 @@ class Clocks:
         self._clocks[rank] = clock
         self._is_one = len({*self._clocks.values()}) == 1
 
-    def align(self, ranks: Sequence[int], times: Seconds, weights: Seconds) -> tuple[Seconds, Seconds]:
-        """`times` of calls (ranks x calls x (start, end, wait)) by the first rank's clock, and their weights.
+    def align(self, ranks: Sequence[int], times: Seconds) -> tuple[Seconds, NDArray[np.bool_]]:
+        """`times` of calls (ranks x calls x TIMES) by the first rank's clock, and of which calls that is known yet.
 
-        Without those of which that is not known yet.
+        Those of which it is not are left out.
         """
-        if self._is_one or not len(weights):
-            return times, weights
-        offsets = [self._offsets_s(ranks, call) for call in times[:, :, :2].swapaxes(0, 1).tolist()]
-        known = [offset is not None for offset in offsets]
+        count = times.shape[1]
+        if self._is_one or not count:
+            return times, np.ones(count, np.bool_)
+        both = [START, END]
+        offsets = [self._offsets_s(ranks, call) for call in times[:, :, both].swapaxes(0, 1).tolist()]
+        known = np.array([offset is not None for offset in offsets])
         found = np.array([offset for offset in offsets if offset is not None]).reshape(-1, len(ranks))
         times = times[:, known]
-        times[:, :, :2] += found.T[:, :, None]
-        return times, weights[known]
+        times[:, :, both] += found.T[:, :, None]
+        return times, known
 
     def _offsets_s(self, ranks: Sequence[int], times: Sequence[tuple[float, float]]) -> list[float] | None:
         """What to add to each rank's (start, end) of a call to have the first rank's clock; None while unknown."""

@@ -89,24 +89,29 @@ class NewCalls:
             for pair, (begin, end) in zip(pairs[begins].tolist(), pairwise([*begins.tolist(), len(pairs)]), strict=True)
         ]
 
-    def core_waits_s(self, known_us: dict[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How long the rank of each call in `order` waited for a core: since its last one of several ranks, and in it.
+    def core_waits_s(self, latest: dict[int, tuple[int, int]]) -> NDArray[np.float64]:
+        """How long the rank of each call in `order` waited for a core, and whether it came from another such call.
 
         Args:
-            known_us: what each had waited by the end of its last call before these; is brought up to date.
+            latest: what each rank had waited by the end of its last call before these, and the communicator of that; is
+                brought up to date.
+
+        Returns:
+            Columns: seconds since its last call of several ranks, seconds in it, 1 where that was of the same
+            communicator, else 0.
         """
         rows = np.sort(self.order)
         came, ended = self.rows["waited_start_us"][rows], self.rows["waited_end_us"][rows]
-        last = np.concatenate((ended[:1], ended[:-1]))
+        group = self.rows["communicator"][rows].astype(np.int64)
+        last, last_group = (np.concatenate((column[:1], column[:-1])) for column in (ended, group))
         begins = np.flatnonzero(np.diff(self.rank[rows], prepend=-1))
         for begin, end in pairwise([*begins.tolist(), len(rows)]):
             rank = int(self.rank[rows[begin]])
-            last[begin] = known_us.get(rank, came[begin])
-            known_us[rank] = int(ended[end - 1])
-        place = rows.searchsorted(self.order)
+            last[begin], last_group[begin] = latest.get(rank, (came[begin], -1))
+            latest[rank] = int(ended[end - 1]), int(group[end - 1])
         # What goes round, and what a call of another thread tells late, are differences of a sign.
-        before, inside = (np.maximum(waited.astype(np.int32), 0)[place] / 1e6 for waited in (came - last, ended - came))
-        return before, inside
+        before, inside = (np.maximum(waited.astype(np.int32), 0) / 1e6 for waited in (came - last, ended - came))
+        return np.column_stack((before, inside, group == last_group))[rows.searchsorted(self.order)]
 
     def name(self, rank: int, number: int) -> str:
         """The name of calls of `rank` whose rows have this number."""

@@ -149,6 +149,24 @@ def test_what_a_rank_waits_for_a_core_is_not_its_own_lateness(read_at_once):
     assert late_by(matcher) == [(2, 10, 20)]
 
 
+@pytest.mark.parametrize(("between", "own_ms", "core_ms"), [(False, 5, 15), (True, 20, 0)])
+@pytest.mark.parametrize("read_at_once", [True, False])
+def test_who_left_a_call_late_since_it_waited_for_a_core_is_late_by_that(read_at_once, between, own_ms, core_ms):
+    """By no more than it left late, and not where another call has brought its ranks together since."""
+    matcher = matcher_of(3)
+    calls = {rank: [("a", 3, 0, 8, 1.0, 1.5), ("a", 3, 0, 8, 2.0, 2.5)] for rank in range(3)}
+    calls[2] = [("a", 3, 0, 8, 1.0, 1.515), ("a", 3, 0, 8, 2.02, 2.5)]
+    waited_us = {rank: [(0, 60_000), (60_000, 60_000)] for rank in range(3)}
+    if between:
+        for rank in (0, 2):
+            calls[rank].insert(1, ("b", 2, 9, 8, 1.6, 1.7))
+            waited_us[rank].insert(1, (60_000, 60_000))
+    for part in [slice(None)] if read_at_once else [slice(at, at + 1) for at in range(3)]:
+        told = {rank: calls[rank][part] for rank in calls}
+        matcher.add(new_calls(told, {rank: waited_us[rank][part] for rank in calls}))
+    assert late_by(matcher) == [(2, own_ms, core_ms)]
+
+
 def test_what_all_wait_alike_for_a_core_excuses_nobody():
     matcher = matcher_of(4)
     calls = {rank: [("a", 4, 0, 8, 1.0, 1.5), ("a", 4, 0, 8, 2.0 + 0.03 * (rank == 2), 2.5)] for rank in range(4)}
