@@ -125,6 +125,13 @@ class BlamePolicy:
         half="ranks are named that others are nearly as late as",
         double="recorded slow jobs are told of alike; beside a rank that varies much a slow one is named later",
     )
+    # Only what ranks wait for cores between calls tells that others have them: in calls they spin while they wait.
+    starved_share: float = value(
+        0.15,
+        "chosen: share of what iterations take longer",
+        half="a slow link beside little else that runs is put down to the host",
+        double="a link is blamed in one of 20 recorded healthy jobs beside busy processes",
+    )
     # Iterations, all but one of them, in which those that were late are so no more.
     gone: int = value(
         8,
@@ -144,7 +151,7 @@ POLICY = BlamePolicy()
 
 
 class Cause(NamedTuple):
-    """Why iterations are long: `kind` "rank", "calls", "host" (ranks wait for cores, which other work has) or "unknown";
+    """Why iterations are long: `kind` "rank", "calls", "host" (ranks wait for cores that other work has) or "unknown";
     the `ranks`, the latest first, none of a host that is busy; `evidence` in words.
 
     `rank`: the first of them, None without any; `since`: the first iteration that it is said of.
@@ -165,7 +172,8 @@ class IterationArrivals:
     """What was seen of the calls of iteration `index`, which ended at `end_s`: sums over its calls, in seconds.
 
     Attributes: by rank, where it was late: `late_s`, of itself, and `core_s`, since it had waited for a core;
-    `transfer_s`, what calls took once all had come; `calls`.
+    `transfer_s`, what calls took once all had come; `calls`; `starved_s`, for how long ranks had waited for cores
+    between calls.
     """
 
     index: int
@@ -174,18 +182,20 @@ class IterationArrivals:
     transfer_s: float = 0.0
     calls: int = 0
     core_s: dict[int, float] = field(default_factory=dict)
+    starved_s: float = 0.0
 
 
 class ArrivalSums(NamedTuple):
     """What calls say of iterations from number `begin` on.
 
-    Attributes: `calls`, `transfer_s`: of each of them; `place`, `rank`, `late_s`, `core_s`: of ranks that were late in
-    one of them, the `place`-th.
+    Attributes: `calls`, `transfer_s`, `starved_s`: of each of them; `place`, `rank`, `late_s`, `core_s`: of ranks that
+    were late in one of them, the `place`-th.
     """
 
     begin: int
     calls: NDArray[Any]
     transfer_s: NDArray[Any]
+    starved_s: NDArray[Any]
     place: NDArray[Any]
     rank: NDArray[Any]
     late_s: NDArray[Any]
@@ -239,13 +249,14 @@ class LateArrivals:
     def _add(self, sums: ArrivalSums, first: int) -> None:
         """Tell the rows, whose first is number `first`."""
         rows, shift = self._rows, sums.begin - first
-        calls, transfer_s = sums.calls.tolist(), sums.transfer_s.tolist()
+        calls, transfer_s, starved_s = (column.tolist() for column in sums[1:4])
         for at in np.flatnonzero(sums.calls).tolist():
             if at + shift >= 0:
                 row = rows[at + shift]
                 row.calls += calls[at]
                 row.transfer_s += transfer_s[at]
-        for at, rank, *both_s in zip(*(column.tolist() for column in sums[3:]), strict=True):
+                row.starved_s += starved_s[at]
+        for at, rank, *both_s in zip(*(column.tolist() for column in sums[4:]), strict=True):
             if at + shift >= 0:
                 row = rows[at + shift]
                 for known, late_s in zip((row.late_s, row.core_s), both_s, strict=True):
@@ -257,7 +268,9 @@ class LateArrivals:
         parts = [*found] if self._early is None else [self._early, *found]
         if not parts:
             return
-        start_s, transfer_s, late_at_s, late_rank, late_s, core_s = map(np.concatenate, zip(*parts, strict=True))
+        start_s, transfer_s, starved_s, late_at_s, late_rank, late_s, core_s = map(
+            np.concatenate, zip(*parts, strict=True)
+        )
         # The first iteration that is kept may have begun before.
         first = max(bisect_left(self._ends, start_s.min()), 1)
         before_s = self._ends[first - 1] if len(self._ends) >= first else -inf
@@ -267,7 +280,7 @@ class LateArrivals:
         self._early = None
         if (at == count).any():
             early, late_early = at == count, late_at == count
-            calls = (column[early][-POLICY.max_early :] for column in (start_s, transfer_s))
+            calls = (column[early][-POLICY.max_early :] for column in (start_s, transfer_s, starved_s))
             lates = (
                 column[late_early][-LATENESS.max_late * POLICY.max_early :]
                 for column in (late_at_s, late_rank, late_s, core_s)
@@ -278,9 +291,11 @@ class LateArrivals:
             at, ranks = at[inside], int(late_rank.max(initial=0)) + 1
             codes = late_at[late_inside] * ranks + late_rank[late_inside]
             late = np.flatnonzero(np.bincount(codes))
-            numbers, times_s = np.bincount(at, minlength=count), np.bincount(at, transfer_s[inside], count)
-            sums_s = (np.bincount(codes, column[late_inside])[late] for column in (late_s, core_s))
-            self._sums.append(ArrivalSums(self._ended - count, numbers, times_s, late // ranks, late % ranks, *sums_s))
+            numbers = np.bincount(at, minlength=count)
+            taken_s, waited_s = (np.bincount(at, column[inside], count) for column in (transfer_s, starved_s))
+            own_s, waits_s = (np.bincount(codes, column[late_inside])[late] for column in (late_s, core_s))
+            sums = numbers, taken_s, waited_s, late // ranks, late % ranks, own_s, waits_s
+            self._sums.append(ArrivalSums(self._ended - count, *sums))
         oldest = self._ended - len(self._ends)
         while self._sums and self._sums[0].begin + len(self._sums[0].calls) <= oldest:
             self._sums.popleft()
@@ -321,7 +336,7 @@ def attribute(
     Ranks are named where their coming late has grown by a fair part of it, and that of nobody else by nearly as much;
     the calls, where they themselves have, and with them those that are silent: others may wait for these. Without
     evidence nobody is, nor are most ranks: what they are late by is taken against the earliest half. Nor are those that
-    are late by waiting for a core, nor calls beside them: what lasts longer there may wait for one, too.
+    are late by waiting for a core, nor calls where ranks wait for cores between them: they do so in them, too.
     """
     if len(before) < 2 or not during or extra_s <= 0.0:
         return UNKNOWN
@@ -345,10 +360,13 @@ def attribute(
         return Cause("rank", ranks[0], text, tuple(ranks), since)
     waits = _grown_by_rank([row.core_s for row in before], [row.core_s for row in during])
     starved = [rank for rank, (wait_s, clear) in waits.items() if clear and wait_s >= POLICY.fair_share * extra_s]
-    if starved:
+    # Where that varies so much that it is not clear, it is no less in the way of blaming a link.
+    more_s, _ = _grown_s([row.starved_s for row in before], [row.starved_s for row in during])
+    if starved or more_s >= POLICY.starved_share * extra_s:
         starved.sort(key=lambda rank: -waits[rank][0])
-        told = ", ".join(f"rank {rank} {min(waits[rank][0], extra_s) * 1e3:.3g} ms" for rank in starved)
-        text = f"ranks wait for cores that other work has, {told} an iteration more than before: a busy host"
+        who = ", ".join(f"rank {rank} {min(waits[rank][0], extra_s) * 1e3:.3g} ms" for rank in starved)
+        who = who or f"now one, now another, {min(more_s, extra_s) * 1e3:.3g} ms"
+        text = f"ranks wait for cores that other work has, {who} an iteration more than before: a busy host"
         return Cause("host", None, text, (), since)
     if slower and calls_s >= POLICY.main_share * extra_s:
         more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
@@ -465,7 +483,7 @@ class Latecomers:
 
 
     def _vote_on_leaving(self, apart: frozenset[int], index: int) -> int | None:
-        """Iteration `index` votes on whether ranks that stood apart as a rule do so no more: since when one does not."""
+        """Iteration `index` votes on whether who stood apart as a rule does so no more: since when it does not."""
         count = len(self._usual)
         if count < POLICY.least_usual:
             return None

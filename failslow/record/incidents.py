@@ -40,7 +40,7 @@ REMEDIES = {
     "call": "test the links between these ranks (`lanterne validate`), and see the network's counters",
     "rank": "test the rank's host beside others (`lanterne validate`), take it out or give it less work (`rebalance`)",
     "calls": "test the links (`lanterne validate`); take the slow one out of the busiest group",
-    "host": "see what else runs on the ranks' hosts (top), and whether ranks have cores of their own (taskset, cgroups)",
+    "host": "see what else runs on the hosts of the ranks (top), and whether these have cores of their own (taskset)",
     "unknown": "record all ranks (`--folder` on a shared one), or trace some steps (`lanterne locate`)",
 }
 

@@ -98,13 +98,15 @@ START, END, BEFORE, INSIDE, FOLLOWS = TIMES = range(5)
 class Matched(NamedTuple):
     """Calls as all their ranks saw them, seconds of the first machine's clock.
 
-    Attributes: `start_s`, when the last rank came to each; `transfer_s`, from then to the first end, times how many
-    calls it stands for. Of ranks that came after the middle of the earliest half: `late_at_s`, the call's `start_s`;
+    Attributes: `start_s`, when the last rank came to each; `transfer_s`, from then to the first end, and `starved_s`,
+    for how long the rank that did so longest had waited for a core since its last call, times how many calls it stands
+    for. Of ranks that came after the middle of the earliest half: `late_at_s`, the call's `start_s`;
     `late_rank`; by how much, times the same: `late_s`, of itself, and `core_s`, since it had waited for a core.
     """
 
     start_s: Seconds
     transfer_s: Seconds
+    starved_s: Seconds
     late_at_s: Seconds
     late_rank: NDArray[np.int64]
     late_s: Seconds
@@ -316,7 +318,8 @@ class Matcher:
         own_s = np.clip(np.take_along_axis(free_s, order[after:], 0) - free_middle_s, 0.0, late_s)
         lates_s = (np.broadcast_to(last_s, late_s.shape), own_s * weights, (late_s - own_s) * weights)
         late_at_s, own_s, core_s = (column.ravel() for column in lates_s)
-        self._fresh.append(Matched(last_s, transfer_s, late_at_s, late_rank.ravel(), own_s, core_s))
+        starved_s = times[:, :, BEFORE].max(axis=0) * weights
+        self._fresh.append(Matched(last_s, transfer_s, starved_s, late_at_s, late_rank.ravel(), own_s, core_s))
         self.calls += len(weights)
         self._delays.append(np.array((rank_of[last], last_s - came_s[-2])))
         while sum(map(np.size, self._delays)) > 2 * POLICY.max_matched and len(self._delays) > 1:

@@ -3,6 +3,7 @@
 import random
 from statistics import median
 
+import numpy as np
 import pytest
 from call_logs import new_calls
 from hypothesis import given
@@ -129,9 +130,17 @@ def late_by(matcher):
     ]
 
 
+def test_how_long_the_rank_that_waited_longest_for_a_core_did_so_between_calls():
+    """What it waits in a call may be how it waits for others."""
+    matcher = matcher_of(3)
+    calls = {rank: [("a", 3, 0, 8, 1.0, 1.5), ("a", 3, 0, 8, 2.0, 2.5)] for rank in range(3)}
+    matcher.add(new_calls(calls, {1: [(0, 90_000), (95_000, 99_000)], 2: [(0, 0), (8_000, 8_000)]}))
+    assert np.concatenate([found.starved_s for found in matcher.take()]) == pytest.approx([0.0, 8e-3])
+
+
 @pytest.mark.parametrize("read_at_once", [True, False])
 def test_what_a_rank_waits_for_a_core_is_not_its_own_lateness(read_at_once):
-    """Rank 2 comes 30 ms late to its second call: 20 of them it waited for a core. What it waits in a call is no reason.
+    """Rank 2 comes 30 ms late to its second call, of which it waited 20 for a core; waits in calls excuse nobody.
 
     The count has gone round in between.
     """
