@@ -585,6 +585,9 @@ class Blame:
         known = frozenset(told[-1].ranks)
         if now.kind == "unknown" or self._latest == (told[-1].kind, known):
             return None
+        if now.kind == "host" and known:
+            # Beside a slow rank others spin for longer, and it waits for its core then, too.
+            return None
         # Beside those that are known another comes late by chance sooner than instead of them.
         least = POLICY.latest if known and known < self._latest[1] else POLICY.in_a_row
         if self._times < least and (late is None or not late.ranks <= {*now.ranks}):

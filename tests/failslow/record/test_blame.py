@@ -272,6 +272,19 @@ def test_who_has_become_late_is_told_at_once():
     assert told is not None and told.ranks == (3,)
 
 
+@pytest.mark.parametrize(("first_s", "kinds"), [(0.1, ["rank"]), (0.0, ["host", "rank"])])
+def test_a_slow_rank_stays_the_cause_where_ranks_wait_for_cores_for_a_while(first_s, kinds):
+    """Seen in a job of 8 ranks on one core; where the host was the cause, a rank that becomes slow is another."""
+    arrivals = arrivals_of(lambda i: {1: first_s} if 40 <= i < 60 else {1: 0.1} if i >= 75 else {})
+    for row in arrivals.rows:
+        row.core_s = {2: 0.1} if 40 <= row.index < 75 and (first_s == 0.0 or row.index >= 60) else {}
+    blame = Blame(arrivals)
+    blame.begin(0, 40, 44, 0.1)
+    for last in range(45, 100):
+        blame.follow(40, 1.0, 1.1, last)
+    assert [cause.kind for cause in blame.causes[40]] == kinds
+
+
 def test_since_when_those_who_were_late_are_so_no_more():
     blame = Blame(arrivals_of(lambda i: {1: 0.1 + 0.05 * (i % 3)} if 40 <= i < 60 or i == 63 else {1: 0.02 * (i % 2)}))
     blame.begin(0, 40, 44, 0.1)
