@@ -56,7 +56,11 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         help="bandwidth of that link, such as 1=10gbit; repeatable",
     )
     group.add_argument("--message", metavar="SIZE", help="bytes of a message, such as 64MiB")
-    group.add_argument("--memory", type=float, metavar="N", help="activations that a rank can hold")
+    group.add_argument(
+        "--memory",
+        metavar="N|SIZE",
+        help="activations that a rank can hold; or, such as 8MB, bytes, of a problem whose file says what F, B and W hold",
+    )
 
 
 def problem_from(args: argparse.Namespace, more: Iterable[str] = ()) -> tuple[Problem, str, float | None]:
@@ -88,8 +92,7 @@ def problem_from(args: argparse.Namespace, more: Iterable[str] = ()) -> tuple[Pr
             )
         document = {"backward_input": document["forward"], "backward_weight": document["forward"]} | document
     if args.memory is not None:
-        document.pop("memory", None)
-        document["max_inflight_activations"] = args.memory
+        document |= _capacity(args.memory, document)
     if args.latency is not None:
         document["link_latency"] = one_time(args.latency, "--latency", unit_s)
     if args.message is not None:
@@ -105,6 +108,19 @@ def problem_from(args: argparse.Namespace, more: Iterable[str] = ()) -> tuple[Pr
         if values
     }
     return dataclasses.replace(problem, **changes), unit, unit_s
+
+
+def _capacity(text: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a problem's memory under --memory: `text` is a count of activations, or bytes where it has a unit."""
+    if units.is_number(text):
+        return {"memory": None, "max_inflight_activations": float(text)}
+    nbytes, memory = units.parse_nbytes(text, "--memory"), document.get("memory")
+    if not isinstance(memory, dict):
+        raise InputError(
+            f"--memory: got {text} and a problem without memory, expected a number of activations, or a file that says "
+            "what F, B and W hold, as `lanterne pipeline train --profile` writes it"
+        )
+    return {"memory": memory | {"capacity": nbytes}}
 
 
 @contextmanager

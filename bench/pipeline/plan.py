@@ -18,11 +18,11 @@ on a machine is made within two seconds by slow loops, while fast ones are compi
 
 A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one
 per stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally
-link_bandwidth, message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then
-simulated exactly. The bound is proved for the plan's placement: no order of work whatever can be below it; what a
-solver proved beyond that holds for whole actions, and W in pieces may be below. Memory is in activations of a whole
-rank. What a link absorbs is the delay to the next rank, mean of both ways, up to which a plan of one stage per rank has
-no bubbles that cascade (ADAPTRA, equation 1).
+link_bandwidth, message_nbytes, shared_links, memory, data_parallel, recompute and unit; docs/pipelines.md shows one.
+Every plan is checked, then simulated exactly. The bound is proved for the plan's placement: no order of work whatever
+can be below it; what a solver proved beyond that holds for whole actions, and W in pieces may be below. Memory is in
+activations of a whole rank. What a link absorbs is the delay to the next rank, mean of both ways, up to which a plan of
+one stage per rank has no bubbles that cascade (ADAPTRA, equation 1).
 """
 
 import argparse

@@ -59,6 +59,24 @@ def test_options_describe_a_problem(capsys):
     }
 
 
+def test_bytes_are_the_capacity_of_the_memory_that_a_file_tells(capsys, tmp_path):
+    held = {"forward": [2e6, 3e6], "backward_input": [-5e5, -1e6], "backward_weight": [-1.5e6, -2e6]}
+    problem = {"stages": 2, "microbatches": 8, "forward": 1, "backward_input": 1, "backward_weight": 1, "memory": held}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(problem))
+    found = answer(capsys, "plan", path, "--memory", "6MB", "--placement", "unidirectional")
+    assert found["problem"]["memory"] == held | {"capacity": [6e6, 6e6]}
+    # Without the cap rank 0 would hold more.
+    assert max(found["peak_inflight"]) <= 6e6 < max(answer(capsys, "plan", path, "--scheduler", "gpipe")["peak_inflight"])
+    # A bare number still counts activations, whatever they hold.
+    assert answer(capsys, "plan", path, "--memory", "2", "--scheduler", "1f1b")["problem"] == {
+        **{key: problem[key] for key in ("stages", "microbatches")},
+        **{key: [1, 1] for key in ("forward", "backward_input", "backward_weight")},
+        "link_latency": [0],
+        "max_inflight_activations": [2, 2],
+    }
+
+
 def test_bandwidth_and_messages(capsys):
     found = answer(capsys, "plan", *FLAGS, "--bandwidth", "0=8mbit", "--message", "10KB", "--scheduler", "1f1b")
     # 8 Mbit/s are 1000 bytes per ms: each message keeps the link for 10 ms.
@@ -222,6 +240,8 @@ def test_what_a_problem_file_lacks_names_the_file(capsys, tmp_path):
             ["plan", *FLAGS, "--memory", "0.5"],
             "max_inflight_activations: got 0.5 on stage 0, expected at least 1, which any schedule needs",
         ),
+        (["plan", *FLAGS, "--memory", "8MB"], "--memory: got 8MB and a problem without memory, expected a number of"),
+        (["plan", *FLAGS, "--memory", "many"], "--memory: got 'many', expected a size such as 64K"),
         (["plan", *FLAGS, "--memory", "4", "--scheduler", "zb_h2"], "memory: rank 0 needs 7, over its capacity of 4"),
         (["plan", *FLAGS, "--time-limit", "0"], "--time-limit: got 0"),
         (["plan", *FLAGS, "--scheduler", "1f1b", "--plot", "plan.nope"], "cannot draw plan.nope"),
