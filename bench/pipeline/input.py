@@ -59,7 +59,7 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--memory",
         metavar="N|SIZE",
-        help="activations that a rank can hold; or, such as 8MB, bytes, of a problem whose file says what F, B and W hold",
+        help="activations that a rank can hold; or bytes, such as 8MB, where the file says what F, B and W hold",
     )
 
 

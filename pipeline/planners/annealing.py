@@ -8,7 +8,19 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.planners.moves import (
+    index_word,
+    index_words,
+    is_feasible,
+    least_span,
+    moved,
+    senders_of,
+    tails,
+)
 from lanterne.pipeline.planners.words import Letters
+
+# How many places a letter moves at most.
+REACH = 6
 
 
 @njit(cache=True)
@@ -134,23 +146,6 @@ def _end_of_reductions(letters: Letters, finished: Floats, lane: Floats) -> floa
 
 
 @njit(cache=True)
-def is_feasible(word: Ints, rank: int, letters: Letters) -> bool:
-    """Whether a rank's word keeps B after F, W after B, and its memory."""
-    count = np.zeros(len(letters.rank), np.int64)
-    used, capacity = 0.0, letters.capacity[rank]
-    for letter in word:
-        if letter < 0:
-            break
-        used += letters.alloc[letter]
-        before = letters.before[letter]
-        if used > capacity or (before >= 0 and count[before] <= count[letter]):
-            return False
-        count[letter] += 1
-        used -= letters.free[letter]
-    return True
-
-
-@njit(cache=True)
 def score(
     words: Ints, letters: Letters, quantile: float, arrival: Floats, start: Floats, came: Floats, ended: Floats
 ) -> tuple[float, float]:
@@ -258,15 +253,22 @@ def anneal(
     """(the best words found, their makespan, steps done): simulated annealing along the critical path.
 
     A letter on the path moves to before those that keep it waiting, or the one before it moves behind it; now and then
-    any letter moves. Moves that break the rank's order or memory are not tried.
+    any letter moves. Moves that break the rank's order or memory are not tried; those that `least_span` tells to be too
+    long are not simulated.
 
     Args:
         steps: moves tried; hot, cold: first and last temperature, in units of time; bound: stops at this makespan.
     """
     num_ranks, length = words.shape
-    arrival = np.empty((len(letters.rank), letters.total.max()))
-    start, came, ended = np.zeros((num_ranks, length)), np.zeros((num_ranks, length)), np.zeros((num_ranks, length))
+    sender = senders_of(letters)
+    arrival, start, came, ended = _scratch(letters, num_ranks, length)
+    # What the words as they are led to; the others are of a move that is tried.
+    old_arrival, old_start, old_came, old_ended = _scratch(letters, num_ranks, length)
     path = np.empty((num_ranks * length, 2), np.int64)
+    turn, held = np.zeros((num_ranks, length), np.int64), np.zeros((num_ranks, length))
+    tail = np.zeros((num_ranks, length))
+    place = np.zeros(arrival.shape, np.int64)
+    order, turns, ends = np.empty(REACH + 1, np.int64), np.empty(REACH + 1, np.int64), np.empty(REACH + 1)
     lengths = np.zeros(num_ranks, np.int64)
     for rank in range(num_ranks):
         while lengths[rank] < length and words[rank, lengths[rank]] >= 0:
@@ -275,8 +277,14 @@ def anneal(
     state[0] = np.uint64(88172645463325252) + np.uint64(seed) * np.uint64(7046029254386353131)
     words = words.copy()
     best = words.copy()
-    cost, best_span = score(words, letters, quantile, arrival, start, came, ended)
-    size = critical_path(words, letters, came, ended, path)
+    cost, span = score(words, letters, quantile, old_arrival, old_start, old_came, old_ended)
+    best_span = span
+    size = critical_path(words, letters, old_came, old_ended, path)
+    index_words(words, letters, turn, place, held)
+    # Of samples one says little of the others.
+    is_single = letters.latency.shape[0] == 1 and letters.took.shape[0] == 1
+    if is_single:
+        tails(words, lengths, letters, sender, turn, place, tail)
     cooling = (cold / hot) ** (1.0 / max(steps, 1))
     heat = hot
     step = 0
@@ -289,7 +297,7 @@ def anneal(
         else:
             chosen = int(_next(state) * size)
             rank, i = path[chosen, 0], path[chosen, 1]
-        reach = 1 + int(6.0 * _next(state) ** 2)
+        reach = 1 + int(REACH * _next(state) ** 2)
         kind = _next(state)
         if kind < 0.4:
             source, goal = i, max(i - reach, 0)
@@ -302,17 +310,39 @@ def anneal(
         word = words[rank]
         if word[source] == word[goal] and abs(goal - source) == 1:
             continue
+        lo, count = min(source, goal), abs(goal - source) + 1
+        moved(word, turn[rank], source, goal, order, turns)
+        if not is_feasible(order, turns, count, letters, held[rank, lo]):
+            continue
+        limit = cost - heat * np.log(1.0 - _next(state))
+        if is_single:
+            clock = old_ended[rank, lo - 1] if lo > 0 else 0.0
+            after = tail[rank, lo + count] if lo + count < lengths[rank] else 0.0
+            least = least_span(order, turns, count, letters, sender, clock, after, old_arrival, place, tail, ends)
+            # The mean end of the ranks hardly moves.
+            if least + cost - span > limit:
+                continue
         _rotate(word, source, goal)
-        if not is_feasible(word, rank, letters):
+        found, found_span = score(words, letters, quantile, arrival, start, came, ended)
+        if found > limit:
             _rotate(word, goal, source)
             continue
-        found, span = score(words, letters, quantile, arrival, start, came, ended)
-        if found <= cost or (found < 1e300 and _next(state) < np.exp((cost - found) / heat)):
-            cost = found
-            if span < best_span * (1 - 1e-12):
-                best_span = span
-                best[:] = words
-            size = critical_path(words, letters, came, ended, path)
-        else:
-            _rotate(word, goal, source)
+        cost, span = found, found_span
+        old_arrival, arrival = arrival, old_arrival
+        old_came, came = came, old_came
+        old_ended, ended = ended, old_ended
+        if span < best_span * (1 - 1e-12):
+            best_span = span
+            best[:] = words
+        size = critical_path(words, letters, old_came, old_ended, path)
+        index_word(word, letters, lo, lo + count, turn[rank], place, held[rank])
+        if is_single:
+            tails(words, lengths, letters, sender, turn, place, tail)
     return best, best_span, step
+
+
+@njit(cache=True)
+def _scratch(letters: Letters, num_ranks: int, length: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """What simulate_words writes: arrival, start, came, ended."""
+    arrival = np.empty((len(letters.rank), letters.total.max()))
+    return arrival, np.zeros((num_ranks, length)), np.zeros((num_ranks, length)), np.zeros((num_ranks, length))

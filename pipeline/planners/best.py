@@ -25,6 +25,8 @@ LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
 ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 # What "any" tries; with this share of the effort at first, then in full if it is so near the best of them.
 TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.1, 0.02
+# The effort to plan anew with, and where ranks hold several stages: each of so many searches ends elsewhere.
+REPLANNED, MANY_STAGES = 0.015, 2.0
 # For how long the first plan on a machine is searched for.
 READABLE_S = 0.7
 # With more actions the planners written in Python take most of the time; list rules here do what they do.
@@ -56,7 +58,8 @@ def best(
     Args:
         placement: unidirectional by default; "any" for the best of those on which each rank holds the model once:
             unidirectional, wave and loop with two stages.
-        effort: how much to try; 0 only compares. 1 by default, and 0.015, to re-plan in 50 ms, with `start`.
+        effort: how much to try; 0 only compares. By default 1, 2 on a placement with several stages on each rank,
+            and 0.015, to re-plan in 50 ms, with `start`.
         seed: of the search.
         start: a plan to start from instead of the other schedulers', such as the one running when a delay changed.
         robust: plan against jitter: "mean", or a quantile of the makespan in (0, 1], over sampled latencies and
@@ -72,11 +75,12 @@ def best(
     Raises:
         InputError: an option that cannot be; ScheduleError: `start` is not a plan of the problem on the placement.
 
-    Cost: at effort 1 up to half a second for 8 ranks x 32 microbatches, 2 s for 64 x 256; compiling, once per machine,
-        takes some seconds more, and loading that in a process half a second.
+    Cost: at effort 1 up to half a second for 8 ranks x 32 microbatches, 2 s for 64 x 256; ANY takes up to twice
+        that. Compiling, once per machine, takes some seconds more, and loading that in a process half a second.
     Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
     """
-    effort = effort if effort is not None else 1.0 if start is None else 0.015
+    is_usual = effort is None and start is None
+    effort = effort if effort is not None else 1.0 if start is None else REPLANNED
     quantile = _check_options(effort, seed, robust, (jitter, duration_jitter), time_limit_s)
     began = time.monotonic()
     if placement == ANY:
@@ -85,6 +89,8 @@ def best(
         options |= {"wait": wait, "progress": progress}
         return _best_of_any(problem, effort, time_limit_s, options)
     placement = as_placement(placement, problem.stages)
+    if is_usual and placement.num_stages > placement.num_ranks:
+        effort = MANY_STAGES
     bound = lower_bound(problem, placement)
 
     def tell(makespan: float) -> None:

@@ -62,6 +62,12 @@ class SearchPolicy:
         half="time is spent on searches that change nothing",
         double="large plans are searched less",
     )
+    many_share: float = value(
+        0.15,
+        "measured, 8 x 32: where ranks hold several stages more rules find little that the search would not",
+        half="searches begin from worse words",
+        double="planning takes up to a quarter longer",
+    )
     fewest_rules: int = value(
         24,
         "chosen: whatever the effort",
@@ -240,17 +246,30 @@ class _WordSearch:
             tried = rules(_leads(problem), most)
         else:
             leads = _leads_of_many(problem, placement)
-            tried = rules(leads, most // 2, (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
+            tried = rules(leads, int(most * POLICY.many_share), (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
         ranks = rank_stages(placement, self.given)
         for rule in tried:
             if self.makespan <= self.target or self._is_late():
                 return
             words = np.full(self.given_scratch[1].shape, NONE, np.int64)
-            if self.loops.list_words(self.given, ranks, rule, words):
+            if self.loops.list_words(self.given, ranks, rule, words, self._most()):
                 self.add(words)
 
+    def _most(self) -> float:
+        """What words may take to be kept, as rules time them: 1e300 where they are scored by more than one makespan.
+
+        On shared links the order of messages is another than that of the rules; a little more is for rounding.
+        """
+        samples = max(len(self.letters.latency), len(self.letters.took))
+        if self.given.shared or samples > 1 or len(self.found) < POLICY.kept:
+            return 1e300
+        return self.found[-1][0] * (1 + 1e-9)
+
     def anneal(self, effort: float) -> None:
-        """Short searches from each of the best words, then longer ones from the best of them."""
+        """Short searches from each of the best words, then longer ones from the best of them.
+
+        Where ranks hold several stages, `effort` times as many searches and not longer ones: they end far apart.
+        """
         if self.is_readable:
             self._anneal_until()
             return
@@ -259,11 +278,17 @@ class _WordSearch:
         if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
             return
         unit = float(self.letters.duration[self.letters.duration > 0].mean())
-        heats = MANY_STAGES if len(self.given.capacity) * 3 < len(self.given.rank) else ONE_STAGE
-        for i, (_, words) in enumerate(self.found):
-            self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * unit, i)
-        for salt, (share, hot) in enumerate(heats.long, POLICY.kept):
-            self._anneal(self.found[0][1], int(moves * share), hot * unit, salt)
+        has_many = len(self.given.capacity) * 3 < len(self.given.rank)
+        heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
+        moves, begun = moves // times, self.found
+        for again in range(0, 16 * times, 16):
+            found = [
+                self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * unit, again + i)
+                for i, (_, words) in enumerate(begun)
+            ]
+            for salt, (share, hot) in enumerate(heats.long, again + POLICY.kept):
+                nearest = min(found, key=lambda pair: pair[0])[1]
+                found.append(self._anneal(nearest, int(moves * share), hot * unit, salt))
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.until_s
@@ -275,16 +300,18 @@ class _WordSearch:
             self._anneal(self.found[salt % len(self.found)][1], POLICY.fewest_moves // 10, 0.1 * unit, salt)
             salt += 1
 
-    def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> None:
+    def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> tuple[float, Ints]:
+        """(makespan, words) of a search from `words`, which are kept; these and inf if there is nothing to search."""
         if self.until_s < math.inf and not self.is_readable:
             if not self.moves_per_s:
                 self.moves_per_s = self._speed(words)
             moves = min(moves, int(self.moves_per_s * (self.until_s - time.monotonic())))
-        if self.makespan > self.target and moves > 0:
-            run = self.seed * 16 + salt
-            heats = hot, hot / 50
-            found, _, _ = self.loops.anneal(words, self.letters, self.quantile, moves, *heats, self.target, run)
-            self.add(found)
+        if self.makespan <= self.target or moves <= 0:
+            return math.inf, words
+        run = self.seed * 1024 + salt
+        found, span, _ = self.loops.anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run)
+        self.add(found)
+        return span, found
 
     def _speed(self, words: Ints) -> float:
         """Moves a second, told by few."""

@@ -112,6 +112,10 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
             x = [models.index(r["model"]) + (i - 1.5) * 0.2 for r in own]
             errors.plot(x, [100 * r["error"] for r in own], **look)
     times.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")
+    for axis in (times.xaxis, times.yaxis):
+        axis.set_major_formatter("{x:g}")
+        # Powers of ten beside those that fit between them: names of all overlap.
+        axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")
     times.legend(frameon=False, fontsize=8)
     errors.axhline(0, color="grey", linewidth=0.8)
     errors.set_xticks(range(len(models)), models)

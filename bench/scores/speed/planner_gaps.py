@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind", default=KINDS[0], metavar="A,...", help=f"of problems: {', '.join(KINDS)} (default {KINDS[0]})"
     )
-    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="of best (default 1)")
+    parser.add_argument("--effort", type=float, metavar="X", help="of best (default: its own)")
     parser.add_argument("--solver", type=float, metavar="SECONDS", help="let the solver go on for so long on each")
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
 
@@ -100,7 +100,9 @@ def random_problem(seed: int, kind: str = KINDS[0]) -> Problem:
     return Problem(stages, microbatches, forward, backward_input, backward_weight, delays, **options)
 
 
-def measure(seed: int, effort: float = 1.0, solver_s: float | None = None, kind: str = KINDS[0]) -> dict[str, Any]:
+def measure(
+    seed: int, effort: float | None = None, solver_s: float | None = None, kind: str = KINDS[0]
+) -> dict[str, Any]:
     """The record of one problem."""
     problem = random_problem(seed, kind)
     placement = kind if kind in PLACEMENTS else KINDS[0]

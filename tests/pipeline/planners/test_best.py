@@ -18,12 +18,13 @@ from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.plan.problem import TIMES, Problem
-from lanterne.pipeline.planners.annealing import anneal, is_feasible, simulate_words
+from lanterne.pipeline.planners.annealing import anneal, simulate_words
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.list_rules import rank_stages, rules
 from lanterne.pipeline.planners.loops import compile_in_background, compiled_loops, readable_loops
+from lanterne.pipeline.planners.moves import index_words, is_feasible
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.planners.words import (
     NONE,
@@ -259,7 +260,10 @@ def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem)
     words[rank, [i, j]] = words[rank, [j, i]]
     rows = np.empty((len(letters.rank), problem.microbatches)), *(np.zeros(words.shape) for _ in range(3))
     spelt = plan_of(words, table, "")
-    span = simulate_words(words, letters, 0, *rows) if is_feasible(words[rank], rank, letters) else 1e300
+    turn, place = np.zeros(words.shape, np.int64), np.zeros(rows[0].shape, np.int64)
+    index_words(words, letters, turn, place, np.zeros(words.shape))
+    fits = not size or is_feasible(words[rank, :size], turn[rank], size, letters, 0.0)
+    span = simulate_words(words, letters, 0, *rows) if fits else 1e300
     try:
         check(spelt, problem)
     except ScheduleError:

@@ -1,0 +1,169 @@
+"""What a move in a rank's word leads to, told from the few letters that it shifts, without simulating the whole.
+
+A move takes one letter to another place; those between shift by one. Whether the rank may do so, and how long the plan
+gets at least, depend on these alone: on when what they wait for has come, and on how much is left to do after each (its
+tail). That is the usual estimate of job-shop scheduling: paths that leave the rank and come back to a letter that has
+moved are left out, so it is seldom above what a simulation finds, and mostly equal.
+
+Paper: Taillard 1994, "Parallel taboo search techniques for the job shop scheduling problem", section 2.2.
+"""
+
+import numpy as np
+from numba import njit
+
+from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.planners.words import Letters
+
+
+@njit(cache=True)
+def senders_of(letters: Letters) -> Ints:
+    """(num_letters,): the letter whose message each waits for from another rank; -1 for none."""
+    sender = np.full(len(letters.rank), -1, np.int64)
+    for letter in range(len(letters.rank)):
+        target = letters.target[letter]
+        if target >= 0 and letters.rank[target] != letters.rank[letter]:
+            sender[target] = letter
+    return sender
+
+
+@njit(cache=True)
+def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Floats) -> None:
+    """Write what `words` say of each of their places and letters.
+
+    Args:
+        turn: (num_ranks, word_length): how many of the letter lie before.
+        place: (num_letters, microbatches): where the k-th of a letter is.
+        held: (num_ranks, word_length): memory before the action.
+    """
+    for rank in range(words.shape[0]):
+        index_word(words[rank], letters, 0, words.shape[1], turn[rank], place, held[rank])
+
+
+@njit(cache=True)
+def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place: Ints, held: Floats) -> None:
+    """The same for one rank's places from `lo` up to but without `hi`; what lies before is known."""
+    for i in range(lo, hi):
+        letter = word[i]
+        if letter < 0:
+            break
+        k, before = 0, i - 1
+        while before >= 0 and word[before] != letter:
+            before -= 1
+        if before >= 0:
+            k = turn[before] + 1
+        turn[i] = k
+        place[letter, k] = i
+        held[i] = 0.0 if i == 0 else held[i - 1] + letters.alloc[word[i - 1]] - letters.free[word[i - 1]]
+
+
+@njit(cache=True)
+def moved(word: Ints, turn: Ints, source: int, goal: int, order: Ints, turns: Ints) -> None:
+    """Write letters and turns from min(source, goal) to max as they are once that at `source` is at `goal`."""
+    letter = word[source]
+    lo, hi = min(source, goal), max(source, goal)
+    for i in range(lo, hi + 1):
+        j = source if i == goal else i + 1 if goal > source else i - 1
+        order[i - lo], turns[i - lo] = word[j], turn[j]
+    # Of one letter the first is always of the first microbatch.
+    first = turn[source]
+    for i in range(lo, hi + 1):
+        if word[i] == letter:
+            first = min(first, turn[i])
+    for j in range(hi - lo + 1):
+        if order[j] == letter:
+            turns[j] = first
+            first += 1
+
+
+@njit(cache=True)
+def is_feasible(order: Ints, turns: Ints, size: int, letters: Letters, held: float) -> bool:
+    """Whether so many letters in this order keep B after F, W after B, and their rank's memory, `held` before them."""
+    capacity = letters.capacity[letters.rank[order[0]]]
+    for j in range(size):
+        letter = order[j]
+        held += float(letters.alloc[letter])
+        if held > capacity:
+            return False
+        held -= float(letters.free[letter])
+        before = letters.before[letter]
+        for later in range(j + 1, size):
+            if order[later] == before and turns[later] == turns[j]:
+                return False
+    return True
+
+
+@njit(cache=True)
+def least_span(
+    order: Ints,
+    turns: Ints,
+    size: int,
+    letters: Letters,
+    sender: Ints,
+    clock: float,
+    after: float,
+    arrival: Floats,
+    place: Ints,
+    tail: Floats,
+    ends: Floats,
+) -> float:
+    """How long the longest path through so many letters in this order is.
+
+    Args:
+        clock: when their rank is free for them.
+        after: the tail of what follows them on their rank.
+        arrival, place, tail: of the words as they are.
+        ends: overwritten.
+    """
+    took, latency, varied = letters.took[0], letters.latency[0], letters.took.shape[2] > 1
+    for j in range(size):
+        letter = order[j]
+        if sender[letter] >= 0:
+            clock = max(clock, float(arrival[letter, turns[j]]))
+        clock += float(took[letter, turns[j] if varied else 0])
+        ends[j] = clock
+    span = 0.0
+    for j in range(size - 1, -1, -1):
+        letter = order[j]
+        target = letters.target[letter]
+        if target >= 0 and sender[target] >= 0:
+            there = tail[letters.rank[target], place[target, turns[j]]]
+            after = max(after, float(letters.occupancy[letter] + latency[letter] + there))
+        span = max(span, float(ends[j]) + after)
+        after += float(took[letter, turns[j] if varied else 0])
+    return span
+
+
+@njit(cache=True)
+def tails(words: Ints, lengths: Ints, letters: Letters, sender: Ints, turn: Ints, place: Ints, tail: Floats) -> None:
+    """Write how long it takes at least from the start of each action to the end of the plan; 0 behind a word's end.
+
+    The simulation backwards: ranks run as far as they go.
+    """
+    num_ranks = words.shape[0]
+    took, latency, varied = letters.took[0], letters.latency[0], letters.took.shape[2] > 1
+    tail[:] = -1.0
+    at = lengths - 1
+    stack = np.arange(num_ranks)
+    waiting = np.zeros(num_ranks, np.bool_)
+    depth = num_ranks
+    while depth > 0:
+        depth -= 1
+        rank = stack[depth]
+        waiting[rank] = False
+        while at[rank] >= 0:
+            i = at[rank]
+            letter = words[rank, i]
+            after = tail[rank, i + 1] if i + 1 < lengths[rank] else 0.0
+            target = letters.target[letter]
+            if target >= 0 and sender[target] >= 0:
+                there = tail[letters.rank[target], place[target, turn[rank, i]]]
+                if there < 0.0:
+                    waiting[rank] = True
+                    break
+                after = max(after, letters.occupancy[letter] + latency[letter] + there)
+            tail[rank, i] = after + took[letter, turn[rank, i] if varied else 0]
+            at[rank] = i - 1
+            if sender[letter] >= 0 and waiting[letters.rank[sender[letter]]]:
+                waiting[letters.rank[sender[letter]]] = False
+                stack[depth] = letters.rank[sender[letter]]
+                depth += 1
