@@ -17,7 +17,7 @@ from itertools import count, takewhile
 from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from lanterne.failslow.record.core_waits import CoreWaits
+from lanterne.failslow.operate.core_waits import CoreWaits
 
 if TYPE_CHECKING:
     from pathlib import Path

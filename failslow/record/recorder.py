@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lanterne.failslow.operate.core_waits import CoreWaits
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
 from lanterne.failslow.record.call_ring import CAPACITY, Channel, RingWriter
-from lanterne.failslow.record.core_waits import CoreWaits
 from lanterne.failslow.record.stream_times import CallGroups, Mark, QueuedCalls, end
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from lanterne.failslow.operate.core_waits import EVERY_S, CoreWaits
 from lanterne.failslow.record.call_ring import RECORD, RingReader, RingWriter
-from lanterne.failslow.record.core_waits import EVERY_S, CoreWaits
 
 
 def waits_of_this_thread():
