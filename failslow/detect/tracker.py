@@ -144,18 +144,12 @@ class Tracker:
         return self._confirmed.confirm("onset", seen.first, row, row, seen.values, level.median)
 
     def believe_relief(self, index: int) -> LevelEvent | None:
-        """Confirm the end of an incident at row `index` likewise: rows since then are nearer to those of before."""
-        row = self.row - 1
-        if (seen := seen_relief(self._job, index, row)) is None:
+        """Confirm the end of an incident, or of a slow start, at row `index` likewise."""
+        job, row = self._job, self.row - 1
+        if (seen := (seen_relief if job.slow else seen_recovery)(job, index, row)) is None:
             return None
-        return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.reference.told)
-
-    def believe_start(self, index: int) -> LevelEvent | None:
-        """Confirm that the job was slow from its start until row `index` likewise: rows since then are faster."""
-        row = self.row - 1
-        if (seen := seen_recovery(self._job, index, row)) is None:
-            return None
-        return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.level.median)
+        old = job.reference.told if job.slow else job.level.median
+        return self._confirmed.confirm("relief", seen.first, row, row, seen.values, old)
 
     def _take(self, y: float, row: int) -> LevelEvent | None:
         job = self._job

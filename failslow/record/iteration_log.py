@@ -306,7 +306,7 @@ class Stretch:
             return None if gone is None else self.tracker.believe_relief(gone - self.first_row)
         left = self._spells.latecomers.left
         if late is None and left is not None and not self._spells.blame.causes:
-            return self.tracker.believe_start(left - self.first_row)
+            return self.tracker.believe_relief(left - self.first_row)
         if late is None or not self._spells.blames(late, index):
             return None
         return self.tracker.believe_onset(late.since - self.first_row)
