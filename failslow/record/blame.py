@@ -127,10 +127,16 @@ class BlamePolicy:
     )
     # Only what ranks wait for cores between calls tells that others have them: in calls they spin while they wait.
     starved_share: float = value(
-        0.15,
+        0.1,
         "chosen: share of what iterations take longer",
         half="a slow link beside little else that runs is put down to the host",
-        double="a link is blamed in one of 20 recorded healthy jobs beside busy processes",
+        double="a link is blamed in recorded healthy jobs on shared cores",
+    )
+    least_starved_s: float = value(
+        2e-3,
+        "less than a slice of a core's time is how long it takes to wake up",
+        half="waking up is taken for waiting where an iteration has tens of calls",
+        double="links are blamed for less than 40 ms where ranks share cores",
     )
     # Iterations, all but one of them, in which those that were late are so no more.
     gone: int = value(
@@ -360,13 +366,14 @@ def attribute(
         return Cause("rank", ranks[0], text, tuple(ranks), since)
     waits = _grown_by_rank([row.core_s for row in before], [row.core_s for row in during])
     starved = [rank for rank, (wait_s, clear) in waits.items() if clear and wait_s >= POLICY.fair_share * extra_s]
-    # Where that varies so much that it is not clear, it is no less in the way of blaming a link.
-    more_s, _ = _grown_s([row.starved_s for row in before], [row.starved_s for row in during])
-    if starved or more_s >= POLICY.starved_share * extra_s:
+    # Whether or not they did so before: calls of ranks that share cores last long in many ways.
+    waited_s = median(row.starved_s for row in during)
+    if starved or waited_s >= max(POLICY.starved_share * extra_s, POLICY.least_starved_s):
         starved.sort(key=lambda rank: -waits[rank][0])
         who = ", ".join(f"rank {rank} {min(waits[rank][0], extra_s) * 1e3:.3g} ms" for rank in starved)
-        who = who or f"now one, now another, {min(more_s, extra_s) * 1e3:.3g} ms"
-        text = f"ranks wait for cores that other work has, {who} an iteration more than before: a busy host"
+        each = f"now one, now another, {waited_s * 1e3:.3g} ms an iteration"
+        who = f"{who} an iteration more than before" if who else each
+        text = f"ranks wait for cores that other work has, {who}: a busy host"
         return Cause("host", None, text, (), since)
     if slower and calls_s >= POLICY.main_share * extra_s:
         more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
