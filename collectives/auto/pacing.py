@@ -27,9 +27,13 @@ class Traffic(Enum):
     # Cut into pieces, those of one round meet those of the next (16 MiB stragglar, 8 hosts at 200 Mbit/s: 1.70 times a
     # buffer's time with halves of a chunk and two credits, 2.0 with one or any number, 2.2 with 250 KB, 2.8 with 50).
     EXCHANGES = "of another late-rank algorithm: whole chunks, with partners that change every round"
+    # Chunks, or equal parts of them that are not short: with halves of any size, or two chunks in a message, what
+    # passes through few credits to a NIC that ranks share stands in line there (8 MiB hier_late_join, hosts of 1, 3 and
+    # 4 ranks, 128 to 512 chunks: 1.03 to 1.06 times a buffer's time in parts of 16 to 31 KB, whole 65 KB 1.2).
+    CROSSINGS = "of a late-rank algorithm over nodes, each cell a message: they must not meet at a NIC"
 
 
-ROUNDS, STREAM, PIECES, EXCHANGES = Traffic
+ROUNDS, STREAM, PIECES, EXCHANGES, CROSSINGS = Traffic
 
 @steers
 @dataclass(frozen=True)
@@ -111,11 +115,10 @@ class PacingPolicy:
         half="1.05, 1.11, and half as much CPU time again",
         double="a queue 1.06 to 1.13: flows meet at ports",
     )
-    # Chunks are cut in halves at least, unless those would be shorter: a rank hands one on while the other comes. In
-    # virtual time, 8 ranks, late_join of 4 MiB in 182 chunks: 1.02 of a buffer's time, with whole ones 1.22.
+    # Chunks are cut in halves at least, unless those would be shorter: a rank hands one on while the other comes.
     least_half_nbytes: int = value(
         16 << 10,
-        "chosen: below it a start is most of a message's time",
+        "tcp grants no shorter ones: late_join of 4 MiB in 182 chunks there 1.02 of the time whole, 1.25 in halves",
         half="more messages of short chunks",
         double="chunks of 32 to 64 KiB are handed on whole",
     )
@@ -197,7 +200,7 @@ def traffic_of(
         stream: whether all that a rank receives comes from one peer, where `schedule` is the part of one rank.
     """
     if schedule.late_rank is not None:
-        return PIECES if chunked else EXCHANGES
+        return EXCHANGES if not chunked else PIECES if nodes is None else CROSSINGS
     if stream is not None:
         return STREAM if stream else ROUNDS
     src, dst = schedule.src, schedule.dst
@@ -212,17 +215,21 @@ def traffic_of(
     return STREAM if (one[dst] == src).all() else ROUNDS
 
 
-def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic = ROUNDS) -> int:
-    """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same."""
-    most = POLICY.segment_nbytes
-    if model is not None and traffic != EXCHANGES:
+def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic = ROUNDS, sharers: int = 1) -> int:
+    """Bytes of a cell of a chunk of `chunk_nbytes`, where up to `sharers` share a NIC; all ranks must use the same."""
+    most, least = POLICY.segment_nbytes, POLICY.least_half_nbytes
+    if model is not None and traffic == CROSSINGS:
+        piece = max(least, piece_nbytes(model) // sharers)
+        most = min(most, max(least, -(-chunk_nbytes // max(1, chunk_nbytes // piece))))
+    elif model is not None and traffic != EXCHANGES:
         ideal = bytes_of_starts(model, POLICY.segment_starts)
         if traffic == STREAM:
             ideal = max(bytes_of_starts(model, POLICY.stream_starts), _bytes_within(model, POLICY.least_stream_s))
             ideal = max(ideal, chunk_nbytes / POLICY.stream_segments)
         most = int(min(most, max(ideal, POLICY.least_segment_nbytes)))
         if traffic == PIECES:
-            most = min(most, piece_nbytes(model), max(POLICY.least_half_nbytes, -(-chunk_nbytes // 2)))
+            half = -(-chunk_nbytes // 2)
+            most = min(most, piece_nbytes(model), half if half >= least else max(least, chunk_nbytes))
     return max(most, -(-chunk_nbytes // POLICY.max_segments))
 
 
@@ -247,4 +254,6 @@ def credits(
         return None
     if traffic == STREAM and segment_nbytes(model, 0, STREAM) == POLICY.segment_nbytes:
         return None
-    return max(1, POLICY.credits * piece_nbytes(model) // (nbytes * sharers)) if traffic == PIECES else POLICY.credits
+    if traffic not in (PIECES, CROSSINGS):
+        return POLICY.credits
+    return max(1, POLICY.credits * piece_nbytes(model) // (nbytes * sharers))

@@ -16,6 +16,7 @@ from lanterne.collectives.auto.learn import learn
 from lanterne.collectives.auto.pacing import POLICY as PACING
 from lanterne.collectives.auto.pacing import over_nodes, sustained
 from lanterne.collectives.auto.predict import (
+    MIN_CHUNK_NBYTES,
     Factor,
     Links,
     Prediction,
@@ -119,6 +120,11 @@ class Tuning:
         """The ranks that share a NIC, at most."""
         return 1 if self.topology is None else self.topology.nic_sharers
 
+    @property
+    def own_nic_sharers(self) -> int:
+        """The ranks that share this rank's NIC."""
+        return 1 if self.topology is None else self.topology.sharers_of_nic(self._communicator.rank)
+
     def choose(self, collective: str, nbytes: int, *, shared: bool = False) -> Choice:
         """The Choice for `collective` on buffers of `nbytes`, the larger of a rank's two; the same on all ranks.
 
@@ -210,10 +216,13 @@ class Tuning:
 def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:
     """The chunk count of the late-rank algorithm `line`, whose messages are posted ahead.
 
-    Over nodes each chunk is several messages inside, which its ranks' cores start one by one.
+    Over nodes each chunk is several messages inside, which its ranks' cores start one by one. Elsewhere those of one
+    late rank are long enough for halves.
     """
-    ahead = links if isinstance(links, Topology) else sustained(links, PACING.of_a_chunk)
-    return chunk_count(line, world_size, nbytes, ahead)
+    if isinstance(links, Topology):
+        return chunk_count(line, world_size, nbytes, links)
+    least_nbytes = MIN_CHUNK_NBYTES if line.several else 2 * PACING.least_half_nbytes
+    return chunk_count(line, world_size, nbytes, sustained(links, PACING.of_a_chunk), least_nbytes)
 
 
 def override(collective: str, world_size: int) -> str | None:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.execute.messages import Cell, MessageCutter, Part
 from lanterne.collectives.execute.rank_program import (
     IN,
@@ -59,7 +60,7 @@ def compile_program(
     in_place: bool = False,
     mean: bool = False,
     align: int = 1,
-    neighbours: Collection[int] = (),
+    nodes: Nodes = (),
     in_turn: bool = False,
 ) -> RankProgram:
     """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
@@ -71,7 +72,8 @@ def compile_program(
             receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
-        neighbours: peers of the same node; from each NEIGHBOUR_CREDITS receives are posted at once.
+        nodes: the ranks of each, where there are several: from each peer of its own a rank posts NEIGHBOUR_CREDITS
+            receives at once, and from others `credits`; those of smaller nodes than others so many from each node.
         in_turn: no more sends than `credits` are posted at once, in the order of the rounds: the port then serves its
             peers in the order in which they wait, not in that of their receives.
         align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
@@ -97,7 +99,7 @@ def compile_program(
     compiler.batches.append(len(compiler.log.actions))
     compiler.add_results()
     if credits is not None:
-        compiler.log.limit_receives(credits, neighbours)
+        compiler.log.limit_receives(credits, rank, nodes)
         if in_turn:
             compiler.log.limit_sends(credits)
     return compiler.finish(join_start)
@@ -212,14 +214,23 @@ class _ActionLog:
             users.append(self.writers.pop(key))
         return users
 
-    def limit_receives(self, credits: int, neighbours: Collection[int]) -> None:
-        """Let every receive wait for the completion of the one `credits` before it; of a neighbour, its own before."""
-        receives: dict[int | None, list[int]] = {}
+    def limit_receives(self, credits: int, rank: int, nodes: Nodes) -> None:
+        """Let every receive of `rank` wait for the completion of the one `credits` before it.
+
+        Those from a peer of its node wait for NEIGHBOUR_CREDITS of that peer alone. In a node smaller than others a
+        rank stands for several of theirs, whose messages of a round come in any order: each node's wait for its own, or
+        a late one would hold up all behind it. In the largest they would be too many for its NIC.
+        """
+        node_of = {member: node for node, ranks in enumerate(nodes) for member in ranks}
+        is_small = bool(nodes) and len(nodes[node_of[rank]]) < max(map(len, nodes))
+        receives: dict[tuple[int, int], list[int]] = {}
         for index, action in enumerate(self.actions):
             if type(action) is Message and not action.sends:
-                receives.setdefault(action.peer if action.peer in neighbours else None, []).append(index)
-        for peer, indices in receives.items():
-            window = credits if peer is None else NEIGHBOUR_CREDITS
+                node = node_of.get(action.peer, 0)
+                of_own = bool(nodes) and node == node_of[rank]
+                flow = (NEIGHBOUR_CREDITS, action.peer) if of_own else (credits, -1 - node * is_small)
+                receives.setdefault(flow, []).append(index)
+        for (window, _), indices in receives.items():
             for before, receive in zip(indices, indices[window:], strict=False):
                 self.events[receive].add(before)
 

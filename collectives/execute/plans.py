@@ -213,9 +213,10 @@ class RankPrograms:
         checked = part_of(key, nodes, rank)
         schedule = checked.schedule
         line = find_algorithm(schedule.collective, schedule.algorithm) if key.schedule is None else given_line(schedule)
-        model, sharers = group.tuning.model, 1
+        tuning = group.tuning
+        model, sharers, own_sharers = tuning.model, 1, 1
         if line.nodes:
-            model, sharers = group.tuning.model_over_nodes, group.tuning.nic_sharers
+            model, sharers, own_sharers = tuning.model_over_nodes, tuning.nic_sharers, tuning.own_nic_sharers
         pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
         # Of parts that others do not know the size of nothing may depend on it: both ends of a message cut alike.
         largest = max(key.counts, default=0) if key.counts is not None else key.part_count
@@ -223,8 +224,8 @@ class RankPrograms:
         alike = not line.nodes or len(set(map(len, nodes))) == 1
         stream = line.stream and alike if isinstance(checked, OwnSchedule) else None
         flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None, stream)
-        most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
-        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, sharers)
+        most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow, sharers)
+        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, own_sharers)
         streams = key.memory is not None and group.device_side().channel is not None
         alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if streams else 0
         return compile_program(
@@ -237,7 +238,7 @@ class RankPrograms:
             in_place=in_place,
             mean=key.op == "mean",
             align=max(1, alignment_nbytes // dtype.nbytes),
-            neighbours=next(ranks for ranks in nodes if rank in ranks) if line.nodes and len(nodes) > 1 else (),
+            nodes=nodes if line.nodes and len(nodes) > 1 else (),
             in_turn=line.in_turn,
         )
 

@@ -254,6 +254,11 @@ class Topology:
         """The ranks that share a NIC, at most."""
         return max((len(ranks) for links in self.links if links.kind == NIC for ranks in links.shared_by), default=1)
 
+    def sharers_of_nic(self, rank: int) -> int:
+        """The ranks that share the NIC of `rank`."""
+        its = (ranks for links in self.links if links.kind == NIC for ranks in links.shared_by if rank in ranks)
+        return max(map(len, its), default=1)
+
     def with_models(self, change: Callable[[CostModel], CostModel]) -> "Topology":
         """The same with `change`d models of all links."""
         links = tuple(LinkClass(at.kind, change(at.model), at.shared_by, at.slowdown) for at in self.links)

@@ -1,8 +1,9 @@
 """A world of virtual time: ports of a rate, ranks whose work costs nothing, letters to the board that take their time.
 
 All ranks live in one thread. A message of more than SMALL_NBYTES leaves once its receive is posted and a start has
-passed, and then takes the sender's port, and the receiver's, as long as the rate says, one message after the other. So
-what a call takes is a number, the same on every machine: of protocol and schedules, not of whoever else computes here.
+passed, and then takes the sender's port, and the receiver's, as long as the rate says, one message after the other.
+Ranks of a node share its port, and what goes between them takes INSIDE of that time, of ports of their own. So what a
+call takes is a number, the same on every machine: of protocol and schedules, not of whoever else computes here.
 """
 
 import heapq
@@ -19,6 +20,7 @@ RATE_BYTES_PER_S = 25e6
 # From the match of a message to its first byte; of a letter to the board, and of a record from it.
 START_S, LETTER_S = 1e-4, 1e-3
 SMALL_NBYTES = 8192
+INSIDE = 0.02
 
 
 class TimedWorld(Machine):
@@ -27,7 +29,7 @@ class TimedWorld(Machine):
     Attributes: `at_s`, what the clock says.
     """
 
-    def __init__(self, world_size, letter_s=LETTER_S, slowdown=None):
+    def __init__(self, world_size, letter_s=LETTER_S, slowdown=None, nodes=()):
         self.world_size, self.letter_s, self.at_s = world_size, letter_s, 0.0
         # By rank, how much slower its ports are.
         self.slowdown = slowdown or [1.0] * world_size
@@ -36,8 +38,9 @@ class TimedWorld(Machine):
         self.seats = defaultdict(list)  # by board
         self._events, self._order = [], count()
         self._unmatched = defaultdict(lambda: (deque(), deque()))
-        # By rank, until when its ports are taken.
-        self._out_s, self._in_s = [0.0] * world_size, [0.0] * world_size
+        # The node of each rank; by node, or within one by rank, until when its ports are taken.
+        self._node_of = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
+        self._out_s, self._in_s = defaultdict(float), defaultdict(float)
         # Of a rank whose calls may have something to do now.
         self.woken = set()
 
@@ -85,13 +88,19 @@ class TimedWorld(Machine):
         else:
             receives.append((target, op, request))
         while sends and receives:
-            message = _Message(sends.popleft(), receives.popleft(), max(self.slowdown[source], self.slowdown[target]))
+            nodes = self._node_of.get(source, -1), self._node_of.get(target, -2)
+            slowdown = INSIDE if nodes[0] == nodes[1] else max(self.slowdown[source], self.slowdown[target])
+            message = _Message(sends.popleft(), receives.popleft(), slowdown)
+            if nodes[0] != nodes[1]:
+                message.ports = tuple(
+                    ("node", node) if node >= 0 else rank for node, rank in zip(nodes, (source, target), strict=True)
+                )
             self.at(self.at_s + START_S, lambda message=message: self._leave(message))
 
     def _leave(self, message):
         """It stands behind what its sender has sent before."""
-        begins_s = max(self.at_s, self._out_s[message.source])
-        self._out_s[message.source] = begins_s + message.takes_s
+        begins_s = max(self.at_s, self._out_s[message.ports[0]])
+        self._out_s[message.ports[0]] = begins_s + message.takes_s
         self.at(begins_s, lambda: self._enter(message))
         self.at(begins_s + message.takes_s, lambda: self._have_left(message))
 
@@ -101,7 +110,8 @@ class TimedWorld(Machine):
 
     def _enter(self, message):
         """The network holds it until its receiver's port has taken in what came before."""
-        ends_s = self._in_s[message.target] = max(self.at_s, self._in_s[message.target]) + message.takes_s
+        ends_s = max(self.at_s, self._in_s[message.ports[1]]) + message.takes_s
+        self._in_s[message.ports[1]] = ends_s
         self.at(ends_s, lambda: self._arrive(message))
 
     def _arrive(self, message):
@@ -130,6 +140,8 @@ class _Message:
         self.target, self._receive, self.receive_request = receive
         assert self._send.nbytes == self._receive.nbytes, "a message met a receive of another size"
         self.takes_s = slowdown * self._send.nbytes / RATE_BYTES_PER_S
+        # What it takes of its sender and its receiver.
+        self.ports = self.source, self.target
 
     def read(self):
         if self._data is None:

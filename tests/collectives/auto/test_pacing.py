@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.auto.pacing import (
+    CROSSINGS,
     EXCHANGES,
     PIECES,
     POLICY,
@@ -84,6 +85,12 @@ def test_a_stream_comes_from_one_peer(collective, algorithm, expected):
     assert traffic_of(make_schedule(collective, algorithm, 8), line.chunked) == expected
 
 
+def test_a_late_rank_over_nodes_crosses_to_them():
+    nodes, line = ((0,), (1, 2, 3)), find_algorithm("all_reduce", "hier_late_join")
+    schedule = make_schedule("all_reduce", line.name, 4, 12, late_rank=3, nodes=nodes)
+    assert traffic_of(schedule, line.chunked, nodes) == CROSSINGS
+
+
 def test_no_credits_where_receives_do_not_pace_senders():
     assert credits(None, PACED, 1 << 17) is None
     assert credits(LAB, PACED, 4096) is None
@@ -97,6 +104,28 @@ def test_what_a_bucket_lets_through_is_not_sustained():
     bucket = CostModel(3e-4, 0.0, 0.0, ((64.0, 3e-4, 1e-8), (32768.0, 0.0, 1.7e-8), (262144.0, 0.0, 4e-8)))
     assert sustained(bucket).beta_s_per_byte == pytest.approx(4e-8, rel=0.02)
     assert sustained(bucket).alpha_s == pytest.approx(POLICY.overlapped * (3e-4 + 1e-8 * POLICY.start_nbytes))
+
+
+@given(
+    st.floats(1e-6, 1.0),
+    st.floats(1e-12, 1e-6),
+    st.integers(1, 1 << 26),
+    st.sampled_from([PIECES, CROSSINGS]),
+    st.integers(1, 64),
+)
+def test_late_cells_are_not_so_short_that_nothing_grants_them(alpha, beta, chunk_nbytes, traffic, sharers):
+    """Cells of a chunk are as equal as can be, so that halves of just over the least are no shorter than that."""
+    cell_nbytes = segment_nbytes(CostModel(alpha, beta), chunk_nbytes, traffic, sharers)
+    cells = -(-chunk_nbytes // cell_nbytes)
+    assert cells == 1 or chunk_nbytes // cells >= POLICY.least_half_nbytes
+
+
+def test_cells_that_cross_to_a_shared_nic_are_short_there():
+    """As long as four that are under way to it at once may be, or twice that where they cannot be cut."""
+    piece = POLICY.least_piece_nbytes
+    for chunk_nbytes, expected in ((64 << 10, 16 << 10), (65 << 10, 65 << 8), (31 << 10, 31 << 10)):
+        assert segment_nbytes(replace(LAB, alpha_s=1e-4), chunk_nbytes, CROSSINGS, 4) == expected, chunk_nbytes
+    assert segment_nbytes(replace(LAB, alpha_s=1e-4), 128 << 10, CROSSINGS) == piece
 
 
 @given(st.floats(0, 1.0), st.floats(0, 1e-6), st.integers(1, 1 << 32), st.sampled_from([ROUNDS, STREAM, PIECES]))

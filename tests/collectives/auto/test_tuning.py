@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from lanterne.collectives.algorithms.catalogue import make_schedule
-from lanterne.collectives.auto.predict import Factor, correction, predictions
+from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
+from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, chunk_count, correction, predictions
 from lanterne.collectives.auto.tuning import override
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import spawn
@@ -183,6 +183,31 @@ def test_a_bucket_does_not_make_chunks_over_nodes_cheaper_than_the_link(nbytes):
             assert nbytes * 4e-8 <= row.time_s <= 1.5 * nbytes * 4e-8, row
             # A chunk costs a start, so there are not more than pay.
             assert row.num_chunks is None or row.num_chunks * 3e-4 <= nbytes * 4e-8, row
+
+
+@pytest.mark.parametrize("nodes", [((0,), (1, 2, 3), (4, 5, 6, 7)), ((0, 1), (2, 3), (4, 5), (6, 7))])
+def test_a_pipeline_over_nodes_is_taken_before_rounds_with_as_many_bytes(nodes):
+    """Hosts that share 200 Mbit/s, 8 MiB: rings of hosts took 1.36 and 1.52 of a buffer's time, rounds 1.5 and 1.65.
+
+    Short calls go in few rounds.
+    """
+    links = slow_hosts(nodes)
+    large, small = ([row.algorithm for row in predictions("all_reduce", 8, size, links)] for size in (8 << 20, 64 << 10))
+    assert large[0] == "hier_ring" and small.index("hier_bruck") < small.index("hier_ring")
+
+
+@pytest.mark.parametrize("nodes", [((0,), (1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2, 3), (4, 5, 6, 7))])
+@pytest.mark.parametrize("nbytes", [1 << 20, 8 << 20])
+def test_chunks_of_ranks_that_share_a_nic_are_no_shorter_than_others(nodes, nbytes):
+    line, links = find_algorithm("all_reduce", "hier_late_join"), slow_hosts(nodes, start_s=1e-6)
+    assert chunk_count(line, 8, nbytes, links) == nbytes // MIN_CHUNK_NBYTES
+
+
+def slow_hosts(nodes, start_s=1e-4):
+    """Hosts of the ranks `nodes`, which share 200 Mbit/s."""
+    alone = tuple((rank,) for ranks in nodes for rank in ranks)
+    inside, nic = CostModel(start_s, 8e-10, serial_messages=True), CostModel(start_s, 4e-8, serial_messages=True)
+    return Topology(nodes, (LinkClass(INSIDE, inside, alone), LinkClass(NIC, nic, nodes)))
 
 
 def test_nor_many_small_messages_cheaper_than_few_large_ones():

@@ -1,6 +1,7 @@
 """Programs give the right result in every order of events that a transport may produce, and never wait in a circle."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -148,13 +149,28 @@ def test_sends_are_posted_in_turn_where_that_is_asked_for(in_turn):
 
 def test_neighbours_have_credits_of_their_own():
     """Those of the same node do not wait for messages from others, nor these for theirs."""
-    (program, *_) = programs_of("all_to_all", "pairwise", 4, 64 * 64, 64, credits=1, neighbours=(0, 1, 2))
+    (program, *_) = programs_of("all_to_all", "pairwise", 4, 64 * 64, 64, credits=1, nodes=((0, 1, 2), (3,)))
     for peer, window in ((1, NEIGHBOUR_CREDITS), (2, NEIGHBOUR_CREDITS), (3, 1)):
         receives = [i for i, a in enumerate(program.actions) if type(a) is Message and not a.sends and a.peer == peer]
         assert len(receives) > NEIGHBOUR_CREDITS, (peer, window)
         for before, receive in zip(receives, receives[window:], strict=False):
             assert receive in program.successors[before], (peer, window, before, receive)
         assert not any(program.waits[receive] > 1 for receive in receives[:window]), (peer, window)
+
+
+@pytest.mark.parametrize(("nodes", "is_small"), [(((0,), (1, 2), (3, 4)), True), (((0, 1), (2, 3), (4,)), False)])
+def test_ranks_of_small_nodes_have_credits_for_each_of_the_others(nodes, is_small):
+    """Of the first of `nodes`: in one smaller than others a receive waits for those of the same node alone."""
+    (program, *_) = programs_of("all_to_all", "pairwise", 5, 64 * 64, 64, credits=1, nodes=nodes)
+    from_node = {
+        i: next(node for node in nodes if action.peer in node)
+        for i, action in enumerate(program.actions)
+        if type(action) is Message and not action.sends and action.peer not in nodes[0]
+    }
+    lines = [[i for i in from_node if from_node[i] == node] for node in nodes[1:]] if is_small else [[*from_node]]
+    assert all(len(line) > 10 for line in lines)
+    waits = {pair for line in lines for pair in pairwise(line)}
+    assert {(i, j) for i in from_node for j in program.successors[i] if j in from_node} == waits
 
 
 def test_small_chunks_share_messages():

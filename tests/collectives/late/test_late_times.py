@@ -18,7 +18,7 @@ from lanterne.collectives.late import calls as late
 from lanterne.collectives.late.turn import COMPLETE, Turn
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.collectives.topology.topology import NIC, LinkClass, Topology
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 
 HOSTS, COUNT = 8, 1 << 18
 UNIT_S = 4 * COUNT / RATE_BYTES_PER_S
@@ -31,13 +31,14 @@ class Job:
     """HOSTS ranks, whose calls begin and end as time passes."""
 
     def __init__(self, letter_s, slowdown=None, topology=None, count=COUNT):
-        self.count = count
-        self.world = TimedWorld(HOSTS, letter_s, slowdown)
+        self.count, nodes = count, () if topology is None else topology.nodes
+        self.world = TimedWorld(HOSTS, letter_s, slowdown, nodes)
         self.comms = [Communicator(transport) for transport in self.world.transports]
         for comm in self.comms:
             comm.tuning.adopt(MODEL, "test", (), topology)
             if topology is not None:
-                core_of(comm).hosts = comm.hosts = tuple(map(str, range(HOSTS)))
+                node_of = {rank: str(number) for number, ranks in enumerate(nodes) for rank in ranks}
+                core_of(comm).hosts = comm.hosts = tuple(node_of[rank] for rank in range(HOSTS))
             comm.timeout_s = 1e9
 
     def x(self, delays, calls=1):
@@ -224,6 +225,27 @@ def test_one_slow_nic_costs_what_its_bytes_do():
     assert max(other, slow) < 4.5
     assert nobody < 5.0
     assert Job(1e-3, slowdown).x(delays[0]) > 6.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 3, 7])
+def test_one_late_rank_over_uneven_hosts(monkeypatch, late):
+    """Hosts of 1, 3 and 4 ranks, 8 MiB: one pass of the buffer through each NIC, whoever is late."""
+    nodes = ((0,), (1, 2, 3), (4, 5, 6, 7))
+    inside = LinkClass(INSIDE, replace(MODEL, beta_s_per_byte=0.02 / RATE_BYTES_PER_S), tuple((r,) for r in range(8)))
+    topology = Topology(nodes, (inside, LinkClass(NIC, MODEL, nodes)))
+
+    def x():
+        job, delays = Job(1e-3, topology=topology, count=8 * COUNT), [1.1 * (rank == late) for rank in range(HOSTS)]
+        job.x(delays)
+        return job.x(delays)
+
+    assert x() < 1.1
+    # With the credits of ranks of the largest node, and those of all nodes in one line.
+    inner, alike = _ActionLog.limit_receives, tuple((rank, HOSTS + rank) for rank in range(HOSTS))
+    monkeypatch.setattr(_ActionLog, "limit_receives", lambda log, window, rank, nodes: inner(log, window, rank, alike))
+    monkeypatch.setattr(Topology, "sharers_of_nic", lambda topology, rank: topology.nic_sharers)
+    assert x() > 1.15
 
 
 def test_a_queue_without_one():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.collectives.topology.presets import PRESETS, find_preset
-from lanterne.collectives.topology.topology import NIC, LinkClass, Topology, equal_links, nodes_of
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, equal_links, nodes_of
 from lanterne.collectives.topology.topology_json import from_document, read_topology, to_document
 from lanterne.errors import InputError
 
@@ -209,3 +209,13 @@ def test_where_nics_differ_and_no_node_is_slow_the_slowest_may_hang():
     assert topology.slow_nodes == ()
     assert topology.leaf_sets == ((1,),)
     assert Topology(nodes, (links[0], LinkClass(NIC, MODELS[0], nodes))).leaf_sets == ()
+
+
+def test_who_shares_the_nic_of_a_rank():
+    nodes = ((0,), (1, 2, 3), (4, 5))
+    model = CostModel(3e-6, 1e-9)
+    alone = tuple((rank,) for rank in range(6))
+    inside = LinkClass(INSIDE, model, alone)
+    shared, own = (Topology(nodes, (inside, LinkClass(NIC, model, by))) for by in (nodes, alone))
+    assert [shared.sharers_of_nic(rank) for rank in range(6)] == [1, 3, 3, 3, 2, 2]
+    assert shared.nic_sharers == 3 and {own.sharers_of_nic(rank) for rank in range(6)} == {1}
