@@ -101,9 +101,7 @@ def study_one(
     joins = [phase.start for phase in schedule.phases if phase.name == "join"] if line.late else []
     delay_s = price(before(schedule, joins[0]), nbytes, topology).makespan_s if joins else 0.0
     # Flows have whole rounds: where these overlap, starts that pass beside bytes are all that is left of the others.
-    is_stream = line.stream and not line.nodes
-    overlaps = is_stream and rounds_overlap(schedule, nbytes, topology.slowest)
-    at = topology.with_models(sustained) if overlaps else topology
+    at = topology.with_models(sustained) if rounds_overlap(line, schedule, nbytes, topology) else topology
     together_s = price(schedule, nbytes, at).makespan_s
     late_s = price(waiting_part(schedule, late), nbytes, at).makespan_s if joins else together_s
     by_flows: tuple[float | None, float | None] = (None, None)

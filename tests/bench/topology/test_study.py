@@ -25,9 +25,9 @@ def run(capsys, *words):
 def test_a_late_rank_on_a_cluster(capsys, tmp_path):
     path, picture = tmp_path / "study.json", tmp_path / "study.svg"
     words = "--late 3 --nbytes 1MiB,8MiB --algorithm ring,hier_ring,hier_late_join".split()
-    code, out, _ = run(capsys, "topology", "hosts-2x4", *words, "--json", str(path), "--plot", str(picture))
+    code, out, _ = run(capsys, "topology", "hosts-4x2", *words, "--json", str(path), "--plot", str(picture))
     assert code == 0
-    assert "hosts-2x4: 2 nodes, 8 ranks, late: rank 3" in out
+    assert "hosts-4x2: 4 nodes, 8 ranks, late: rank 3" in out
     assert "<svg" in picture.read_text()
     results = json.loads(path.read_text())["results"]
     assert [row["nbytes"] for row in results] == [1 << 20, 8 << 20]
