@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from math import inf
 from statistics import median
 from typing import Any, NamedTuple
@@ -586,9 +586,15 @@ class Blame:
         during = self._arrivals.between(max(onset, since), last + 1)
         if told is None or len(during) < POLICY.latest - 2:
             return None
-        now = self._attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent, late)
-        before, self._latest = self._latest, (now.kind, frozenset(now.ranks))
-        self._times = self._times + 1 if self._latest == before else 1
+        before = self._arrivals.between(self._first, onset)
+        if late is not None and told[-1].kind == "host":
+            # What a busy host makes iterations longer by, too, is not put down to who became late meanwhile.
+            busy = self._arrivals.between(onset, late.since)
+            if len(busy) >= POLICY.least_usual:
+                before, usual_s = busy, median(b.end_s - a.end_s for a, b in pairwise(busy))
+        now = self._attribute(before, during, latest_s - usual_s, silent, late)
+        shown, self._latest = self._latest, (now.kind, frozenset(now.ranks))
+        self._times = self._times + 1 if self._latest == shown else 1
         known = frozenset(told[-1].ranks)
         if now.kind == "unknown" or self._latest == (told[-1].kind, known):
             return None
