@@ -115,6 +115,11 @@ def checkout(tmp_path, monkeypatch):
         '{"stages": 4, "microbatches": 8, "unit": "1ms", "forward": 10, "backward_input": 10, "backward_weight": 10,'
         ' "link_latency": [0, 20, 0], "max_inflight_activations": 8}'
     )
+    # As `pipeline train --profile profiled.json` writes it.
+    (tmp_path / "profiled.json").write_text(
+        '{"stages": 3, "microbatches": 8, "unit": "1ms", "forward": 10, "backward_input": 10, "backward_weight": 10,'
+        ' "memory": {"forward": 1e6, "backward_input": -4e5, "backward_weight": -6e5, "capacity": 1e7}}'
+    )
     runs = json.loads((ROOT / "bench" / "papers" / "adaptra" / "h800_runs.json").read_text())
     (tmp_path / "runs.json").write_text(json.dumps(runs))
     case = {key: value for key, value in runs["runs"][0].items() if key != "slow_ms"}
