@@ -126,8 +126,10 @@ def single_options(collective: str, world_size: int, nbytes: int, links: Links, 
         for place in places:
             options = _near_ones_met(names, collective, world_size, nbytes, links, place.sample)
             least_s = POLICY.most_crowded * min(option.join_s for option in options)
+            # Of ranks that had to be put into one place that with the slowest NIC: there all of theirs goes at once.
+            slowest = max(place.ranks, key=lambda rank: (links.nic_slowdown[rank], rank == place.sample))
             for name in CROWDED_ALGORITHMS:
-                crowded = _option(collective, name, world_size, nbytes, links, place.sample, meet=False)
+                crowded = _option(collective, name, world_size, nbytes, links, slowest, meet=False)
                 options += [crowded] if crowded.join_s < least_s else []
             ranks = place.ranks if len(places) > 1 else ()
             found += [option._replace(ranks=ranks) for option in _worthwhile(options)]
@@ -342,7 +344,8 @@ def _option(
     choice, join = f"{name}/{chunks or schedule.num_chunks}", waiting_part(schedule, absent)
     if meet and isinstance(paced, Topology) and paced.is_uneven:
         apart = _option(collective, name, world_size, nbytes, links, absent, ahead=ahead, meet=False)
-        return apart._replace(join_s=price(join, nbytes, paced).makespan_s)
+        longer = PREDICT.joining if name == NODE_ALGORITHMS[0] else 1.0
+        return apart._replace(join_s=longer * price(join, nbytes, paced).makespan_s)
     join_s = price(join, nbytes, paced, meet=False).makespan_s
     together_s = price(schedule, nbytes, paced, meet=False).makespan_s
     return Option(choice, max(0.0, together_s - join_s), join_s, late)

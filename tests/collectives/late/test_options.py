@@ -213,3 +213,15 @@ def test_a_policy_with_as_many_options_as_may_be_is_none_too_long():
 def test_ranks_on_nodes_that_are_alike_have_options_that_name_none():
     found = options.single_options("all_reduce", 16, 16 << 20, find_preset("dgx-2x8"))
     assert found and all(option.ranks == () for option in found)
+
+
+def test_what_goes_through_one_nic_at_once_is_priced_by_the_slowest_of_a_place():
+    """Of ranks 1, 3 and 4, whose kinds find no room, 3 has a slow NIC: late_direct there takes three times as long."""
+    nodes, alone = ((2,), (5,), (1, 3, 4), (0,)), tuple((rank,) for rank in range(6))
+    inside = LinkClass(INSIDE, CostModel(1.6e-6, 1 / 6.2e9), alone)
+    nic = LinkClass(NIC, CostModel(4.6e-5, 1 / 4.4e8), alone, (1.0, 1.0, 1.0, 4.0, 1.0, 4.0))
+    topology = Topology(nodes, (inside, nic))
+    assert any({1, 3} <= {*place.ranks} for place in options.places_of(topology))
+    found = options.single_options("all_reduce", 6, 16 << 20, topology)
+    assert {each.choice.partition("/")[0] for each in found if each.fits((3,))} >= {"hier_late_join"}
+    assert not [each for each in found if each.fits((3,)) and each.choice.startswith("late_direct")]
