@@ -488,7 +488,6 @@ class Latecomers:
         found = self._runs.get(apart)
         return None if found is None or found.score < LIKELY else Latecomer(apart, found.start)
 
-
     def _vote_on_leaving(self, apart: frozenset[int], index: int) -> int | None:
         """Iteration `index` votes on whether who stood apart as a rule does so no more: since when it does not."""
         count = len(self._usual)
