@@ -14,6 +14,7 @@ size in a folder; --folder names an empty one that all hosts share, else each ho
 A call that does not end is told after 2 s (or 3 iterations): which ranks have not come to it, and which line of their
 Python code they are at. It is an incident at once where one of them is dead, stopped or in another call, else after
 --patience, or twice the longest such wait so far. Incidents are also files in --incidents, one JSON document each.
+That iterations are slow since other work has the cores is told at once, and is an incident after 5 min.
 
   lanterne watch --listen 9470 --history hosts.jsonl -n 4 -- python examples/train.py
   lanterne watch --fail-on incident -n 4 -- python examples/train.py        exit code 1 if there was one
@@ -117,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
     parser.add_argument("--history", metavar="WHERE", help="keep incidents by host in a file, or redis://HOST:PORT/KEY")
     parser.add_argument(
-        "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio; read again whenever it changes"
+        "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio, busy_s; read again on changes"
     )
     parser.add_argument("--fail-on", choices=("incident",), help="exit code 1 if there was one and the program's is 0")
     parser.add_argument("--attach", type=int, metavar="PID", help="watch the job of a process that runs already")
@@ -290,6 +291,11 @@ class LiveTeller:
         """Say it; if it is an incident, have it written."""
         self._say(hang.text, self.ledger.hang(hang), None)
 
+    def look(self) -> None:
+        """Every second: look at what hosts tell, and say what has become an incident since it lasts."""
+        if files := self.ledger.look():
+            self._say("it lasts: an incident by now", files, None)
+
     def _say(self, text: str, files: Sequence[Path], because: str | None) -> None:
         lines = [text, *([because] if because else []), *(f"written to {file}" for file in files)]
         say("\nlanterne watch:   ".join(lines))
@@ -330,7 +336,7 @@ class Watching:
             token = f"; token: {server.token}" if server.token else ""
             say(f"page at {server.url}, metrics at {server.url}metrics{token}")
         teller = LiveTeller(self.ledger)
-        self.reader: Reader = Reader(job, teller.notice, teller.hang, self.ledger.finish, self.ledger.look)
+        self.reader: Reader = Reader(job, teller.notice, teller.hang, self.ledger.finish, teller.look)
 
 
 def _history(args: argparse.Namespace) -> History | None:

@@ -18,12 +18,14 @@ class Thresholds:
 
     Attributes: `patience_s`: how long a rank that lives may not come to a call until that is an incident; `status_s`:
     how long until a line says so; `slow_ratio`: how many times the usual time an iteration must take for an incident
-    (what the detector finds below is in the report, but no incident).
+    (what the detector finds below is in the report, but no incident); `busy_s`: for how long iterations must be slow
+    since other work has the cores until that is an incident: before, it is told and in the report, and is none.
     """
 
     patience_s: float = 30.0
     status_s: float = 2.0
     slow_ratio: float = 1.0
+    busy_s: float = 300.0
 
     def to_json(self) -> dict[str, float]:
         """As a document."""

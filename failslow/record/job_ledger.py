@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,8 @@ class JobLedger:
         self._stamps: dict[Path, int] = {}
         # Incidents whose beginning, and whose end, the history has.
         self._kept: set[tuple[str, bool]] = set()
+        # Whether a slow spell lasts that is no incident yet.
+        self._spell_lasts = False
         self.incidents: IncidentLog = IncidentLog(folder, about, job.where, self.troubles)
         if thresholds is not None:
             job.thresholds = thresholds.now
@@ -136,14 +138,23 @@ class JobLedger:
             hosts = {one["host"] for one in found["arrivals"]["ranks"] if one["host"]}
             self._history.add([job_entry(self._about["run"], hosts or [self._about["host"]], time.time())])
 
-    def look(self) -> None:
-        """Read what hosts tell and whether thresholds have changed; about every second."""
+    def look(self) -> list[Path]:
+        """Read what hosts tell and whether thresholds have changed; about every second.
+
+        What is told already, and has lasted for long enough by now, becomes an incident: its file.
+        """
+        count, written = self.incidents.count, []
         with self._job.lock:
             self._read_hosts()
+            if self._spell_lasts:
+                written = self._slow(self._job.incidents())
+        if self.incidents.count > count:
+            self._keep()
         if self._thresholds is not None and (changed := self._thresholds.look()) is not None:
             self._job.thresholds = changed
         if self._publisher is not None:
             self._publisher.look()
+        return written[-1:] if self.incidents.count > count else []
 
     def status(self, *, ended: bool = False) -> dict[str, Any]:
         """The status document."""
@@ -173,11 +184,24 @@ class JobLedger:
         return found
 
     def _slow(self, spells: Sequence[dict[str, Any]]) -> list[Path]:
-        least = self._job.thresholds.slow_ratio
-        written = [
-            self.incidents.slow(spell, self._job.age_s(spell["onset"])) for spell in spells if spell["ratio"] >= least
-        ]
+        judged = [(spell, self._is_incident(spell)) for spell in spells]
+        self._spell_lasts = any(spell["lasts"] for spell, is_incident in judged if not is_incident)
+        incidents = [spell for spell, is_incident in judged if is_incident]
+        written = [self.incidents.slow(spell, self._job.age_s(spell["onset"])) for spell in incidents]
         return [path for path in written if path]
+
+    def _is_incident(self, spell: Mapping[str, Any]) -> bool:
+        """Whether a slow spell is slow enough for one and, where other work has the cores, lasts for long enough.
+
+        That the cores are shared is no fault of the job, of a rank or of a link, and mostly soon over.
+        """
+        thresholds = self._job.thresholds
+        if spell["ratio"] < thresholds.slow_ratio:
+            return False
+        if any(cause["kind"] != "host" for cause in spell["causes"]):
+            return True
+        since_end_s = 0.0 if spell["lasts"] else self._job.age_s(spell["relief"])
+        return self._job.age_s(spell["onset"]) - since_end_s >= thresholds.busy_s
 
     def _keep(self) -> None:
         """Tell the history of incidents that have begun, or ended."""

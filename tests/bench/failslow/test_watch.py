@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import free_port
 
 from lanterne.bench import cli
+from lanterne.bench.failslow.watch import LiveTeller
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 WATCH = [sys.executable, "-m", "lanterne", "watch"]
@@ -250,3 +252,13 @@ def test_a_job_that_is_not_recorded_is_looked_at_from_outside(tmp_path, capsys):
     document = json.loads((tmp_path / "out.json").read_text())
     assert [(one["rank"], one["pid"]) for one in document["ranks"]] == [(i, rank.pid) for i, rank in enumerate(ranks)]
     assert document["recorded"] is False and "is not recorded" in capsys.readouterr().err
+
+
+def test_what_is_an_incident_since_it_lasts_is_said(capsys):
+    files = [[], [Path("slow-1.json")]]
+    teller = LiveTeller(SimpleNamespace(look=files.pop))
+    teller.look()
+    (first, second) = capsys.readouterr().err.splitlines()
+    assert first.endswith("it lasts: an incident by now") and second == "lanterne watch:   written to slow-1.json"
+    teller.look()
+    assert capsys.readouterr().err == ""

@@ -5,18 +5,23 @@ import socket
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from call_logs import job_calls, write_logs
-from statuses import HOST, ledger_of
+from statuses import HOST, PROGRAM, ledger_of
 
 from lanterne.errors import InputError
+from lanterne.failslow.detect.events import LevelEvent
 from lanterne.failslow.operate.publisher import Pace, Publisher, push_headers, receiver_url
 from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds
 from lanterne.failslow.record import recorder
 from lanterne.failslow.record.call_ring import RingReader
 from lanterne.failslow.record.incidents import MAX_DOCUMENTS, IncidentLog
+from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder
@@ -63,6 +68,62 @@ def test_what_a_host_told_in_health_is_what_it_is_compared_with(tmp_path, monkey
     monkeypatch.setattr("time.monotonic", lambda: now_s + 100.0)
     ledger._hosts["h"][0] = (now_s - 50.0, ledger._hosts["h"][0][1])
     assert ledger.troubles([], 120.0) == ["h: eth0: 6 more errors and drops"]
+
+
+@dataclass
+class SlowJob:
+    """Stands for a JobLog that has found a slow spell from iteration 10 on; an iteration takes 1 s."""
+
+    folder: Path
+    kinds: list[str]
+    now: int = 10
+    relief: int | None = None
+    thresholds: Thresholds = field(default_factory=lambda: Thresholds(busy_s=60.0))
+    lock: Any = field(default_factory=threading.RLock)
+    where: Any = None
+
+    def age_s(self, index):
+        return float(self.now - index)
+
+    def incidents(self):
+        causes = [{"kind": kind, "ranks": [], "evidence": kind} for kind in self.kinds]
+        lasts = self.relief is None
+        return [{"onset": 10, "relief": self.relief, "ratio": 1.4, "lasts": lasts, "causes": causes}]
+
+
+def certain(index):
+    event = LevelEvent("onset", index, 1.4, index, index)
+    return Notice(event, "", None)
+
+
+def test_a_busy_host_is_an_incident_only_once_it_has_lasted(tmp_path):
+    job = SlowJob(tmp_path, ["host"])
+    ledger = JobLedger(job, about_run(PROGRAM), tmp_path / "incidents")
+    assert ledger.notice(certain(10)) == [] and ledger.look() == [] and ledger.incidents.count == 0
+    job.now = 69
+    assert ledger.look() == []
+    job.now = 70
+    (written,) = ledger.look()
+    assert json.loads(written.read_text())["evidence"] == ["host"] and ledger.look() == []
+    job.relief = 90
+    assert ledger.notice(certain(90)) == [written] and not json.loads(written.read_text())["lasts"]
+
+
+def test_a_busy_host_that_is_soon_over_is_no_incident(tmp_path):
+    job = SlowJob(tmp_path, ["host"], now=65, relief=60)
+    ledger = JobLedger(job, about_run(PROGRAM), tmp_path / "incidents")
+    ledger.notice(certain(60))
+    job.now = 300
+    assert ledger.look() == [] and ledger.incidents.count == 0
+    ledger.finish({"incidents": job.incidents()})
+    assert ledger.incidents.count == 0
+
+
+@pytest.mark.parametrize("kinds", [["rank"], ["host", "rank"], ["calls", "host"], ["unknown"]])
+def test_what_is_not_the_hosts_alone_is_an_incident_at_once(tmp_path, kinds):
+    ledger = JobLedger(SlowJob(tmp_path, kinds), about_run(PROGRAM), None)
+    ledger.notice(certain(10))
+    assert ledger.incidents.count == 1
 
 
 def test_thresholds_change_while_it_is_read(tmp_path):
