@@ -68,6 +68,12 @@ class ActivityPolicy:
         half="short spells vanish from long records",
         double="replays take twice as long",
     )
+    told_by: int = value(
+        64,
+        "chosen: messages that a step begins with, of which those of two steps are compared",
+        half="where half of these are lost the numbers of steps may be taken wrongly",
+        double="four times the comparisons",
+    )
     least_told: float = value(
         0.25,
         "chosen: share of the operations of a rank, and of a step, that must be told; the rest is filled in",
@@ -516,10 +522,8 @@ def _index(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.in
     order = np.argsort(step, kind="stable")
     count = np.empty(len(step), np.int64)
     count[order] = np.arange(len(step)) - np.searchsorted(step[order], step[order])
-    firsts = {one: int(numbers[step == one].min()) for one in np.unique(step).tolist()}
-    gaps = [b - a for (s, a), (t, b) in pairwise(firsts.items()) if t == s + 1]
-    period = int(np.median(gaps)) if gaps else 0
-    if (numbers < 0).any() or period < 1:
+    period = 0 if (numbers < 0).any() else _period(numbers, step)
+    if period < 1:
         return count
     # A message has the same place in every step's numbers, or one more, where what was posted with it is lost.
     at = numbers % period
@@ -530,6 +534,24 @@ def _index(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.in
     place = np.searchsorted(places, at, "right") - 1
     ahead = (at - places[place]) % period
     return np.where(ahead <= 1, (place - turn) % len(places), -1)
+
+
+def _period(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> int:
+    """By how much messages' numbers grow from step to step, as most of those that recur do; 0 where none recurs.
+
+    The first of a step would tell it, too, but it may be lost.
+    """
+    import numpy as np
+
+    # In the order of their beginnings: those that a step begins with say enough.
+    steps = [(one, numbers[step == one][: POLICY.told_by]) for one in np.unique(step).tolist()]
+    grown = [
+        (ahead // (later - one))[ahead % (later - one) == 0]
+        for (one, own), (later, other) in pairwise(steps)
+        for ahead in [np.subtract.outer(other, own).ravel()]
+    ]
+    periods, votes = np.unique(np.concatenate([np.empty(0, np.int64), *grown]), return_counts=True)
+    return int(periods[votes.argmax()]) if len(periods) else 0
 
 
 def _one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Operation, ...]:

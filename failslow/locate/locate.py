@@ -63,6 +63,12 @@ class LocatePolicy:
         half="two steps may be noise",
         double="short traces blame nobody",
     )
+    least_told: float = value(
+        0.25,
+        "chosen: share of its operations that a worker must tell in a step that is to say whether it is slow",
+        half="steps are judged by what was filled in, which is as usual",
+        double="of short records with lost rows too few steps are left",
+    )
     rarely_slow: float = value(
         0.02,
         "chosen: share of slow steps that any worker may have",
@@ -118,6 +124,9 @@ POLICY = LocatePolicy()
 
 # Of steps, by their place in a Trace: (first, stop).
 Span: TypeAlias = tuple[int, int]
+if TYPE_CHECKING:
+    # Of steps, their places in a Trace.
+    Steps: TypeAlias = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -259,21 +268,22 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
     slow = slowness >= np.log(POLICY.slow_worker) / 2
     # The lower median: of two workers the share of the one that is not slow.
     usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), POLICY.rarely_slow)
-    for stage, ratios in enumerate(slowness):
+    for stage, (ratios, is_told) in enumerate(zip(slowness, _told(trace), strict=True)):
         # From step to step, for a worker may be slow in half of them.
         noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
         for replica in range(trace.replicas):
-            span = _worst_span(slow[stage, :, replica])
-            if span is None or slow.size * usual ** slow[stage, slice(*span), replica].sum() > POLICY.by_chance:
+            steps = np.flatnonzero(is_told[:, replica])
+            span = _worst_span(slow[stage, steps, replica])
+            if span is None:
                 continue
-            steps = slice(*span)
+            steps = steps[slice(*span)]
+            if slow.size * usual ** slow[stage, steps, replica].sum() > POLICY.by_chance:
+                continue
             effect = float(np.median(ratios[steps, replica]))
-            if effect < max(
-                np.log(POLICY.slow_worker), POLICY.clear_errors * 1.25 * noise / (span[1] - span[0]) ** 0.5
-            ):
+            if effect < max(np.log(POLICY.slow_worker), POLICY.clear_errors * 1.25 * noise / len(steps) ** 0.5):
                 continue
             compute_s[stage][steps, replica] /= np.exp(effect)
-            found.append((stage, replica, span, effect))
+            found.append((stage, replica, steps, effect))
     if not found:
         return [], compute_s
     while len(found) > 1:
@@ -296,20 +306,29 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
     ], compute_s
 
 
-def _slowed(compute_s: Sequence[Array], stage: int, replica: int, span: Span, effect: float) -> list[Array]:
+def _told(trace: Trace) -> list[NDArray[np.bool_]]:
+    """Per stage (S, D): whether a worker tells enough of a step; what is filled in is as usual, and judges nobody."""
+    import numpy as np
+
+    if not trace.known:
+        return [np.ones(durations.shape[:2], bool) for durations in trace.compute_s]
+    return [known.mean(axis=2) >= POLICY.least_told for known in trace.known]
+
+
+def _slowed(compute_s: Sequence[Array], stage: int, replica: int, steps: Steps, effect: float) -> list[Array]:
     """`compute_s` with a worker's slowness put in."""
     import numpy as np
 
     slowed = [durations.copy() for durations in compute_s]
-    slowed[stage][slice(*span), replica] *= np.exp(effect)
+    slowed[stage][steps, replica] *= np.exp(effect)
     return slowed
 
 
 def _cost_beside(
-    trace: Trace, healthy_s: Sequence[Array], stage: int, replica: int, span: Span, effect: float
+    trace: Trace, healthy_s: Sequence[Array], stage: int, replica: int, steps: Steps, effect: float
 ) -> float:
     """The share of the step that a suspect alone costs, the others' slowness being taken out in `healthy_s`."""
-    return _most_saved(trace, _slowed(healthy_s, stage, replica, span, effect), healthy_s)
+    return _most_saved(trace, _slowed(healthy_s, stage, replica, steps, effect), healthy_s)
 
 
 def _most_saved(trace: Trace, compute_s: Sequence[Array], fixed_s: Sequence[Array]) -> float:
@@ -327,14 +346,14 @@ def _most_saved(trace: Trace, compute_s: Sequence[Array], fixed_s: Sequence[Arra
 
 
 def _worker_evidence(
-    trace: Trace, base_s: Array, slowness: Array, stage: int, replica: int, span: Span, effect: float
+    trace: Trace, base_s: Array, slowness: Array, stage: int, replica: int, steps: Steps, effect: float
 ) -> dict[str, Any]:
     import numpy as np
 
     alone = [durations.copy() for durations in trace.compute_s]
-    alone[stage][slice(*span), replica] /= np.exp(effect)
-    ratios = slowness[stage][slice(*span), replica]
-    busy = trace.compute_s[stage].sum(axis=2)[slice(*span)] / base_s[slice(*span), None]
+    alone[stage][steps, replica] /= np.exp(effect)
+    ratios = slowness[stage][steps, replica]
+    busy = trace.compute_s[stage].sum(axis=2)[steps] / base_s[steps, None]
     idle = 1 - busy.mean(axis=0)
     return {
         "rank": int(trace.ranks[replica, stage]),
@@ -342,20 +361,20 @@ def _worker_evidence(
         "replica": replica,
         "slowdown": float(np.exp(effect)),
         "slow_step_share": float((ratios >= np.log(POLICY.slow_worker) / 2).mean()),
-        "first_step": int(trace.steps[span[0]]),
-        "last_step": int(trace.steps[span[1] - 1]),
+        "first_step": int(trace.steps[steps[0]]),
+        "last_step": int(trace.steps[steps[-1]]),
         "idle_share": float(idle[replica]),
         "peers_idle_share": float(np.median(np.delete(idle, replica))),
-        "last_arriver_share": _last_arriver(trace, stage, replica, span),
+        "last_arriver_share": _last_arriver(trace, stage, replica, steps),
         "saving_alone": _saving(base_s, step_s(trace.order, alone, trace.links)),
     }
 
 
-def _last_arriver(trace: Trace, stage: int, replica: int, span: Span) -> float | None:
+def _last_arriver(trace: Trace, stage: int, replica: int, steps: Steps) -> float | None:
     """Share of steps in which the replica was shortest in its stage's longest collective; None without one."""
     import numpy as np
 
-    spent = [group[slice(*span), :, stage] for group in trace.groups.values() if np.isfinite(group[:, :, stage]).all()]
+    spent = [group[steps, :, stage] for group in trace.groups.values() if np.isfinite(group[:, :, stage]).all()]
     if not spent:
         return None
     longest = max(spent, key=lambda seconds: float(seconds.mean()))

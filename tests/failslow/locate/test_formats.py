@@ -306,6 +306,44 @@ def test_a_message_of_which_one_end_lost_its_step_is_no_slow_link(tmp_path):
     assert [verdict.ranks for verdict in diagnose(table)[0]] == [(18,)]
 
 
+def without(calls, lost):
+    """Flight Recorder calls of all ranks but those for which `lost` says so, of (rank, call)."""
+    return {rank: [call for call in own if not lost(rank, call)] for rank, own in calls.items()}
+
+
+def ends_step(call):
+    """Whether it is the collective by which steps are told apart."""
+    return call["kind"] == "grads-reduce-scatter"
+
+
+def test_messages_keep_their_places_where_steps_lost_their_first(tmp_path):
+    calls = encoders.calls_of(make_trace(replicas=3, stages=3, microbatches=6, steps=9, noise=0.005), 0.0, 1, SKEW_S)
+    # Rank 0 tells steps 1, 2, 7 and 8, the first message of two of them being lost: the first ones are 11 apart.
+    first = {step: min(c["number"] for c in calls[0] if c["step"] == step and c["peer"] >= 0) for step in range(9)}
+
+    def lost(rank, call):
+        if call["peer"] >= 0:
+            return rank == 0 and call["step"] in (1, 7) and call["number"] == first[call["step"]]
+        return rank == 0 and ends_step(call) and call["step"] in (3, 5)
+
+    encoders.write_flight_recorder(tmp_path, without(calls, lost))
+    table = read_folder(tmp_path).calls
+    own, *peers = np.median(activity(table).trace.compute_s[0].sum(axis=2), axis=0)
+    assert own == pytest.approx(np.mean(peers), rel=0.02)
+    assert [verdict.cause for verdict in diagnose(table)[0]] == ["none"]
+
+
+def test_steps_that_a_slow_worker_does_not_tell_do_not_speak_for_it(tmp_path):
+    slow = {(0, 0): SlowWorker(2.0, first=10, stop=21)}
+    calls = encoders.calls_of(make_trace(replicas=2, steps=23, noise=0.005, workers=slow), 0.0, 1, SKEW_S)
+    encoders.write_flight_recorder(
+        tmp_path, without(calls, lambda rank, call: rank == 0 and ends_step(call) and call["step"] in (12, 16))
+    )
+    (verdict,), _ = verdicts_of(tmp_path)
+    assert (verdict.cause, verdict.ranks) == ("worker", (0,))
+    assert verdict.evidence["workers"][0]["slowdown"] == pytest.approx(2.0, rel=0.05)
+
+
 def test_inspector_ranks_of_a_part_of_the_job_are_not_the_jobs():
     hosts = [("host2", 7), ("host2", 8), ("host10", 5), ("host10", 6)]
     parts = {"a": (2, {0: hosts[0], 1: hosts[2]}), "b": (2, {0: hosts[1], 1: hosts[3]})}
