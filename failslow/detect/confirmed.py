@@ -66,7 +66,7 @@ class ConfirmedEvents:
             healthy = job.reference.healthy
             job.held.up.set_rate(healthy.up_rate)
             job.held.down.set_rate(healthy.down_rate)
-            job.level = job.reference.recovered(job.level, values, WINDOW_ROWS)
+            job.level = job.reference.recovered(job.level, values, WINDOW_ROWS, was_slow=job.slow)
         job.slow = kind == "onset" or (job.slow and kind != "relief")
         job.warm = True
         job.reference.told = job.level.median

@@ -17,6 +17,8 @@ from lanterne.failslow.detect.votes import CERTAIN, LIKELY, SHIFT, VoteRun, best
 ACCEPT = log(1.08)
 SMALL = log(1.05)
 MIN_SAMPLES = 5
+# Where who was late as a rule is so no more, too, that is worth a row.
+MIN_RECOVERED = 4
 # Three of the votes may come from a jitter, once in some hundred iterations: the rest must still make 250 to 1.
 JITTER = log(250)
 SKIPPED_ROWS = 16
@@ -160,7 +162,7 @@ def seen_relief(state: JobState, index: int, row: int) -> SeenLevel | None:
 def seen_recovery(state: JobState, index: int, row: int) -> SeenLevel | None:
     """The level that a job which was slow from its start has since `index`; None where its times up to `row` deny it."""
     values = list(state.held.recent)[index - row - 1 :]
-    if state.slow or state.last is not None or index < SLOW_START_ROWS or len(values) < MIN_SAMPLES:
+    if state.slow or state.last is not None or index < SLOW_START_ROWS or len(values) < MIN_RECOVERED:
         return None
     fall = state.level.median - max(median(values), median(values[-8:]))
     return SeenLevel(index, values) if fall >= SMALL else None

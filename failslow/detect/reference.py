@@ -68,11 +68,15 @@ class Reference:
         self.base = max(self.anchor, level) if level < self.anchor + SHIFT else self.anchor
         self.healthy = healthy
 
-    def recovered(self, level: Level, values: Sequence[float], window_rows: int) -> Level:
-        """The Level after a relief to `level`, of `values`: the one of before, where that is the same."""
+    def recovered(self, level: Level, values: Sequence[float], window_rows: int, *, was_slow: bool) -> Level:
+        """The Level after a relief to `level`, of `values`: the one of before, where that is the same.
+
+        Args:
+            was_slow: in an incident; else since the job's start, before which there is none.
+        """
         healthy = self.healthy.level
         error = healthy.error(len(values), len(healthy.window))
-        if abs(level.median - healthy.median) >= max(IGNORED / 2, 4 * error):
+        if not was_slow or abs(level.median - healthy.median) >= max(IGNORED / 2, 4 * error):
             return Level(window_rows, list(values), healthy)
         for value in values:
             healthy.push(value)

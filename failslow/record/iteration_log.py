@@ -266,7 +266,7 @@ class Stretch:
         Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
         """
         is_sure = event is not None and event.confirmed_at is not None
-        return is_sure or self._spells.lasting is not None or self.tracker.noisy
+        return is_sure or self._spells.lasting is not None or self.tracker.noisy or self.tracker.falls
 
     def notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
         """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
@@ -282,7 +282,7 @@ class Stretch:
             yield Notice(event, self._words(event), None)
         if self._spells.lasting is not None and (notice := self._spells.follow(index, late)) is not None:
             yield notice
-        elif self.tracker.noisy and (shown := self._shown(index, late)) is not None:
+        elif asks and (shown := self._shown(index, late)) is not None:
             slow = self.tracker.slow
             yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
 
@@ -299,15 +299,18 @@ class Stretch:
     def _shown(self, index: int, late: Latecomer | None) -> LevelEvent | None:
         """The event that is certain by iteration `index` since ranks come late by themselves, or do so no more.
 
-        Times that vary much tell it late, or never.
+        Times that vary much tell it late, or never; and that a slow start is over, a row later than both together.
         """
+        noisy = self.tracker.noisy
+        if not noisy and not self.tracker.falls:
+            return None
         if self._spells.lasting is not None:
             gone = self._spells.blame.gone(self._spells.lasting[0], index)
             return None if gone is None else self.tracker.believe_relief(gone - self.first_row)
         left = self._spells.latecomers.left
         if late is None and left is not None and not self._spells.blame.causes:
             return self.tracker.believe_relief(left - self.first_row)
-        if late is None or not self._spells.blames(late, index):
+        if late is None or not noisy or not self._spells.blames(late, index):
             return None
         return self.tracker.believe_onset(late.since - self.first_row)
 

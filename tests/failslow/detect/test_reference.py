@@ -53,10 +53,12 @@ def test_what_counts_as_recovered(reference, level, base):
     assert reference.base == base
 
 
-@pytest.mark.parametrize(("back", "same"), [(1.001, True), (1.06, False)])
-def test_the_level_of_before_counts_again_where_it_is_the_same(reference, back, same):
+@pytest.mark.parametrize(
+    ("back", "was_slow", "same"), [(1.001, True, True), (1.06, True, False), (1.001, False, False)]
+)
+def test_the_level_of_before_counts_again_where_it_is_the_same(reference, back, was_slow, same):
     healthy = level_at(1.0)
     reference.begin(Healthy(healthy, healthy.noise, 0.03, 0.03))
-    recovered = reference.recovered(level_at(back), [back] * 8, 64)
+    recovered = reference.recovered(level_at(back), [back] * 8, 64, was_slow=was_slow)
     assert (recovered is healthy) == same
     assert recovered.median == pytest.approx(1.0 if same else back, abs=0.002)

@@ -199,6 +199,15 @@ def test_what_something_else_tells_is_believed_where_times_bear_it_out():
     assert [(one.onset, one.relief) for one in tracker.incidents] == [(60, 66)]
 
 
+def test_a_slow_start_that_something_else_tells_the_end_of():
+    tracker = noisy_tracker((60, 1.25), (3, 1.0), seed=3)
+    assert tracker.noisy and tracker.believe_relief(60) is None
+    tracker.update(1.0)
+    relief = tracker.believe_relief(60)
+    # There is no level of before that it might be.
+    assert relief.kind == "relief" and relief.confirmed_at == 63 and tracker.level_s < 1.1
+
+
 @pytest.mark.parametrize(("levels", "index"), [(((60, 1.0), (8, 1.0)), 60), (((60, 1.0), (3, 1.5)), 60)])
 def test_what_times_do_not_bear_out_is_not_believed(levels, index):
     tracker = noisy_tracker(*levels)

@@ -389,6 +389,12 @@ def test_who_was_slow_from_the_start_is_named(tmp_path):
     assert incident["cause"]["ranks"] == [2]
 
 
+def test_that_who_was_slow_from_the_start_is_late_no_more_tells_its_end_sooner(tmp_path):
+    # By a fifth: times alone are certain of that 12 iterations later.
+    found, told = told_of(tmp_path, job_calls(4, 120, late=(2, 0, 70, 1.7e-3)))
+    assert told == [(72, [2])] and [incident["relief"] for incident in found["incidents"]] == [69]
+
+
 @pytest.mark.parametrize("is_calm", [False, True])
 @pytest.mark.parametrize("fills_in_s", [1e9, 20.0, 4.0, 1.0, 0.1])
 def test_logs_are_looked_at_as_often_as_they_fill(fills_in_s, is_calm):
