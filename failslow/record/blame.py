@@ -138,6 +138,19 @@ class BlamePolicy:
         half="waking up is taken for waiting where an iteration has tens of calls",
         double="links are blamed for less than 40 ms where ranks share cores",
     )
+    # Of calls that last longer on a busy host some are as quick as ever, and ranks wait longer for cores between them.
+    same_wait: float = value(
+        0.05,
+        "chosen: share of what iterations take longer; of 105 recorded jobs without a slow link none is told of one",
+        half="of seven recorded slow links of ranks that share cores two are put down to their host for a while",
+        double="of those 105 three are said to have a slow link",
+    )
+    quick_share: float = value(
+        0.4,
+        "chosen: share of what iterations take longer, of the lower quarter of calls' times; a little less than half",
+        half="recorded jobs are told alike; calls of a busy host that are mostly long may be put down to a link",
+        double="slow links of ranks that share cores are put down to their host",
+    )
     # Iterations, all but one of them, in which those that were late are so no more.
     gone: int = value(
         8,
@@ -342,7 +355,8 @@ def attribute(
     Ranks are named where their coming late has grown by a fair part of it, and that of nobody else by nearly as much;
     the calls, where they themselves have, and with them those that are silent: others may wait for these. Without
     evidence nobody is, nor are most ranks: what they are late by is taken against the earliest half. Nor are those that
-    are late by waiting for a core, nor calls where ranks wait for cores between them: they do so in them, too.
+    are late by waiting for a core, nor calls where ranks wait for cores between them: they do so in them, too;
+    but where they wait no longer than before, and the quick calls take longer as the others do, no busy host does that.
     """
     if len(before) < 2 or not during or extra_s <= 0.0:
         return UNKNOWN
@@ -368,14 +382,18 @@ def attribute(
     starved = [rank for rank, (wait_s, clear) in waits.items() if clear and wait_s >= POLICY.fair_share * extra_s]
     # Whether or not they did so before: calls of ranks that share cores last long in many ways.
     waited_s = median(row.starved_s for row in during)
-    if starved or waited_s >= max(POLICY.starved_share * extra_s, POLICY.least_starved_s):
+    are_starved = bool(starved) or waited_s >= max(POLICY.starved_share * extra_s, POLICY.least_starved_s)
+    slower = slower and calls_s >= POLICY.main_share * extra_s
+    own_s = max((waits[rank][0] for rank in starved), default=0.0)
+    alone = slower and own_s < POLICY.main_share * extra_s and _are_calls_alone(before, during, extra_s)
+    if are_starved and not alone:
         starved.sort(key=lambda rank: -waits[rank][0])
         who = ", ".join(f"rank {rank} {min(waits[rank][0], extra_s) * 1e3:.3g} ms" for rank in starved)
         each = f"now one, now another, {waited_s * 1e3:.3g} ms an iteration"
         who = f"{who} an iteration more than before" if who else each
         text = f"ranks wait for cores that other work has, {who}: a busy host"
         return Cause("host", None, text, (), since)
-    if slower and calls_s >= POLICY.main_share * extra_s:
+    if slower:
         more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
         if silent:
             names = ", ".join(str(rank) for rank in silent)
@@ -383,6 +401,16 @@ def attribute(
             return Cause("rank", silent[0], text, tuple(silent), since)
         return Cause("calls", None, f"nobody comes late, {more}: a link or the network; `lanterne validate` names it")
     return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
+
+
+def _are_calls_alone(
+    before: Sequence[IterationArrivals], during: Sequence[IterationArrivals], extra_s: float
+) -> bool:
+    """Whether even the quick iterations' calls take longer, while ranks wait for cores between them as they did."""
+    was, now = (sorted(row.transfer_s for row in rows) for rows in (before, during))
+    waited_s, waits_s = (median(row.starved_s for row in rows) for rows in (before, during))
+    quick_s = now[len(now) // 4] - was[len(was) // 4]
+    return waits_s - waited_s < POLICY.same_wait * extra_s and quick_s >= POLICY.quick_share * extra_s
 
 
 def _grown_by_rank(
@@ -592,6 +620,13 @@ class Blame:
             if len(busy) >= POLICY.least_usual:
                 before, usual_s = busy, median(b.end_s - a.end_s for a, b in pairwise(busy))
         now = self._attribute(before, during, latest_s - usual_s, silent, late)
+        if {now.kind, told[-1].kind} == {"host", "calls"}:
+            # Six iterations of ranks that share cores may show either: what all of them since the onset show counts.
+            spell = self._arrivals.between(max(onset, last + 1 - POLICY.usual), last + 1)
+            if len(spell) < POLICY.least_usual:
+                return None
+            spell_s = median(b.end_s - a.end_s for a, b in pairwise(spell))
+            now = self._attribute(before, spell, spell_s - usual_s, silent, late)
         shown, self._latest = self._latest, (now.kind, frozenset(now.ranks))
         self._times = self._times + 1 if self._latest == shown else 1
         known = frozenset(told[-1].ranks)

@@ -3,8 +3,9 @@
 A job is a data-parallel loop of 4 to 8 ranks over mpi4py, lanterne, or torch's gloo (DistributedDataParallel; where
 PyTorch is installed): its ranks sleep for data, forward, backward and optimizer, and all-reduce between. One or two
 ranks become 1.3 to 3 times as slow in one of these, or another one takes over (moving), or a rank is slow from the
-start until it recovers, or none is (healthy). A job is right when exactly the slow ranks are named within 6 iterations
-of each change, nobody else ever, nor a link, and the report names the same.
+start until it recovers, or none is (healthy); over lanterne also messages between two ranks become slow (link). A job
+is right when exactly the slow ranks, or the link, are named within 6 iterations of each change, nobody and nothing else
+ever, and the report names the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lanterne.bench.scores.beside import score_jobs
 
 BACKENDS = {"mpi4py": "mpi4py", "lanterne": "lanterne", "gloo": "torch"}
 PATTERNS = ("one", "two", "moving", "start", "healthy")
+LINK = "lanterne-link"
 PHASES = ("data", "forward", "backward", "optimizer")
 WITHIN, STEP_S, LIMIT_S = 6, 0.04, 180.0
 ITERATIONS, SLOWEST = 130, 3.0
@@ -77,10 +79,19 @@ else:
         all_reduce = lambda x: comm.Allreduce(MPI.IN_PLACE, x)
     else:
         import lanterne
-        comm = lanterne.init()
-        all_reduce = lambda x: comm.all_reduce(x, x)
+        comm = whole = lanterne.init()
+        if job["links"]:
+            from lanterne.transport.shaped import Link, ShapedTransport
+            shaped = ShapedTransport(whole.transport, {})
+            comm = whole.split(0, whole.rank, shaped)
+        algorithm = "ring" if job["links"] else "auto"
+        all_reduce = lambda x: comm.all_reduce(x, x, algorithm=algorithm)
     rank, buckets = comm.rank, [np.zeros(4096 * (k + 1), np.float32) for k in range(4)]
     for now in range(job["iterations"]):
+        for link in job["links"]:
+            if now == link["first"]:
+                for ends in (link["ends"], link["ends"][::-1]):
+                    shaped.set_link(*ends, Link(link["latency_s"]))
         work("data")
         work("forward")
         for bucket in buckets:
@@ -88,14 +99,16 @@ else:
             all_reduce(bucket)
         work("optimizer")
     if job["backend"] == "lanterne":
-        comm.close()
+        for made in {comm, whole}:
+            made.close()
 """
 NOTICE = re.compile(r"lanterne watch: .*?iteration (?P<index>\d+): (?!perhaps)(?P<text>.*)")
 NAMED = re.compile(r"rank (\d+) by [0-9.e+-]+ ms")
+CALLS = "nobody comes late, the calls themselves take"
 
 
 class LiveChange(NamedTuple):
-    """From iteration `at` on, `ranks` are to be named, and nobody else."""
+    """From iteration `at` on, `ranks` are to be named, and nobody else; without any, a link."""
 
     at: int
     ranks: frozenset[int]
@@ -104,6 +117,7 @@ class LiveChange(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 1 if a job was not right."""
     kinds = [f"{name}-{what}" for name, module in BACKENDS.items() if find_spec(module) for what in PATTERNS]
+    kinds.append(LINK)
     if absent := [name for name, module in BACKENDS.items() if not find_spec(module)]:
         where = "" if absent != ["gloo"] else "; `./run test -m torch` makes an environment with PyTorch, .venv-torch"
         print(f"left out: {', '.join(absent)}, whose library this Python has not{where}", file=sys.stderr)
@@ -116,6 +130,7 @@ def make_job(kind: str, seed: int) -> tuple[dict[str, Any], int, list[LiveChange
     """(what PROGRAM is told, its ranks, what is to be named), a pure function of both."""
     draw = random.Random(f"{kind} {seed}")
     backend, pattern = kind.split("-")
+    links: list[dict[str, Any]] = []
     ranks = draw.randint(4, 8)
     first, second = draw.sample(range(ranks), 2)
     at = draw.randrange(45, 60)
@@ -137,9 +152,14 @@ def make_job(kind: str, seed: int) -> tuple[dict[str, Any], int, list[LiveChange
         changes = [LiveChange(at, frozenset({first})), LiveChange(moved, frozenset({second}))]
     elif pattern == "start":
         slowed, changes = [slow(first, 0, at)], [LiveChange(at, frozenset({first}))]
+    elif pattern == "link":
+        # All of a call wait for its latency twice: as the ring reduces, and as it gathers.
+        latency_s = (draw.uniform(1.3, SLOWEST) - 1) * STEP_S / (2 * 4)
+        links = [{"ends": [first, (first + 1) % ranks], "first": at, "latency_s": latency_s}]
+        slowed, changes = [], [LiveChange(at, frozenset())]
     else:
         slowed, changes = [], []
-    job = {"backend": backend, "iterations": ITERATIONS, "step_s": STEP_S, "slow": slowed}
+    job = {"backend": backend, "iterations": ITERATIONS, "step_s": STEP_S, "slow": slowed, "links": links}
     return job, ranks, changes
 
 
@@ -160,38 +180,35 @@ def _score(kind: str, seed: int) -> dict[str, Any]:
             raise RuntimeError(f"{kind}, job {seed}: code {result.returncode}: {result.stderr[-2000:]}")
         report = json.loads(found.read_text())
     live = _named(result.stderr.splitlines())
-    final = [
-        frozenset(cause["ranks"]) for incident in report["incidents"] for cause in incident["causes"] if cause["ranks"]
-    ]
+    causes = [cause for incident in report["incidents"] for cause in incident["causes"]]
+    final = [frozenset(cause["ranks"]) for cause in causes if cause["ranks"] or cause["kind"] == "calls"]
     told = [ranks for _, ranks in live]
     after = [index - change.at for (index, _), change in zip(live, changes, strict=False)]
     slow = frozenset(one["rank"] for one in job["slow"])
-    kinds = [cause["kind"] for incident in report["incidents"] for cause in incident["causes"]]
-    named = told == [change.ranks for change in changes] and all(0 <= rows <= WITHIN for rows in after)
-    links = "calls" in kinds
+    expected = [change.ranks for change in changes]
     return {
         "kind": kind,
         "seed": seed,
-        "right": named and not links,
-        "blamed": links or bool(frozenset().union(*told, *final) - slow),
+        "right": told == final == expected and all(0 <= rows <= WITHIN for rows in after),
+        "blamed": bool(frozenset().union(*told, *final) - slow) or (frozenset() in final and not job["links"]),
         "agree": told == final,
         "after": after,
         "live": [[index, sorted(ranks)] for index, ranks in live],
         "final": [sorted(ranks) for ranks in final],
-        "causes": kinds,
+        "causes": [cause["kind"] for cause in causes],
         "job": job,
         "ranks": ranks,
     }
 
 
 def _named(lines: list[str]) -> list[tuple[int, frozenset[int]]]:
-    """(iteration in which they were named, ranks) of what was said while the job ran."""
+    """(iteration in which they were named, ranks, none of a link) of what was said while the job ran."""
     found: list[tuple[int, frozenset[int]]] = []
     index = 0
     for line in lines:
         if notice := NOTICE.match(line):
             index = int(notice["index"])
-        elif line.startswith("lanterne watch:   ") and (ranks := NAMED.findall(line)):
+        elif line.startswith("lanterne watch:   ") and ((ranks := NAMED.findall(line)) or CALLS in line):
             found.append((index, frozenset(map(int, ranks))))
     return found
 

@@ -89,6 +89,48 @@ def test_calls_that_take_longer_beside_ranks_that_wait_for_cores_are_not_blamed(
     assert "now one, now another, 20 ms an iteration" in cause.evidence or kind == "calls"
 
 
+def shares_cores(rows, waits_s=0.02, own_s=0.0):
+    """These iterations, of ranks that wait for cores between calls, and one of which is late by that."""
+    for row in rows:
+        row.starved_s, row.core_s = waits_s, {2: own_s}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "quick", "own_s", "kind"),
+    [
+        (0.02, 0, 0.0, "calls"),
+        (0.02, 0, 0.016, "calls"),
+        (0.03, 0, 0.0, "host"),
+        (0.02, 2, 0.0, "host"),
+        (0.02, 0, 0.03, "host"),
+    ],
+    ids=["as before", "who leaves a call late", "longer than before", "some calls are quick", "mostly one of them"],
+)
+def test_a_link_of_ranks_that_share_cores(waits_s, quick, own_s, kind):
+    """Seen in 7 of 7 jobs of lanterne with a slow link and more ranks than cores: all were put down to the host."""
+    during = rows(40, quick) + rows(40 + quick, 6 - quick, transfer_s=0.06)
+    assert attribute(shares_cores(rows(0, 40)), shares_cores(during, waits_s, own_s), 0.05).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("waits", "kinds", "at"),
+    [(range(40, 46), ["host", "calls"], [57]), (range(56, 64), ["calls"], []), (range(40, 100), ["host"], [])],
+    ids=["at first", "for a while", "always"],
+)
+def test_all_iterations_of_a_spell_tell_a_link_from_a_busy_host(waits, kinds, at):
+    """Six of them may show either."""
+    arrivals = arrivals_of(lambda i: {})
+    for row in arrivals.rows:
+        row.end_s += 0.1 * max(row.index - 39, 0)
+        row.transfer_s = 0.1 if row.index >= 40 else 0.001
+        row.starved_s = 0.05 if row.index in waits else 0.02
+    blame = Blame(arrivals)
+    blame.begin(0, 40, 44, 0.1)
+    assert [i for i, _ in follow(blame, 40, 44, 100)] == at
+    assert [cause.kind for cause in blame.causes[40]] == kinds
+
+
 def test_who_is_late_by_more_than_it_waits_for_a_core_is_named():
     during = rows(40, 6, {2: 0.03})
     for row in during:
