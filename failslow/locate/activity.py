@@ -112,6 +112,8 @@ def activity(table: CallTable) -> Activity:
         return Activity(None, "no collective recurs on most ranks: steps are not known", ())
     ids, bounds = stepped
     if layout.shape[1] > 1:
+        if not len(table.steps):
+            bounds = _with_lost_ends(bounds, layout)
         return _pipeline(table, known, free_s, ids, bounds, layout)
     compute_s = np.full((len(ids), len(ranks)), np.nan)
     for column, rank in enumerate(ranks.tolist()):
@@ -210,6 +212,36 @@ def _steps(table: CallTable, known: NDArray[np.bool_]) -> tuple[NDArray[np.int64
         found[rank] = np.stack([numbers[whole + 1].astype(float), times[whole], times[whole + 1]], axis=1)
     ids = np.unique(np.concatenate([rows[:, 0] for rows in found.values()])).astype(np.int64)
     return (ids, found) if len(ids) else None
+
+
+def _with_lost_ends(bounds: Mapping[int, Array], layout: NDArray[np.int64]) -> dict[int, Array]:
+    """`bounds` with those of steps whose last call a rank lost: it ended when it did on the ranks of the same stage."""
+    import numpy as np
+
+    found = dict(bounds)
+    for stage in layout.T.tolist():
+        ranks = [rank for rank in stage if rank in bounds and len(bounds[rank])]
+        if len(ranks) < 2:
+            continue
+        steps = np.unique(np.concatenate([bounds[rank][:, 0] - back for rank in ranks for back in (0, 1)]))
+        ends = np.full((len(ranks), len(steps)), np.nan)
+        for own_s, rank in zip(ends, ranks, strict=True):
+            for back, column in ((1, 1), (0, 2)):
+                own_s[np.searchsorted(steps, bounds[rank][:, 0] - back)] = bounds[rank][:, column]
+        most = ends[np.argmax(np.isfinite(ends).sum(axis=1))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            shared_s = np.nanmedian(ends - np.nanmedian(ends - most, axis=1, keepdims=True), axis=0)
+        for own_s, rank in zip(ends, ranks, strict=True):
+            at = np.flatnonzero(np.isfinite(own_s - shared_s))
+            if not len(at):
+                continue
+            # Its clock may go faster or slower than theirs.
+            guess_s = shared_s + np.interp(steps, steps[at], (own_s - shared_s)[at])
+            all_s = np.where(np.isfinite(own_s), own_s, guess_s)
+            whole = np.flatnonzero((np.diff(steps) == 1) & (np.diff(all_s) > 0))
+            found[rank] = np.stack([steps[whole + 1], all_s[whole], all_s[whole + 1]], axis=1)
+    return found
 
 
 def _marker(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
@@ -513,7 +545,7 @@ def _follow_whole(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np
 
 
 def _index(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which of its step's messages each is, by its batch's number, which tells where one is lost; -1: not known.
+    """Which of its step's messages each is, by its batch's number, which tells where one is lost.
 
     Where there are no numbers, by their order.
     """
@@ -525,15 +557,25 @@ def _index(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.in
     period = 0 if (numbers < 0).any() else _period(numbers, step)
     if period < 1:
         return count
-    # A message has the same place in every step's numbers, or one more, where what was posted with it is lost.
+    # A message has the same place in every step's numbers, or one more, where what was posted with it is lost: no step
+    # has both.
     at = numbers % period
-    places, often = np.unique(at, return_counts=True)
-    places = places[often >= 0.5 * float(often.max())]
+    _, which = np.unique(step, return_inverse=True)
+    seen = np.zeros((int(which.max()) + 1, period), bool)
+    seen[which, at] = True
+    # In a row from one on that follows none.
+    found = np.flatnonzero(seen.any(axis=0))
+    begins = int(np.argmax(np.diff(found, prepend=found[-1] - period) > 1))
+    owner, own = np.arange(period), int(found[begins]) - 2
+    for place in np.roll(found, -begins).tolist():
+        if (place - own) % period != 1 or (seen[:, place] & seen[:, own]).any():
+            own = place
+        owner[place] = own
+    places = np.unique(owner[found])
     # The step's first is the one after the longest stretch of numbers of others.
     turn = int(np.argmax(np.diff(np.append(places, places[0] + period)))) + 1
-    place = np.searchsorted(places, at, "right") - 1
-    ahead = (at - places[place]) % period
-    return np.where(ahead <= 1, (place - turn) % len(places), -1)
+    index: NDArray[np.int64] = (np.searchsorted(places, owner[at]) - turn) % len(places)
+    return index
 
 
 def _period(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> int:

@@ -333,6 +333,30 @@ def test_messages_keep_their_places_where_steps_lost_their_first(tmp_path):
     assert [verdict.cause for verdict in diagnose(table)[0]] == ["none"]
 
 
+def test_a_message_that_most_steps_lost_is_one_of_its_own(tmp_path):
+    calls = encoders.calls_of(make_trace(replicas=3, stages=2, microbatches=6, steps=9, noise=0.005), 0.0, 1, SKEW_S)
+    sends = [call for call in calls[0] if call["kind"] == "forward-send"]
+    second = {id(own[1]) for step in (1, 3, 4, 6, 8) for own in [[one for one in sends if one["step"] == step]]}
+    encoders.write_flight_recorder(tmp_path, without(calls, lambda rank, call: id(call) in second))
+    table = read_folder(tmp_path).calls
+    own, *peers = np.median(activity(table).trace.compute_s[0].sum(axis=2), axis=0)
+    assert own == pytest.approx(np.mean(peers), rel=0.02)
+
+
+def test_a_step_whose_last_call_a_rank_lost_ends_when_it_does_on_others(tmp_path):
+    slow = {(0, 1): SlowWorker(1.5)}
+    calls = encoders.calls_of(make_trace(replicas=3, stages=2, steps=9, workers=slow), 0.0, 1, SKEW_S)
+    encoders.write_flight_recorder(
+        tmp_path, without(calls, lambda rank, call: rank == 1 and ends_step(call) and call["step"] in (2, 4, 7))
+    )
+    table = read_folder(tmp_path).calls
+    trace = activity(table).trace
+    own = trace.compute_s[1][:, 0].sum(axis=1) / trace.compute_s[1][:, 1].sum(axis=1)
+    # Of eight steps six lost a call at the beginning or at the end.
+    assert (trace.known[1][:, 0].mean(axis=1) > 0.8).all() and own == pytest.approx(np.full(8, 1.5), rel=0.05)
+    assert [verdict.ranks for verdict in diagnose(table)[0]] == [(1,)]
+
+
 def test_steps_that_a_slow_worker_does_not_tell_do_not_speak_for_it(tmp_path):
     slow = {(0, 0): SlowWorker(2.0, first=10, stop=21)}
     calls = encoders.calls_of(make_trace(replicas=2, steps=23, noise=0.005, workers=slow), 0.0, 1, SKEW_S)
