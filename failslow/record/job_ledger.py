@@ -118,7 +118,7 @@ class JobLedger:
         with self._job.lock:
             written = self._slow(self._job.incidents())
         self._keep()
-        return written[-1:]
+        return written
 
     def hang(self, hang: Hang) -> list[Path]:
         """If it is an incident, write it; its file."""
@@ -154,7 +154,7 @@ class JobLedger:
             self._job.thresholds = changed
         if self._publisher is not None:
             self._publisher.look()
-        return written[-1:] if self.incidents.count > count else []
+        return written if self.incidents.count > count else []
 
     def status(self, *, ended: bool = False) -> dict[str, Any]:
         """The status document."""
@@ -184,11 +184,14 @@ class JobLedger:
         return found
 
     def _slow(self, spells: Sequence[dict[str, Any]]) -> list[Path]:
-        judged = [(spell, self._is_incident(spell)) for spell in spells]
-        self._spell_lasts = any(spell["lasts"] for spell, is_incident in judged if not is_incident)
-        incidents = [spell for spell, is_incident in judged if is_incident]
-        written = [self.incidents.slow(spell, self._job.age_s(spell["onset"])) for spell in incidents]
-        return [path for path in written if path]
+        """Write those that are incidents; the file of the last spell, where it is one."""
+        file: Path | None = None
+        self._spell_lasts = False
+        for spell in spells:
+            is_incident = self._is_incident(spell)
+            self._spell_lasts |= spell["lasts"] and not is_incident
+            file = self.incidents.slow(spell, self._job.age_s(spell["onset"])) if is_incident else None
+        return [] if file is None else [file]
 
     def _is_incident(self, spell: Mapping[str, Any]) -> bool:
         """Whether a slow spell is slow enough for one and, where other work has the cores, lasts for long enough.

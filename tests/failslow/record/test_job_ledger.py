@@ -109,6 +109,16 @@ def test_a_busy_host_is_an_incident_only_once_it_has_lasted(tmp_path):
     assert ledger.notice(certain(90)) == [written] and not json.loads(written.read_text())["lasts"]
 
 
+def test_what_is_no_incident_has_no_file_beside_one_that_was(tmp_path):
+    job = SlowJob(tmp_path, ["rank"], now=20)
+    ledger = JobLedger(job, about_run(PROGRAM), tmp_path / "incidents")
+    assert len(ledger.notice(certain(10))) == 1
+    before, job.kinds, job.now = job.incidents(), ["host"], 50
+    busy = job.incidents()[0] | {"onset": 40}
+    job.incidents = lambda: [*before, busy]
+    assert ledger.notice(certain(40)) == [] and ledger.incidents.count == 1
+
+
 def test_a_busy_host_that_is_soon_over_is_no_incident(tmp_path):
     job = SlowJob(tmp_path, ["host"], now=65, relief=60)
     ledger = JobLedger(job, about_run(PROGRAM), tmp_path / "incidents")
