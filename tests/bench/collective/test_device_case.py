@@ -41,6 +41,9 @@ class HostMemory:
     def get(self, array):
         return array.values
 
+    def num_different(self, array, other):
+        return int(np.count_nonzero(array.values != other.values))
+
     def timed(self, queue):
         return timed_on_device(self.comm.transport.runtime, self.clock, queue, self.synchronize)
 
