@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypedDict
 
+from lanterne import __version__
 from lanterne.bench import kernel_table, policy_table
 from lanterne.bench.output import report
 from lanterne.bench.topology import found
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(components: list[Component]) -> None:
-    print(f"lanterne {metadata.version('lanterne')} on {platform.node()}: Python {platform.python_version()}, ", end="")
+    print(f"lanterne {__version__} on {platform.node()}: Python {platform.python_version()}, ", end="")
     print(f"{len(os.sched_getaffinity(0))} cores, {_memory_gib():.0f} GiB of memory\n")
     rows = [
         (part["name"], "yes" if part["available"] else "no", part["detail"] if part["available"] else part["reason"])

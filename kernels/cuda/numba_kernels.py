@@ -97,8 +97,8 @@ def fold_launcher(op: str, dtype: Dtype, num_inputs: int, device_id: int) -> Cal
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise Unavailable(f"Numba CUDA cannot compile ({text}); install lanterne[cuda12] or [cuda13]") from error
     typestr = storage_of(dtype).str
-    # Small arrays have small grids.
-    warnings.filterwarnings("ignore", message="Grid size .* will likely result in GPU under-utilization")
+    # Small arrays have small grids. Numba begins the message with a terminal's escape for bold.
+    warnings.filterwarnings("ignore", message=".*Grid size .* will likely result in GPU under-utilization")
 
     def launch(blocks: int, count: int, head: int, addresses: Sequence[int], stream: Stream) -> None:
         # All of it: in a thread without a context Numba would make device 0's the thread's own.
