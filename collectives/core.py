@@ -196,7 +196,7 @@ class CommunicatorCore(CommunicatorBase):
         stream: Stream,
         options: CallOptions,
     ) -> CollectiveRequest:
-        if self.failure is not None or self._device is not None:
+        if self.failure is not None or self.device is not None:
             self.check_open()
         try:
             call = resolve(self, collective, in_array, out_array, op, root, stream, options)

@@ -64,6 +64,9 @@ def is_device_array(x: Any) -> bool:
     """
     if type(x) is np.ndarray:
         return False
+    # CuPy's arrays make their interface anew whenever they are asked, which takes as long as all the rest of this.
+    if type(x) is getattr(sys.modules.get("cupy"), "ndarray", None):
+        return True
     try:
         if hasattr(x, "__cuda_array_interface__"):
             return True
@@ -204,9 +207,12 @@ def told_dtype(x: Any) -> str | None:
 
     Such a tensor's NumPy array is of unsigned integers of their size.
     """
-    if type(x) is np.ndarray:
-        return None
-    library, _, name = str(getattr(x, "dtype", "")).partition(".")
+    return None if type(x) is np.ndarray else _told_name(getattr(x, "dtype", None))
+
+
+@functools.cache
+def _told_name(dtype: object) -> str | None:
+    library, _, name = str(dtype).partition(".")
     return name if library == "torch" and name.startswith(_UNKNOWN_TO_NUMPY) else None
 
 

@@ -59,7 +59,7 @@ def call_memory(
         source, target = _contiguous(in_array), _room_for(out_array)
         back, copies = _back(out_array, target)
         return CallMemory(source, target, False, back, copies or source is not in_array)
-    if _overlap(in_array, out_array):
+    if overlap(in_array, out_array):
         return _overlapping(collective, in_array, out_array, sizes, separate)
     source, target = _contiguous(in_array), _room_for(out_array)
     if source is in_array and target is out_array:
@@ -132,7 +132,8 @@ def _check_out(collective: str, in_array: CallArray | None, out_array: CallArray
         raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
 
 
-def _overlap(in_array: CallArray, out_array: CallArray) -> bool:
+def overlap(in_array: CallArray, out_array: CallArray) -> bool:
+    """Whether they share memory."""
     start, other = _address(in_array), _address(out_array)
     return bool(in_array.size) and start < other + out_array.nbytes and other < start + in_array.nbytes
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, UNSCHEDULED, algorithms_for
 from lanterne.collectives.algorithms.outside import AnyAlgorithm
-from lanterne.collectives.call.memory import CallArray, call_memory, scaled
+from lanterne.collectives.call.memory import CallArray, call_memory, overlap, scaled
 from lanterne.collectives.call.sizes import Counts, even_sizes, has_input, has_output, in_short, uneven_sizes
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.given import given_name, given_schedule
@@ -150,6 +150,21 @@ def resolve(
             if same or not np.may_share_memory(in_array, out_array):
                 key, reads, writes, in_place, element = found
                 return CheckedCall(key, in_array if reads else None, out_array if writes else None, in_place, element)
+    elif _may_be_known_on_device(communicator, in_array, out_array, root, options):
+        side = communicator.device_side()
+        source = side.adopt(f"{collective}: in_array", in_array)
+        same = in_array is out_array
+        target = source if same else side.adopt(f"{collective}: out_array", out_array)
+        layouts = source.dtype, source.element, source.size, target.dtype, target.element, target.size
+        known = "device", collective, op, options, *layouts, same
+        try:
+            found = communicator.tuning.resolved.get(known)
+        except TypeError:
+            known = found = None
+        if found is not None and not target.readonly and (same or not overlap(source, target)):
+            key, reads, writes, in_place, element = found
+            entry = side.entry(stream, source)
+            return CheckedCall(key, source if reads else None, target if writes else None, in_place, element, entry)
     call = _resolve(communicator, collective, in_array, out_array, op, root, stream, options)
     # Of what is in place by parts only, the next call's arrays may be apart.
     if known is not None and not call.copies and (in_array is out_array or not call.in_place):
@@ -158,6 +173,20 @@ def resolve(
             resolved.clear()
         resolved[known] = call.key, call.in_array is not None, call.out_array is not None, call.in_place, call.dtype
     return call
+
+
+def _may_be_known_on_device(
+    communicator: CommunicatorBase,
+    in_array: "Array | None",
+    out_array: "Array | None",
+    root: int | None,
+    options: CallOptions,
+) -> bool:
+    """Whether a call like this, with device arrays, may have been checked before."""
+    if root is not None or options.counts is not None or options.out_counts is not None or communicator.device is None:
+        return False
+    given: tuple[Any, Any] = in_array, out_array
+    return all(type(array) is not np.ndarray and array is not None and is_device_array(array) for array in given)
 
 
 def _resolve(

@@ -77,6 +77,10 @@ class QueuedCall(Protocol):
     @property
     def _signature(self) -> str: ...
 
+    # Of a call with device arrays, where it stands on the user's stream.
+    @property
+    def _entry(self) -> object: ...
+
     # Whether the last `_advance` got anywhere.
     @property
     def _moved(self) -> bool: ...
@@ -152,7 +156,7 @@ class CommunicatorBase(CommunicatorPlace):
         failing: a context in which an error of lanterne ends this communicator.
         failure: what has ended it; None: nothing has, as far as is known without asking.
         mpi_communicator: of exactly these ranks, for MPI's own collectives; made when first needed (native.py).
-        number: calls that were begun.
+        number: calls that were begun; device: the DeviceSide, once there was a call with device arrays.
         mail: what lets receives of a mailbox (collectives/mailbox.py) go on beside, while there are any.
     """
 
@@ -180,7 +184,7 @@ class CommunicatorBase(CommunicatorPlace):
         self._calls: list[QueuedCall] = []
         self._messages: list[WatchedMessage] = []
         self.failure: LanterneError | None = None
-        self._device: DeviceSide | None = None
+        self.device: DeviceSide | None = None
 
     # -- calls, one after the other
 
@@ -195,7 +199,8 @@ class CommunicatorBase(CommunicatorPlace):
                 if len(calls) == 1:
                     self.control.number = number
                     request._begin()
-                    if request.done:
+                    # What is queued on streams is through as far as the CPU is concerned.
+                    if request.done or (request._entry is not None and request._advance()):
                         calls.clear()
                     else:
                         self.engine.busy[self] = None
@@ -269,7 +274,7 @@ class CommunicatorBase(CommunicatorPlace):
     @property
     def in_background(self) -> bool:
         """Whether the engine may advance the calls: not those with device arrays, whose device is a thread's own."""
-        return bool(self._calls or self._messages) and self._device is None and self.failure is None
+        return bool(self._calls or self._messages) and self.device is None and self.failure is None
 
     def look(self) -> None:
         """End this communicator if a rank that its calls wait for is dead, or the time of one that is watched over."""
@@ -301,8 +306,8 @@ class CommunicatorBase(CommunicatorPlace):
                 self.transport.end_soon()
             # First, since the others' NCCL sees an abort at once, and knows no reason.
             self.control.tell_failure(error)
-            if self._device is not None:
-                self._device.fail(error)
+            if self.device is not None:
+                self.device.fail(error)
 
     def end(self, error: LanterneError) -> None:
         """As `fail`, without a word to anybody."""
@@ -315,14 +320,12 @@ class CommunicatorBase(CommunicatorPlace):
 
     def check_open(self) -> None:
         """Raise what has ended this communicator, if anything has."""
-        device = self._device
+        device = self.device
         if self.failure is None and device is not None and not device.is_open:
             with self.failing:
                 device.check()
         if self.failure is not None:
             raise self.failure
-
-    # -- device arrays
 
     def device_side(self, array: Any = None) -> "DeviceSide":
         """The DeviceSide of this rank; made at the first call with device arrays, of which `array` is one.
@@ -330,12 +333,12 @@ class CommunicatorBase(CommunicatorPlace):
         Raises:
             Unavailable: no GPU, driver or CuPy here.
         """
-        if self._device is None:
+        if self.device is None:
             from lanterne.collectives.execute.device import DeviceSide
 
-            self._device = DeviceSide(self.transport, self.ranks, self.communicator_id, array)
-            self._device.hear_by(self.failing.hear)
-        return self._device
+            self.device = DeviceSide(self.transport, self.ranks, self.communicator_id, array)
+            self.device.hear_by(self.failing.hear)
+        return self.device
 
 
 class Failing:

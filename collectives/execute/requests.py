@@ -110,7 +110,7 @@ class CollectiveRequest:
             TransportTimeout: time ran out; names the ranks that never came. The communicator is closed.
             InputError, PeerFailed, TransportError: as `test`.
         """
-        if not self.done:
+        if not self.done and not (queued and self._completion is not None):
             _wait(self, timeout_s, queued)
 
     def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:

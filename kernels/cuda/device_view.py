@@ -4,6 +4,8 @@ An array is asked through `__cuda_array_interface__`; who has only DLPack, throu
 """
 
 import ctypes
+import functools
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +66,7 @@ def view_device(x: Any, what: str = "array") -> DeviceView:
     if not is_device_array(x):
         raise InputError(f"{what}: got {type(x).__name__} on the host, expected device memory like the others")
     interface = getattr(x, "__cuda_array_interface__", None)
-    is_bfloat16 = str(getattr(x, "dtype", "")) in ("bfloat16", "torch.bfloat16")
+    is_bfloat16 = _is_bfloat16(getattr(x, "dtype", None))
     if interface is None and is_bfloat16:
         return replace(view_device(import_cupy().from_dlpack(_Bfloat16Bits(x)), what), element="bfloat16")
     if interface is None:
@@ -76,9 +78,14 @@ def view_device(x: Any, what: str = "array") -> DeviceView:
     if strides is not None and not _is_contiguous(shape, strides, dtype.itemsize):
         raise InputError(f"{what}: got a non-contiguous array of shape {shape}, expected a C-contiguous one")
     address, readonly = interface["data"]
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     stream = interface.get("stream") or _untold_stream(x)
     return DeviceView(address or 0, size, dtype, "bfloat16" if is_bfloat16 else None, readonly, stream, x)
+
+
+@functools.cache
+def _is_bfloat16(dtype: object) -> bool:
+    return str(dtype) in ("bfloat16", "torch.bfloat16")
 
 
 class _Bfloat16Bits:

@@ -10,6 +10,8 @@ from device_ranks import PATHS, over_nccl, same, synchronize
 from nccl_ranks import HostArray
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS
+from lanterne.collectives.communicator import core_of
+from lanterne.collectives.execute import arguments
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Message
@@ -133,6 +135,51 @@ def test_arrays_of_other_libraries_are_read_and_written_where_they_lie(dtype, ty
         return taken
 
     assert over_nccl(3, program) == [[]] * 3
+
+
+def test_calls_are_checked_once_for_arrays_of_the_same_layout(monkeypatch):
+    checked, resolve = [], arguments._resolve
+    monkeypatch.setattr(arguments, "_resolve", lambda *given: checked.append(given) or resolve(*given))
+
+    def program(comm):
+        def summed(count=1000, dtype=np.float32, in_place=False, **options):
+            x, out = HostArray(np.full(count, 2, dtype)), HostArray(np.zeros(count, dtype))
+            before = len(checked)
+            comm.all_reduce(x, x if in_place else out, algorithm="ring", **options)
+            synchronize(comm)
+            assert ((x if in_place else out).values == (2 if options else 2 * comm.world_size)).all()
+            return len(checked) - before
+
+        # Of the first call nothing is kept: there is no device yet to look arrays up on.
+        summed()
+        kinds = ({}, {"count": 1001}, {"dtype": np.int32}, {"in_place": True}, {"op": "max"})
+        assert [summed(**kind) for kind in kinds] == [1] * 5
+        assert [summed(**kind) for kind in kinds] == [0] * 5
+        both = np.zeros(1500, np.float32)
+        with pytest.raises(InputError, match="overlap in part"):
+            comm.all_reduce(HostArray(both[:1000]), HostArray(both[500:]), algorithm="ring")
+
+    assert over_nccl(1, program) == [None]
+
+
+def test_a_call_that_is_queued_is_not_waited_for(monkeypatch):
+    """Whoever would look after it again would ask the host transport of what others have told: a call of the system."""
+
+    def program(comm):
+        x, out, looks = HostArray(np.ones(100, np.float32)), HostArray(np.zeros(100, np.float32)), []
+        # The first of each agrees with the others, and connects.
+        for algorithm in ("ring", "native"):
+            comm.all_reduce(x, out, algorithm=algorithm)
+            synchronize(comm)
+        core, progress = core_of(comm), core_of(comm).progress
+        monkeypatch.setattr(core, "progress", lambda: looks.append(threading.current_thread()) or progress())
+        for algorithm in ("ring", "native"):
+            comm.all_reduce(x, out, algorithm=algorithm)
+        assert threading.current_thread() not in looks
+        synchronize(comm)
+        assert (out.values == comm.world_size).all()
+
+    assert over_nccl(2, program) == [None] * 2
 
 
 def test_a_queued_call_asks_the_device_nothing():
