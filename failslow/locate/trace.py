@@ -261,8 +261,8 @@ def filled(compute_s: Sequence[Array], order: Sequence[tuple[Operation, ...]]) -
         shared: dict[int, Array] = {}
         for m in {operation[1] for operations in order for operation in operations}:
             same = [a[:, :, k] for a, ops in zip(apart, order, strict=True) for k, op in enumerate(ops) if op[1] == m]
-            mean = np.nanmean(np.stack(same), axis=0)
-            shared[m] = np.where(np.isfinite(mean), mean, step)
+            middle = np.nanmedian(np.stack(same), axis=0)
+            shared[m] = np.where(np.isfinite(middle), middle, step)
     found = []
     for stage, operations in enumerate(order):
         guess = usual[stage] + np.stack([shared[m] for _, m, _ in operations], axis=2)

@@ -11,7 +11,7 @@ from lanterne.bench.scores.trace_jobs import make_trace, one_f_one_b
 from lanterne.errors import InputError
 from lanterne.failslow.locate.locate import locate
 from lanterne.failslow.locate.replay import pipeline_s, step_s
-from lanterne.failslow.locate.trace import REQUIRED, build_trace, read_trace
+from lanterne.failslow.locate.trace import REQUIRED, build_trace, filled, read_trace
 
 SMALL = {"replicas": 2, "stages": 2, "microbatches": 2, "steps": 6}
 
@@ -235,3 +235,12 @@ def test_bad_files(tmp_path, name, content, text):
 def test_no_file(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "t.csv")
+
+
+def test_a_slow_worker_does_not_show_in_what_others_lack():
+    """Of a microbatch what most stages show is the data's."""
+    order = [tuple(("FB"[k % 2], k // 2, 0) for k in range(8))] * 3
+    compute_s = [np.ones((6, 2, 8)) for _ in order]
+    compute_s[0][3, 0] = 2.7
+    compute_s[2][3, 0, ::2] = np.nan
+    assert filled(compute_s, order)[2][3, 0] == pytest.approx(np.ones(8))
