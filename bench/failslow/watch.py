@@ -21,7 +21,8 @@ That iterations are slow since other work has the cores is told at once, and is 
   lanterne watch --attach PID                                      joins a job that runs, by one of its ranks
 
 A job that was not started with `lanterne watch` shows no calls. Of its ranks on this host --attach tells then what the
-system tells: who is stopped, dead, stuck in the kernel, or idle while the others compute (three ranks or more).
+system tells: who is stopped, dead or stuck in the kernel, and of three ranks or more who is idle while the others
+compute, computes while they are idle, or alone waits elsewhere while all stand still.
 
 --listen serves a page (http://127.0.0.1:9470/) and metrics for Prometheus (/metrics); elsewhere than on loopback it
 asks for a token, LANTERNE_PAGE_TOKEN's or one that is printed. `lanterne serve` does so for whatever job is watched

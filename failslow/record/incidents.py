@@ -36,6 +36,7 @@ REMEDIES = {
     "stuck": "see its host: a disk, a file system of a network or a driver does not answer (kernel log); drain it",
     "idle": "see what it waits for (py-spy dump --pid): data, a file, a lock, a host without processor time",
     "busy": "see what it computes (py-spy dump --pid), and test its host beside others (`lanterne validate`)",
+    "elsewhere": "see what it waits for (py-spy dump --pid): a lock, a file, data, or its own sleep",
     "order": "make all ranks call the same collectives in the same order: the lines named differ",
     "call": "test the links between these ranks (`lanterne validate`), and see the network's counters",
     "rank": "test the rank's host beside others (`lanterne validate`), take it out or give it less work (`rebalance`)",

@@ -4,13 +4,13 @@ Without its help nothing is known of a program's calls, iterations or lines of c
 state, the core time that it has used and what it waits for in the kernel, and its environment tells its rank. A rank
 that is stopped or gone is named at once. One that is idle while most others compute is named too, and one that computes
 while most others are idle: where calls spin while they wait, the others wait for the first, where they sleep, for the
-second. Of two ranks neither can be told.
+second. Where none computes, it is the one that alone waits elsewhere than the others. Of two ranks neither can be told.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,12 +28,15 @@ JOB_VARIABLES = (
 WINDOW_S, IDLE, BUSY = 5.0, 0.05, 0.25
 # A rank that the others wait for is one of at most this share; a difference between two ranks says nothing.
 MINORITY, LEAST_RANKS = 1 / 3, 3
+# Below this share of a core a rank stands still: what other threads of it use.
+STILL = 0.02
 WORDS = {
     "gone": "its process has ended",
     "stopped": "its process is stopped (SIGSTOP, or a debugger)",
     "stuck": "it waits in the kernel and cannot be interrupted: a disk, a network file system or a driver",
     "idle": "it is idle while most others compute: they wait for it, where their calls spin",
     "busy": "it computes while most others are idle: they wait for it, where their calls sleep",
+    "elsewhere": "all stand still, and it alone waits elsewhere than the others: they wait for it",
 }
 # What a process waits for, by the beginning of the kernel's function.
 WAITS = {
@@ -160,7 +163,7 @@ class OutsideView:
     def _words(self, rank: int, kind: str) -> str:
         waits = self._glimpses[rank][-1].waits
         known = next((words for begin, words in WAITS.items() if waits.startswith(begin)), "")
-        where = f"; it waits for {known} ({waits})" if known and kind in ("idle", "stuck") else ""
+        where = f"; it waits for {known} ({waits})" if known and kind in ("idle", "stuck", "elsewhere") else ""
         return f"rank {rank} (pid {self.processes[rank]}): {WORDS[kind]}{where}"
 
 
@@ -186,7 +189,18 @@ def odd_kinds(glimpses: Mapping[int, Sequence[Glimpse]], window_s: float = WINDO
     apart = [rank for rank, used in cores.items() if (used < IDLE if kind == "idle" else used >= BUSY)]
     if kind is not None and len(apart) <= MINORITY * len(cores):
         found |= dict.fromkeys(apart, kind)
+    if not found and max(cores.values()) < STILL:
+        found = dict.fromkeys(_elsewhere({rank: glimpses[rank] for rank in cores}), "elsewhere")
     return found
+
+
+def _elsewhere(glimpses: Mapping[int, Sequence[Glimpse]]) -> list[int]:
+    """The one rank that all the while waited at another place in the kernel than all others did; none without one."""
+    waits = {rank: {one.waits for one in seen} for rank, seen in glimpses.items()}
+    places = Counter(place for found in waits.values() for place in found)
+    apart = [rank for rank, found in waits.items() if len(found) == 1 and places[next(iter(found))] == 1]
+    is_one = len(apart) == 1 and len(places) == 2 and all(places)
+    return apart if is_one else []
 
 
 def cores_used(seen: Sequence[Glimpse]) -> float | None:

@@ -106,6 +106,28 @@ def test_who_is_odd(host, cores, state, kind):
     assert kind is None or (kind in REMEDIES and WORDS[kind] in view.odd[2].text)
 
 
+@pytest.mark.parametrize(
+    ("waits", "used", "odd"),
+    [
+        (("futex_do_wait", "futex_do_wait", "hrtimer_nanosleep", "futex_do_wait"), 0.0, [2]),
+        (("futex_do_wait", "futex_do_wait", "hrtimer_nanosleep", "futex_do_wait"), 0.1, []),
+        (("futex_do_wait", "ep_poll", "hrtimer_nanosleep", "futex_do_wait"), 0.0, []),
+        (("futex_do_wait", "futex_do_wait", "0", "futex_do_wait"), 0.0, []),
+    ],
+    ids=["all stand still", "some work", "two of them", "not told"],
+)
+def test_who_waits_elsewhere_where_all_stand_still(host, waits, used, odd):
+    """Seen in a job of torch's gloo, whose calls sleep: one rank slept by itself."""
+    view = job_of(host, 4)
+    for rank, place in enumerate(waits):
+        (host.root / str(100 + rank) / "wchan").write_text(place)
+    for _ in range(14):
+        host.step({100 + rank: used for rank in range(4)})
+        view.look(host.now_s)
+    assert [*view.odd] == odd
+    assert not odd or ("it sleeps" in view.odd[2].text and view.odd[2].kind in REMEDIES)
+
+
 def test_ranks_that_spin_on_a_busy_machine_compute_though_they_get_little(host):
     """Seen beside a load of five on two cores: three ranks, of which two spun, got 0.19 of a core each."""
     view = job_of(host, 3)
