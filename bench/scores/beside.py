@@ -25,6 +25,7 @@ def score_jobs(
     arguments: Sequence[str] | None = None,
     *,
     seeded: bool = False,
+    asked: Collection[str] = (),
 ) -> int:
     """The command line of a score: run jobs, print a table; 1 if a job was not right.
 
@@ -33,12 +34,13 @@ def score_jobs(
         kinds: of jobs, by name.
         score: gives the record of one job of a kind, with "kind" and "right"; its second argument counts the jobs.
         columns, row, title: of the table; row(kind, records) is a line of it.
+        asked: kinds of jobs that are run only where they are asked for.
         seeded: whether that count is the job's seed, which --seed may let begin elsewhere than at 0.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m lanterne.bench.scores.{name}", description=str(doc).split("\n\n")[1]
     )
-    parser.add_argument("--kinds", nargs="+", choices=kinds, default=list(kinds), metavar="KIND", help="only these")
+    parser.add_argument("--kinds", nargs="+", choices=[*kinds, *asked], default=list(kinds), metavar="KIND", help="only these")
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
     if seeded:
         parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the first job (default 0)")
