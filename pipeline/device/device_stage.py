@@ -5,8 +5,7 @@
     Adapter(comm, trainer.plans, trainer.plane, durations_s=trainer.device.durations_s)
 
 So every data plane of the host carries a device's messages as it does a host's, through pinned memory
-(message_staging.py); that of device memory (planes/streams.py) is given the stages as they are. Has not run on a GPU
-yet.
+(message_staging.py); that of device memory (planes/streams.py) is given the stages as they are.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 What a stage makes is copied in chunks, on a stream of its own, and a counter tells how much has landed. In memory that
 is shared with delegates, or read by a rank of this host, a message is handed over at once, and its first chunk leaves
 while the second is copied; where the computing rank itself sends, that waits for the counter. What comes is copied to
-the device likewise, and the computing stream alone waits for it. Has not run on a GPU yet.
+the device likewise, and the computing stream alone waits for it.
 Paper: ADAPTRA, section 5.2, figures 10 to 12; differs: the memory of a message is pinned where it is sent from and
 received, not a ring of chunks that everything is copied through, so that a message can go again over another rail.
 """

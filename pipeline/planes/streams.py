@@ -17,7 +17,7 @@ A kernel's first launch loads it, which may wait for all streams, and so for mes
 rank has done more: run what computes once before the first message (Trainer does).
 
 What fails ends the plane: NCCL takes nothing back. Waits have the transport's timeout, from when the computing stream
-gets there. Has not run on a GPU yet.
+gets there.
 Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 6.4, appendix F.1; differs: see kernels/cuda/spin.py.
 """
 
