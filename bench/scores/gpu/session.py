@@ -110,7 +110,7 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
         SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 100, 30),
         SessionStep("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 75, 75, needs=two),
         SessionStep(
-            "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 60, 30
+            "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 90, 30
         ),
     )
 
