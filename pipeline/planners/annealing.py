@@ -19,8 +19,10 @@ from lanterne.pipeline.planners.moves import (
 )
 from lanterne.pipeline.planners.words import Letters
 
-# How many places a letter moves at most.
+# How many places letters move at most.
 REACH = 6
+# How many letters in a row move at most.
+LONGEST = 4
 
 
 @njit(cache=True)
@@ -235,29 +237,47 @@ def _next(state: NDArray[np.uint64]) -> float:
 
 
 @njit(cache=True)
-def _rotate(word: Ints, source: int, goal: int) -> None:
-    """Move the letter at `source` to `goal`."""
-    letter = word[source]
-    step = 1 if goal > source else -1
-    i = source
-    while i != goal:
-        word[i] = word[i + step]
-        i += step
-    word[goal] = letter
+def _drawn_move(state: NDArray[np.uint64], i: int, length: int, blocks: float) -> tuple[int, int, int]:
+    """(lo, cut, hi): what lies from `lo` up to `cut` changes places with what follows up to `hi`.
+
+    The letter at `i` comes earlier, what lies before it goes behind, or it goes on; for `blocks`, see anneal.
+    """
+    reach = 1 + int(REACH * _next(state) ** 2)
+    size = 1
+    if blocks > 0.0 and _next(state) < blocks:
+        size += 1 + int((LONGEST - 1) * _next(state))
+    kind = _next(state)
+    if kind < 0.4:
+        lo, cut, hi = i - reach, i, i + size
+    elif kind < 0.7:
+        lo, cut, hi = i - size, i, i + reach
+    else:
+        lo, cut, hi = i, i + size, i + size + reach
+    return max(lo, 0), min(cut, length), min(hi, length)
 
 
 @njit(cache=True)
 def anneal(
-    words: Ints, letters: Letters, quantile: float, steps: int, hot: float, cold: float, bound: float, seed: int
+    words: Ints,
+    letters: Letters,
+    quantile: float,
+    steps: int,
+    hot: float,
+    cold: float,
+    bound: float,
+    seed: int,
+    blocks: float,
 ) -> tuple[Ints, float, int]:
     """(the best words found, their makespan, steps done): simulated annealing along the critical path.
 
-    A letter on the path moves to before those that keep it waiting, or the one before it moves behind it; now and then
-    any letter moves. Moves that break the rank's order or memory are not tried; those that `least_span` tells to be too
-    long are not simulated.
+    A letter on the path moves to before those that keep it waiting, or the one before it moves behind it, alone or with
+    those next to it; now and then any letter moves. Moves that break the rank's order or memory are not tried; those
+    that `least_span` tells to be too long are not simulated.
 
     Args:
         steps: moves tried; hot, cold: first and last temperature, in units of time; bound: stops at this makespan.
+        blocks: the share of moves in which letters in a row move together. Where memory is full a letter alone can
+            hardly move, but a B and the W that makes room for what follows can.
     """
     num_ranks, length = words.shape
     sender = senders_of(letters)
@@ -268,7 +288,9 @@ def anneal(
     turn, held = np.zeros((num_ranks, length), np.int64), np.zeros((num_ranks, length))
     tail = np.zeros((num_ranks, length))
     place = np.zeros(arrival.shape, np.int64)
-    order, turns, ends = np.empty(REACH + 1, np.int64), np.empty(REACH + 1, np.int64), np.empty(REACH + 1)
+    most = REACH + LONGEST
+    order, turns, ends = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most)
+    undone = np.empty(most, np.int64)
     lengths = np.zeros(num_ranks, np.int64)
     for rank in range(num_ranks):
         while lengths[rank] < length and words[rank, lengths[rank]] >= 0:
@@ -297,35 +319,28 @@ def anneal(
         else:
             chosen = int(_next(state) * size)
             rank, i = path[chosen, 0], path[chosen, 1]
-        reach = 1 + int(REACH * _next(state) ** 2)
-        kind = _next(state)
-        if kind < 0.4:
-            source, goal = i, max(i - reach, 0)
-        elif kind < 0.7:
-            source, goal = i - 1, min(i - 1 + reach, lengths[rank] - 1)
-        else:
-            source, goal = i, min(i + reach, lengths[rank] - 1)
-        if source < 0 or source == goal:
+        lo, cut, hi = _drawn_move(state, i, lengths[rank], blocks)
+        if cut <= lo or hi <= cut:
             continue
-        word = words[rank]
-        if word[source] == word[goal] and abs(goal - source) == 1:
+        word, count = words[rank], hi - lo
+        if count == 2 and word[lo] == word[cut]:
             continue
-        lo, count = min(source, goal), abs(goal - source) + 1
-        moved(word, turn[rank], source, goal, order, turns)
+        moved(word, turn[rank], lo, count, cut - lo, order, turns)
         if not is_feasible(order, turns, count, letters, held[rank, lo]):
             continue
         limit = cost - heat * np.log(1.0 - _next(state))
         if is_single:
             clock = old_ended[rank, lo - 1] if lo > 0 else 0.0
-            after = tail[rank, lo + count] if lo + count < lengths[rank] else 0.0
+            after = tail[rank, hi] if hi < lengths[rank] else 0.0
             least = least_span(order, turns, count, letters, sender, clock, after, old_arrival, place, tail, ends)
             # The mean end of the ranks hardly moves.
             if least + cost - span > limit:
                 continue
-        _rotate(word, source, goal)
+        undone[:count] = word[lo:hi]
+        word[lo:hi] = order[:count]
         found, found_span = score(words, letters, quantile, arrival, start, came, ended)
         if found > limit:
-            _rotate(word, goal, source)
+            word[lo:hi] = undone[:count]
             continue
         cost, span = found, found_span
         old_arrival, arrival = arrival, old_arrival
@@ -335,7 +350,7 @@ def anneal(
             best_span = span
             best[:] = words
         size = critical_path(words, letters, old_came, old_ended, path)
-        index_word(word, letters, lo, lo + count, turn[rank], place, held[rank])
+        index_word(word, letters, lo, hi, turn[rank], place, held[rank])
         if is_single:
             tails(words, lengths, letters, sender, turn, place, tail)
     return best, best_span, step

@@ -156,10 +156,10 @@ def load_search() -> None:
 
     Cost: some 15 s the first time, then half a second per process.
     """
-    problem = Problem(2, 4, 1.0, 1.0, 1.0, link_latency=0.5)
-    plans = [load("zb_h1")(problem)]
-    # A target that no plan reaches, so that nothing is left out.
-    improve(plans, problem, target=0.0, effort=1e-3, seed=0, quantile=None, jitter=0.0, tell=lambda makespan: None)
+    # As much memory as a wave is grown with, and a target that no plan reaches, so that nothing is left out.
+    problem = Problem(2, 8, 1.0, 1.0, 1.0, link_latency=0.5, max_inflight_activations=2)
+    plans = [crosspipe(problem, placement="wave", weight_parts=1)]
+    improve(plans, problem, target=0.0, effort=0.03, seed=0, quantile=None, jitter=0.0, tell=lambda makespan: None)
 
 
 def _check_options(

@@ -17,15 +17,16 @@ import numpy as np
 
 
 class Loops(NamedTuple):
-    """The functions of list_rules and annealing that the search calls."""
+    """The functions of list_rules, annealing and periods that the search calls."""
 
     list_words: Callable[..., bool]
     simulate_words: Callable[..., float]
     score: Callable[..., tuple[float, float]]
     anneal: Callable[..., Any]
+    repeat_period: Callable[..., float]
 
 
-MODULES = ("list_rules", "annealing")
+MODULES = ("list_rules", "annealing", "growth.periods")
 
 
 def _namespaces() -> list[dict[str, Any]]:
@@ -44,7 +45,8 @@ def readable_loops() -> Loops:
     """The same as plain Python functions, which call each other."""
     known: dict[str, Any] = {}
     for names in _namespaces():
-        plain = dict(names)
+        # A module's functions may call those of the modules before it, which call their own.
+        plain = known | names
         for name, function in names.items():
             written = getattr(function, "py_func", None)
             if isinstance(written, FunctionType):

@@ -1,9 +1,9 @@
 """What a move in a rank's word leads to, told from the few letters that it shifts, without simulating the whole.
 
-A move takes one letter to another place; those between shift by one. Whether the rank may do so, and how long the plan
-gets at least, depend on these alone: on when what they wait for has come, and on how much is left to do after each (its
-tail). That is the usual estimate of job-shop scheduling: paths that leave the rank and come back to a letter that has
-moved are left out, so it is seldom above what a simulation finds, and mostly equal.
+A move takes one letter or a few in a row to another place; those between shift. Whether the rank may do so, and how
+long the plan gets at least, depend on these alone: on when what they wait for has come, and on how much is left to do
+after each (its tail). That is the usual estimate of job-shop scheduling: paths that leave the rank and come back to a
+letter that has moved are left out, so it is seldom above what a simulation finds, and mostly equal.
 
 Paper: Taillard 1994, "Parallel taboo search techniques for the job shop scheduling problem", section 2.2.
 """
@@ -57,22 +57,23 @@ def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place
 
 
 @njit(cache=True)
-def moved(word: Ints, turn: Ints, source: int, goal: int, order: Ints, turns: Ints) -> None:
-    """Write letters and turns from min(source, goal) to max as they are once that at `source` is at `goal`."""
-    letter = word[source]
-    lo, hi = min(source, goal), max(source, goal)
-    for i in range(lo, hi + 1):
-        j = source if i == goal else i + 1 if goal > source else i - 1
-        order[i - lo], turns[i - lo] = word[j], turn[j]
-    # Of one letter the first is always of the first microbatch.
-    first = turn[source]
-    for i in range(lo, hi + 1):
-        if word[i] == letter:
-            first = min(first, turn[i])
-    for j in range(hi - lo + 1):
-        if order[j] == letter:
-            turns[j] = first
-            first += 1
+def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, turns: Ints) -> None:
+    """Write letters and turns of the `count` places from `lo` on as they are once rotated to the left `by` places.
+
+    So the `by` letters at `lo` go behind the others, which is the same as that the others come before them.
+    """
+    for j in range(count):
+        i = lo + (j + by) % count
+        letter = word[i]
+        order[j] = letter
+        # Of one letter the first is always of the first microbatch.
+        first, before = turn[i], 0
+        for other in range(lo, lo + count):
+            if word[other] == letter:
+                first = min(first, turn[other])
+        for other in range(j):
+            before += int(order[other] == letter)
+        turns[j] = first + before
 
 
 @njit(cache=True)

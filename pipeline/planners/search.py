@@ -14,6 +14,7 @@ from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adapted_warmups, initial_warmups, max_inflight, round_trip
+from lanterne.pipeline.planners.growth.growing import Found, Growth
 from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, rank_stages, rules
 from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
 from lanterne.pipeline.planners.words import (
@@ -86,6 +87,30 @@ class SearchPolicy:
         half="searches begin from fewer places",
         double="each search is half as long",
     )
+    little_memory: int = value(
+        4,
+        "measured, where ranks hold several stages: with so many microbatches at most, searches end far apart",
+        half="waves that hold 3 or 4 microbatches are up to 7 % longer",
+        double="nothing is gained, and planning takes a tenth longer",
+    )
+    grown_share: float = value(
+        0.5,
+        "measured, 40 waves, most with little memory: the share of the search that grows words from few microbatches",
+        half="waves that hold 2 microbatches are up to 3 % longer",
+        double="nothing is left for the search of the whole",
+    )
+    grown: int = value(
+        3,
+        "measured with grown_share: words kept of each number of microbatches",
+        half="all words come from one",
+        double="each is searched half as far",
+    )
+    block_share: float = value(
+        0.3,
+        "measured with grown_share: the share of moves in which letters in a row move together",
+        half="waves with little memory are a percent longer",
+        double="fewer letters move alone, which is needed as often",
+    )
     samples: int = value(
         32,
         "chosen: sampled latencies of every link in a robust plan",
@@ -156,7 +181,7 @@ def improve(
         if not has_parts(plan):
             search.add(words_of(plan, letters))
     search.add_rules(table.placement, problem, effort)
-    search.anneal(effort)
+    search.anneal(table.placement, problem, effort)
     made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, plans[-1]))
     if search.found and search.makespan < made * (1 + 1e-12):
         return plan_of(search.found[0][1], table, "best"), search.makespan
@@ -215,7 +240,11 @@ class _WordSearch:
         self.target = target
         self.seed = seed
         self.tell = tell
-        self.found: list[tuple[float, Ints]] = []
+        self.found: Found = []
+        self.blocks = 0.0
+        # Microbatches of a route, and a mean duration.
+        self.turns = int(letters.total.max())
+        self.unit = float(self.letters.duration[self.letters.duration > 0].mean())
         self.actions = int(letters.total.sum())
         self.ranks = len(letters.capacity)
         self.scratch = _scratch(self.letters)
@@ -265,10 +294,11 @@ class _WordSearch:
             return 1e300
         return self.found[-1][0] * (1 + 1e-9)
 
-    def anneal(self, effort: float) -> None:
+    def anneal(self, placement: Placement, problem: Problem, effort: float) -> None:
         """Short searches from each of the best words, then longer ones from the best of them.
 
-        Where ranks hold several stages, `effort` times as many searches and not longer ones: they end far apart.
+        Where ranks hold several stages, `effort` times as many searches and not longer ones: they end far apart. Where
+        they hold little memory besides, the later ones begin from grown words.
         """
         if self.is_readable:
             self._anneal_until()
@@ -277,27 +307,61 @@ class _WordSearch:
         moves = int(effort * POLICY.search_actions / self.actions / samples)
         if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
             return
-        unit = float(self.letters.duration[self.letters.duration > 0].mean())
-        has_many = len(self.given.capacity) * 3 < len(self.given.rank)
+        has_many = placement.num_stages > placement.num_ranks
         heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
+        growth = None
+        if has_many and samples == 1 and least_held(problem, placement) <= POLICY.little_memory:
+            self.blocks = POLICY.block_share
+            growth = self._growth(placement, problem, effort)
+        if growth:
+            times, moves = max(times, 2), int(moves * (1 - POLICY.grown_share))
         moves, begun = moves // times, self.found
-        for again in range(0, 16 * times, 16):
-            found = [
-                self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * unit, again + i)
-                for i, (_, words) in enumerate(begun)
-            ]
-            for salt, (share, hot) in enumerate(heats.long, again + POLICY.kept):
-                nearest = min(found, key=lambda pair: pair[0])[1]
-                found.append(self._anneal(nearest, int(moves * share), hot * unit, salt))
+        for again in range(times):
+            if again == 1 and growth and self.makespan > self.target:
+                begun = growth.grown(lambda letters: self._begun(letters, placement, problem, effort)) or begun
+            self._anneal_from(begun, moves, heats, again * 16)
+
+    def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, heats: Heats, salt: int) -> None:
+        """A short search from each of `begun`, then longer ones from the best of them."""
+        found = [
+            self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * self.unit, salt + i)
+            for i, (_, words) in enumerate(begun)
+        ]
+        for more, (share, hot) in enumerate(heats.long, salt + POLICY.kept):
+            nearest = min(found, key=lambda pair: pair[0])[1]
+            found.append(self._anneal(nearest, int(moves * share), hot * self.unit, more))
+
+    def _growth(self, placement: Placement, problem: Problem, effort: float) -> Growth | None:
+        """How words are grown; None where microbatches or moves are too few, or the time is limited."""
+        growth = Growth(
+            self.given,
+            self.letters,
+            self.loops,
+            held=least_held(problem, placement),
+            kept=POLICY.grown,
+            actions=effort * POLICY.search_actions * POLICY.grown_share,
+            heat=MANY_STAGES.long[0][1] * self.unit,
+            blocks=self.blocks,
+            seed=self.seed,
+        )
+        can = growth.levels and growth.moves >= POLICY.fewest_moves and self.until_s == math.inf
+        return growth if can else None
+
+    def _begun(self, given: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
+        """Words by rules for the letters of fewer microbatches."""
+        few = _WordSearch(given, None, 0.0, self.seed, lambda makespan: None, None)
+        # So few actions are soon done.
+        few.add_rules(placement, problem, effort / 20)
+        return few.found
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.until_s
 
     def _anneal_until(self) -> None:
         """Few moves at a time, from the best words, until it is late."""
-        unit, salt = float(self.letters.duration[self.letters.duration > 0].mean()), 0
+        salt = 0
         while self.found and self.makespan > self.target and not self._is_late():
-            self._anneal(self.found[salt % len(self.found)][1], POLICY.fewest_moves // 10, 0.1 * unit, salt)
+            self._anneal(self.found[salt % len(self.found)][1], POLICY.fewest_moves // 10, 0.1 * self.unit, salt)
             salt += 1
 
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> tuple[float, Ints]:
@@ -309,7 +373,9 @@ class _WordSearch:
         if self.makespan <= self.target or moves <= 0:
             return math.inf, words
         run = self.seed * 1024 + salt
-        found, span, _ = self.loops.anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run)
+        found, span, _ = self.loops.anneal(
+            words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run, self.blocks
+        )
         self.add(found)
         return span, found
 
@@ -319,7 +385,7 @@ class _WordSearch:
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
-            self.loops.anneal(words, self.letters, self.quantile, POLICY.pacing_moves, unit, unit, -1.0, self.seed)
+            self.loops.anneal(words, self.letters, self.quantile, POLICY.pacing_moves, unit, unit, -1.0, self.seed, 0.0)
             took_s = time.monotonic() - began_s
         return POLICY.pacing_moves / max(took_s, 1e-6)
 
@@ -361,5 +427,10 @@ def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
 
 def _groups(problem: Problem, placement: Placement) -> list[int]:
     """How many microbatches may go together: as many as memory holds whole, half of them, or as there are ranks."""
-    held = min(max_inflight(problem, rank) for rank in range(problem.stages)) // placement.num_routes
+    held = least_held(problem, placement)
     return sorted({size for size in (held, held // 2, placement.num_ranks) if 1 < size <= held}, reverse=True)
+
+
+def least_held(problem: Problem, placement: Placement) -> int:
+    """How many microbatches of each route every rank can hold at once, whole."""
+    return min(max_inflight(problem, rank) for rank in range(problem.stages)) // placement.num_routes

@@ -324,6 +324,19 @@ def test_a_loop_with_little_memory_is_planned_in_groups():
     assert makespan(made, problem) <= 6665 * 1.005
 
 
+def test_a_wave_with_little_memory_is_grown_from_few_microbatches():
+    """9769 is proved by CP-SAT. A search of the whole alone, and of letters alone, ends 3 % above it on average.
+
+    13273 is the best known, twice as many microbatches as are searched for; the same ended 8 % above it.
+    """
+    times = [98, 100, 99, 102], [103, 96, 95, 103], [99, 103, 95, 99]
+    problem = Problem(4, 12, *times, [0, 100, 300], max_inflight_activations=2)
+    assert makespan(best(problem, placement="wave"), problem) <= 9769 * 1.01
+    times = [97, 102, 101, 97, 103], [98, 102, 103, 100, 102], [96, 97, 102, 103, 96]
+    problem = Problem(5, 12, *times, [100, 400, 0, 100], max_inflight_activations=2)
+    assert makespan(best(problem, placement="wave"), problem) <= 13273 * 1.03
+
+
 @pytest.mark.parametrize("group", [2, 3])
 def test_no_group_begins_before_the_one_before_it_has_on_all_stages(group):
     problem = Problem(4, 7, 100, 110, 80, [0, 0, 200], max_inflight_activations=3)
@@ -358,7 +371,7 @@ def test_the_readable_loops_do_what_the_compiled_ones_do(groups):
         assert loops.list_words(letters, rank_stages(table.placement, letters), rule, words), loops
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            better, span, steps = loops.anneal(words, letters, 0.0, 60, 20.0, 1.0, 0.0, 3)
+            better, span, steps = loops.anneal(words, letters, 0.0, 60, 20.0, 1.0, 0.0, 3, 0.3)
         found.append((words.tolist(), better.tolist(), span, steps))
     assert found[0] == found[1]
 

@@ -1,5 +1,7 @@
 """What a move is told to lead to, against the words rotated and simulated whole."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -48,9 +50,8 @@ def indexed(placement, **options):
     return Indexed(words_of(crosspipe(problem, placement=placement, weight_parts=1), letters), letters)
 
 
-def rotated(word, source, goal):
-    found = np.delete(word, source)
-    return np.insert(found, goal, word[source])
+def rotated(word, lo, cut, hi):
+    return np.concatenate([word[:lo], word[cut:hi], word[lo:cut], word[hi:]])
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -65,36 +66,37 @@ def test_tails_and_starts_meet_on_the_longest_path(placement):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("options", [{}, {"link_bandwidth": [2, 1, 2], "message_nbytes": 60}], ids=["latency", "both"])
 def test_every_move_is_told_as_the_whole_words_show_it(placement, options):
-    known, told, wrong, short = indexed(placement, **options), 0, 0, 0
-    order, turns, ends = np.empty(7, np.int64), np.empty(7, np.int64), np.empty(7)
+    known, counts = indexed(placement, **options), {1: np.zeros(3, int), 2: np.zeros(3, int)}
+    order, turns, ends = np.empty(8, np.int64), np.empty(8, np.int64), np.empty(8)
     for rank, size in enumerate(known.lengths.tolist()):
-        for source in range(size):
-            for goal in range(max(source - 6, 0), min(source + 7, size)):
-                if source == goal:
-                    continue
-                lo, count = min(source, goal), abs(goal - source) + 1
-                moved(known.words[rank], known.turn[rank], source, goal, order, turns)
+        for lo, cut in itertools.combinations(range(size), 2):
+            for hi in range(cut + 1, min(lo + 7, size) + 1):
+                count = hi - lo
+                moved(known.words[rank], known.turn[rank], lo, count, cut - lo, order, turns)
                 words = known.words.copy()
-                words[rank, :size] = rotated(known.words[rank, :size], source, goal)
+                words[rank, :size] = rotated(known.words[rank, :size], lo, cut, hi)
                 after = Indexed(words, known.letters)
-                segment = slice(lo, lo + count)
-                assert (order[:count] == words[rank, segment]).all(), (rank, source, goal)
-                assert (turns[:count] == after.turn[rank, segment]).all(), (rank, source, goal)
+                segment = slice(lo, hi)
+                assert (order[:count] == words[rank, segment]).all(), (rank, lo, cut, hi)
+                assert (turns[:count] == after.turn[rank, segment]).all(), (rank, lo, cut, hi)
                 fits = is_feasible(order, turns, count, known.letters, known.held[rank, lo])
-                assert fits == after.feasible(rank), (rank, source, goal)
+                assert fits == after.feasible(rank), (rank, lo, cut, hi)
                 if not fits or after.span >= 1e300:
                     continue
                 clock = known.ended[rank, lo - 1] if lo else 0.0
-                rest = known.tail[rank, lo + count] if lo + count < size else 0.0
+                rest = known.tail[rank, hi] if hi < size else 0.0
                 given = known.sender, clock, rest, known.arrival, known.place, known.tail, ends
                 least = least_span(order, turns, count, known.letters, *given)
-                told, wrong = told + 1, wrong + (least > after.span * (1 + 1e-12))
-                short += max(least, known.span) < after.span * (1 - 1e-12)
+                wrong = least > after.span * (1 + 1e-12)
+                short = max(least, known.span) < after.span * (1 - 1e-12)
+                counts[min(cut - lo, hi - cut, 2)] += 1, wrong, short
                 # What lies before the segment is as it was; what is known of the rest follows from that.
                 own = known.turn[rank].copy(), known.place.copy(), known.held[rank].copy()
-                index_word(words[rank], known.letters, lo, lo + count, *own)
+                index_word(words[rank], known.letters, lo, hi, *own)
                 whole = after.turn[rank], after.place, after.held[rank]
-                assert all(map(np.allclose, own, whole)), (rank, source, goal)
-    # It may be more than comes of it where a path leaves the moved letters and comes back, as where two routes meet (3 %
-    # here), and less where links queue.
-    assert told > 200 and wrong <= 0.05 * told and short <= 0.1 * told, (told, wrong, short)
+                assert all(map(np.allclose, own, whole)), (rank, lo, cut, hi)
+    # It may be more than comes of it where a path leaves the moved letters and comes back, as where two routes meet (at
+    # most 4 % of letters that move alone, 8 % of several), and less where links queue.
+    for size, most in ((1, 0.05), (2, 0.1)):
+        told, wrong, short = counts[size]
+        assert told > 150 and wrong <= most * told and short <= 0.1 * told, (size, counts)
