@@ -136,7 +136,9 @@ def _end_of_reductions(letters: Letters, finished: Floats, lane: Floats) -> floa
     for _ in range(len(finished)):
         first = -1
         for letter in range(len(finished)):
-            if letters.reduce[letter] > 0.0 and not done[letter] and (first < 0 or finished[letter] < finished[first]):
+            # A route without microbatches has nothing to reduce.
+            waits = letters.reduce[letter] > 0.0 and letters.total[letter] > 0 and not done[letter]
+            if waits and (first < 0 or finished[letter] < finished[first]):
                 first = letter
         if first < 0:
             break

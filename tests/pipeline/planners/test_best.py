@@ -246,6 +246,16 @@ def test_the_search_times_words_as_the_simulator_does(options, placement):
     assert simulate_words(words, letters, 0, *rows) == pytest.approx(simulate(spelt, problem).makespan)
 
 
+def test_a_route_without_microbatches_reduces_nothing():
+    sync = {"kind": "all_reduce", "time": 3}
+    problem = Problem(1, 1, 1, 1, 0, data_parallel=sync)
+    table = costs(problem, make_placement("bidirectional", 1))
+    letters = letters_of(table)
+    words = words_of(crosspipe(problem, placement=table.placement, weight_parts=1), letters)
+    rows = np.empty((len(letters.rank), 1)), *(np.zeros(words.shape) for _ in range(3))
+    assert simulate_words(words, letters, 0, *rows) == makespan(plan_of(words, table, ""), problem) == 5
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.data(), problems(stages=4, microbatches=6))
 def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem):
