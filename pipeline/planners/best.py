@@ -27,7 +27,7 @@ ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.1, 0.02
 # The effort to plan anew with, and where ranks hold several stages: each of so many searches ends elsewhere.
 REPLANNED, MANY_STAGES = 0.015, 2.0
-# For how long the first plan on a machine is searched for.
+# For how long the first plan on a machine is searched for, at full effort.
 READABLE_S = 0.7
 # With more actions the planners written in Python take most of the time; list rules here do what they do.
 LARGE, SLOW = 20_000, ("adaptra",)
@@ -104,7 +104,7 @@ def best(
     tell(made)
     target = bound * (1 + 1e-9)
     if made > target or quantile is not None:
-        readable_s = None if wait or are_compiled() else READABLE_S
+        readable_s = None if wait or are_compiled() else READABLE_S * min(effort, 1.0)
         if readable_s is not None:
             compile_in_background()
         given = [checked.plan for checked in plans]
@@ -137,7 +137,9 @@ def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, op
         name: best(problem, placement=name, effort=effort * TRIAL, time_limit_s=limit_s, **options) for name in names
     }
     made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
-    for name in sorted(names, key=lambda each: made[each]):
+    # The first plan on a machine is searched for on one placement: each search with readable loops takes as long.
+    is_hurried = not options["wait"] and not are_compiled()
+    for name in sorted(names, key=lambda each: made[each])[: 1 if is_hurried else None]:
         least = min(made.values())
         if made[name] > least * (1 + HOPE) or tried[name].proved_bound > least * (1 + 1e-9):
             continue
