@@ -98,11 +98,6 @@ class Tracker:
         return self._job.level.shift > SHIFT
 
     @property
-    def falls(self) -> bool:
-        """The last rows may be faster than all before: a job that was slow from its start may have recovered."""
-        return self._job.last is None and self._job.held.down.score >= PROVISIONAL
-
-    @property
     def incidents(self) -> list[Incident]:
         """The incidents so far, the last one open where its `relief` is None; its `ratio` follows the level."""
         return self._confirmed.incidents

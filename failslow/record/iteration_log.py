@@ -266,7 +266,7 @@ class Stretch:
         Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
         """
         is_sure = event is not None and event.confirmed_at is not None
-        return is_sure or self._spells.lasting is not None or self.tracker.noisy or self.tracker.falls
+        return is_sure or self._spells.lasting is not None or self.tracker.noisy or _may_recover(self.tracker)
 
     def notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
         """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
@@ -302,7 +302,7 @@ class Stretch:
         Times that vary much tell it late, or never; and that a slow start is over, a row later than both together.
         """
         noisy = self.tracker.noisy
-        if not noisy and not self.tracker.falls:
+        if not noisy and not _may_recover(self.tracker):
             return None
         if self._spells.lasting is not None:
             gone = self._spells.blame.gone(self._spells.lasting[0], index)
@@ -482,6 +482,11 @@ class IterationLog:
                 self._learn(world_size)
             self._found += self._stretch.notices(index, event, asks=asks)
         self._ended.clear()
+
+
+def _may_recover(tracker: Tracker) -> bool:
+    """Whether the last rows may be of another level than all before: of a job that was slow from its start."""
+    return tracker.doubtful and not tracker.events
 
 
 def _shifted(record: dict[str, Any], first_row: int) -> dict[str, Any]:
