@@ -22,9 +22,6 @@ from lanterne.collectives.topology.crossing import CrossedLinks
 from lanterne.collectives.topology.round_sharing import ENDLESS, RoundMessages, moves_s
 
 Numbers = NDArray[np.float64]
-# The part of the way to what is found that a pass goes: with 1 some prices grow from pass to pass, with 0.5 others are
-# half as near to flows after as many.
-STEP = 0.7
 # A message whose bytes take no time is under way for so long, s.
 INSTANT_S = 1e-15
 
@@ -63,11 +60,11 @@ class RoundOvertaking:
         """What each transfer's message takes where rounds do not meet."""
         return (self._starts_s + self._moves_s)[self._message_of]
 
-    def again_s(self, begin_s: Numbers) -> Numbers:
-        """The same where they do: it begins at `begin_s`, and takes what was said last."""
+    def again_s(self, begin_s: Numbers, stride: float) -> Numbers:
+        """The same where they do: it begins at `begin_s`, and takes what was said last; see Overtaking."""
         found_s = self._correction * self._averages_s(self._users, begin_s[self._firsts] + self._starts_s)
         # A part of the way, as a factor: who is found to take longer makes way for others.
-        self._moves_s = self._moves_s ** (1 - STEP) * found_s**STEP
+        self._moves_s = self._moves_s ** (1 - stride) * found_s**stride
         return (self._starts_s + self._moves_s)[self._message_of]
 
     def _averages_s(self, all_users: Sequence[LinkUsers], from_s: Numbers) -> Numbers:

@@ -81,19 +81,22 @@ def test_a_step_that_ranks_cannot_keep_is_no_price(monkeypatch, late):
 
 
 @pytest.mark.parametrize(
-    ("ends_s", "settled"),
-    [
-        ([1.0], False),
-        ([1.0, 1.0 + 5e-6], True),
-        # It begins to fall out of step; it goes to and fro for ever; or far, which may become less.
-        ([0.6433, 0.6432, 0.6433 - 1.1e-4 + 2e-5], False),
-        ([1.005, 1.0, 1.0051], True),
-        ([1.05, 1.0, 1.0501], False),
-        ([1.005, 1.0, 1.003], False),
-    ],
+    ("seed", "number", "name"), [(3002, 95, "hier_late_slow.1.2.3.4.5"), (3003, 102, "hier_late_slow.1")]
 )
-def test_passes_end_when_the_end_settles(ends_s, settled):
-    assert cost._is_settled(ends_s) is settled
+def test_where_passes_go_to_and_fro_they_go_less_far(monkeypatch, seed, number, name):
+    """The last of 24 passes said 0.85 and 0.87 of what flows take, the one before 1.09: they never settled."""
+    schedule, topology = on_cluster(seed, number, name)
+    flows_s = simulate_flows(schedule, NBYTES, topology).max()
+    assert price(schedule, NBYTES, topology).makespan_s == pytest.approx(flows_s, rel=0.03)
+    monkeypatch.setattr(cost, "SHORTER", 1.0)
+    assert price(schedule, NBYTES, topology).makespan_s < 0.9 * flows_s
+
+
+@pytest.mark.parametrize(
+    ("ends_s", "back"), [([1.0], False), ([1.0, 2.0], False), ([1.0, 2.0, 3.0], False), ([1.0, 2.0, 1.5], True)]
+)
+def test_passes_turn_back(ends_s, back):
+    assert cost._turns_back(ends_s) is back
 
 
 def test_auto_does_not_count_on_such_a_step():
@@ -109,8 +112,8 @@ def test_messages_that_meet_take_longer_and_alone_as_long_as_before():
     def found(begin_s, passes=40):
         overtaking = RoundOvertaking(messages_of(round_of, src, dst, 4), 1.0, np.zeros(2), topology._crossed)
         for _ in range(passes):
-            overtaking.again_s(np.array(begin_s))
-        return overtaking.again_s(np.array(begin_s))
+            overtaking.again_s(np.array(begin_s), 0.7)
+        return overtaking.again_s(np.array(begin_s), 0.7)
 
     np.testing.assert_allclose(found([0.0, 5.0]), [1.0, 1.0])
     np.testing.assert_allclose(found([0.0, 0.0]), [2.0, 2.0], rtol=1e-3)
