@@ -84,7 +84,7 @@ def study_one(
     from lanterne.bench.collective.cost import before
     from lanterne.collectives.algorithms.catalogue import MAX_CELLS, find_algorithm, make_schedule
     from lanterne.collectives.auto.pacing import sustained
-    from lanterne.collectives.auto.predict import chunk_count, nodes_of_links, rounds_overlap
+    from lanterne.collectives.auto.predict import chunk_count, nodes_of_links, starts_part
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import late_start, price
     from lanterne.collectives.schedule.passes import waiting_part
@@ -100,8 +100,9 @@ def study_one(
         schedule = check(schedule).schedule
     joins = [phase.start for phase in schedule.phases if phase.name == "join"] if line.late else []
     delay_s = price(before(schedule, joins[0]), nbytes, topology).makespan_s if joins else 0.0
-    # Flows have whole rounds: where these overlap, starts that pass beside bytes are all that is left of the others.
-    at = topology.with_models(sustained) if rounds_overlap(line, schedule, nbytes, topology) else topology
+    # Flows have whole rounds: where these overlap, a part of the starts is left, since the rest passes beside bytes.
+    part = starts_part(line, schedule.num_chunks, nbytes, topology)
+    at = topology.with_models(lambda model: sustained(model, part)) if part < 1 else topology
     together_s = price(schedule, nbytes, at).makespan_s
     late_s = price(waiting_part(schedule, late), nbytes, at).makespan_s if joins else together_s
     by_flows: tuple[float | None, float | None] = (None, None)

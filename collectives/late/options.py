@@ -2,9 +2,10 @@
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,14 @@ from lanterne.collectives.auto.predict import POLICY as PREDICT
 from lanterne.collectives.auto.predict import (
     Links,
     chunk_count,
+    flowing,
     in_series,
     late_times_s,
     leaf_sets_of,
     nodes_of_links,
     priced_schedule,
     slow_nodes_of,
+    starts_part,
 )
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks
 from lanterne.collectives.schedule.cost import CostModel, price
@@ -36,18 +39,22 @@ LATE_ALGORITHMS = ("late_join", "late_chain")
 NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
 # And where some of those have slow NICs.
 SLOW_ALGORITHM = "hier_late_slow"
-# And where a NIC is nearly as fast as what is inside: around all ranks nothing is added up, or given out, beside it.
+# And where a NIC is nearly as fast as what is inside, or where ranks have NICs of their own of which slow ones are not
+# on its way: around all ranks nothing is added up, or given out, beside it.
 CHAIN = "late_chain"
-# What its ranks are told apart by: chunks of so many bytes, in which start-up times hardly count.
-CHAINED_NBYTES = 16 << 20
 # Those that know no nodes, in which the late rank has messages with many at once: for small buffers, where start-up
 # times count most.
 CROWDED_ALGORITHMS = ("late_join_allpairs", "late_direct", "late_broadcast")
 # Of late_hybrid: shares of the chunks that join late. Few, since every choice has a plan, which the first call that
 # needs it has to make.
 CUTS = (0.5, 0.75)
-# Kinds of nodes that are priced by themselves, and Options of each: more than a policy may have (MAX_OPTIONS) are none.
-MAX_PLACES, MAX_PLACE_OPTIONS = 4, 3
+# Kinds of ranks that are priced by themselves, Options of each, and of all: with those of several late ranks no more
+# than a policy may have (MAX_OPTIONS).
+MAX_KINDS, MAX_KIND_OPTIONS, MAX_SINGLE_OPTIONS = 12, 3, 12
+# Kinds have their Options together where the joins of these are within such a factor.
+ALIKE = 1.01
+# By such a part one of two that take as long is the sooner.
+SOONER = 1e-6
 _making = threading.Lock()
 
 
@@ -85,13 +92,6 @@ class OptionPolicy:
         half="prices of long pipelines are less exact",
         double="pricing takes twice as long when a signature is new",
     )
-    # A chain of all ranks is weighed over nodes whose links inside are less than so many times as fast as a NIC.
-    chain_rate: float = value(
-        2.0,
-        "by flows, 6 clusters where they are alike: 6 to 12 % sooner than over nodes; at twice the rate nowhere",
-        half="never weighed",
-        double="one algorithm more is priced on more clusters",
-    )
     # Of more ranks, nodes are told apart by whether they are slow alone, and only the slow ones may hang on the others.
     placed_ranks: int = value(
         32,
@@ -104,50 +104,152 @@ class OptionPolicy:
 POLICY = OptionPolicy()
 
 
-class Place(NamedTuple):
+class RankKind(NamedTuple):
     """Ranks that are alike: it costs about the same whichever is late, such as `sample`."""
 
     ranks: tuple[int, ...]
     sample: int
 
 
+class Place(NamedTuple):
+    """Ranks, and by what calls may begin without one of them."""
+
+    ranks: tuple[int, ...]
+    options: tuple[Option, ...]
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of the soonest join."""
+        return min(option.join_s for option in self.options)
+
+
 def single_options(collective: str, world_size: int, nbytes: int, links: Links, many: bool = False) -> list[Option]:
     """The Options for one late rank; see late_names.
 
-    Over nodes that differ each kind of node has its own: what to do depends on who is late.
+    Over nodes that differ each kind of rank has its own: what to do depends on who is late.
     """
     names = late_names(links, many)
     if not isinstance(links, Topology) or many:
         names += () if many else _crowded_names(collective, world_size, nbytes, links)
         return [make_option(collective, name, world_size, nbytes, links) for name in names]
-    found = []
-    places = places_of(links)
     with _making:
-        for place in places:
-            options = _near_ones_met(names, collective, world_size, nbytes, links, place.sample)
-            least_s = POLICY.most_crowded * min(option.join_s for option in options)
-            # Of ranks that had to be put into one place that with the slowest NIC: there all of theirs goes at once.
-            slowest = max(place.ranks, key=lambda rank: (links.nic_slowdown[rank], rank == place.sample))
-            for name in CROWDED_ALGORITHMS:
-                crowded = _option(collective, name, world_size, nbytes, links, slowest, meet=False)
-                options += [crowded] if crowded.join_s < least_s else []
-            ranks = place.ranks if len(places) > 1 else ()
-            found += [option._replace(ranks=ranks) for option in _worthwhile(options)]
+        places = [place for kind in kinds_of(links) for place in _places_in(kind, names, collective, nbytes, links)]
+    places = _merged(places)
+    found = []
+    for place in places:
+        ranks = place.ranks if len(places) > 1 else ()
+        options = _chain_first(place.options) if links.is_uneven else place.options
+        found += [option._replace(ranks=ranks) for option in _worthwhile(options)]
     return found
 
 
-def _near_ones_met(
-    names: Sequence[str], collective: str, world_size: int, nbytes: int, links: Topology, absent: int
-) -> list[Option]:
-    """The Options of `names`: where rounds meet on links, those that may join soonest are priced so."""
-    options = [_option(collective, name, world_size, nbytes, links, absent, meet=False) for name in names]
-    if not links.is_uneven:
-        return options
-    near_s = PREDICT.near * min(option.join_s for option in options)
-    return [
-        _option(collective, name, world_size, nbytes, links, absent) if option.join_s <= near_s else option
-        for name, option in zip(names, options, strict=True)
-    ]
+def _chain_first(options: Sequence[Option]) -> list[Option]:
+    """`options`, a join of nodes no sooner than the chain of them where PREDICT.joining does not tell them apart."""
+    join, chain = (next(each for each in options if _name(each) == name) for name in NODE_ALGORITHMS)
+    if not join.join_s <= chain.join_s <= PREDICT.joining * join.join_s:
+        return list(options)
+    return [each._replace(join_s=(1 + SOONER) * chain.join_s) if each is join else each for each in options]
+
+
+def _name(option: Option) -> str:
+    return option.choice.partition("/")[0]
+
+
+def _places_in(kind: RankKind, names: Sequence[str], collective: str, nbytes: int, topology: Topology) -> list[Place]:
+    """The Places of `kind`, by what a chain of all ranks has to carry without each, where it may pay."""
+    size = topology.world_size
+
+    def option(name: str, absent: int, *, meet: bool) -> Option:
+        return _option(collective, name, size, nbytes, topology, absent, meet=meet)
+
+    apart = {name: option(name, kind.sample, meet=False) for name in names}
+    least_s = min(each.join_s for each in apart.values())
+    # Of kinds that had to be put together that with the slowest NIC: there all of theirs goes at once.
+    slowest = max(kind.ranks, key=lambda rank: (topology.nic_slowdown[rank], rank == kind.sample))
+    places = []
+    for ranks, chained in _by_chain(kind.ranks, least_s, _chain_s(collective, topology, nbytes)):
+        absent, options = dict.fromkeys(names, kind.sample), dict(apart)
+        if chained is not None:
+            absent[CHAIN], options[CHAIN] = chained, option(CHAIN, chained, meet=False)
+        if topology.is_uneven:
+            # Where rounds meet on links, those that may join soonest are priced so.
+            near_s = PREDICT.near * min(each.join_s for each in options.values())
+            near = [name for name, each in options.items() if each.join_s <= near_s]
+            options |= {name: option(name, absent[name], meet=True) for name in near}
+        sure = _chain_first(list(options.values())) if topology.is_uneven else options.values()
+        soon_s = POLICY.most_crowded * min(each.join_s for each in sure)
+        crowded = (option(name, slowest, meet=False) for name in CROWDED_ALGORITHMS)
+        places.append(Place(ranks, (*options.values(), *(each for each in crowded if each.join_s < soon_s))))
+    return places
+
+
+def _by_chain(
+    ranks: Sequence[int], least_s: float, chain_s: Sequence[float]
+) -> Iterator[tuple[tuple[int, ...], int | None]]:
+    """`ranks` by what a chain of all ranks takes without each; with the slowest of them, None where it takes longer.
+
+    Args:
+        least_s: of what else there is.
+        chain_s: of each rank.
+    """
+    slowest = max(ranks, key=chain_s.__getitem__)
+    if len(chain_s) > POLICY.placed_ranks:
+        yield tuple(ranks), slowest if chain_s[slowest] < least_s else None
+        return
+    found: dict[float, list[int]] = {}
+    for rank in ranks:
+        part = chain_s[rank] / least_s
+        found.setdefault(round(part, 1) if part < 1 else inf, []).append(rank)
+    for part, its in found.items():
+        yield tuple(its), None if part == inf else max(its, key=chain_s.__getitem__)
+
+
+@functools.lru_cache(16)
+def _chain_s(collective: str, topology: Topology, nbytes: int) -> tuple[float, ...]:
+    """For each rank, about what CHAIN, a pipeline of all ranks in order, takes to join this one, at its end.
+
+    The first chunk takes all its hops, the others follow by the slowest of them: it depends on how many hops share a
+    NIC, and whether a slow one has any.
+    """
+    size, links, found = topology.world_size, in_series(topology).with_models(_unserial), []
+    chunks = late_num_chunks(find_algorithm(collective, CHAIN), size, nbytes, topology)
+    assert chunks is not None, "it takes any number"
+    for late in range(size):
+        order = np.array([*(rank for rank in range(size) if rank != late), late])
+        hops_s = links.messages_s(np.zeros(size, np.int64), np.roll(order, 1), order, nbytes / chunks, size)
+        found.append(float(hops_s.sum() + (chunks - 1) * hops_s.max()))
+    return tuple(found)
+
+
+def _merged(places: Sequence[Place]) -> list[Place]:
+    """`places`, that of most ranks first; put together where Options are alike, and as far as there are too many."""
+    found = list(places)
+    while len(found) > 1:
+        pairs = combinations(range(len(found)), 2)
+        cost, one, other = min((_cost_together(found[one], found[other]), one, other) for one, other in pairs)
+        if cost > ALIKE and sum(len(_worthwhile(place.options)) for place in found) <= MAX_SINGLE_OPTIONS:
+            break
+        found[one] = _together(found[one], found.pop(other))
+    return sorted(found, key=lambda place: (-len(place.ranks), place.ranks))
+
+
+def _together(one: Place, other: Place) -> Place:
+    """Both as one Place: what both may begin by, priced by the one where it takes longer."""
+    theirs = {option.choice: option for option in other.options}
+    options = tuple(
+        option._replace(
+            before_s=max(option.before_s, theirs[option.choice].before_s),
+            join_s=max(option.join_s, theirs[option.choice].join_s),
+        )
+        for option in one.options
+        if option.choice in theirs
+    )
+    return Place(tuple(sorted((*one.ranks, *other.ranks))), options)
+
+
+def _cost_together(one: Place, other: Place) -> float:
+    """By what factor the soonest join of either is taken to be longer where they are one Place."""
+    return _together(one, other).least_s / min(one.least_s, other.least_s)
 
 
 def _crowded_names(collective: str, world_size: int, nbytes: int, links: Links) -> tuple[str, ...]:
@@ -174,28 +276,7 @@ def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
     """The late-rank algorithms that a call chooses from; of `many` ranks those alone that have laws."""
     if nodes_of_links(links) is None:
         return LATE_ALGORITHMS
-    if many:
-        return NODE_ALGORITHMS
-    chain = (CHAIN,) if isinstance(links, Topology) and _chain_may_pay(links) else ()
-    return (*NODE_ALGORITHMS, *map(_over_leaves, _priced_leaf_sets(links)), *chain)
-
-
-def _chain_may_pay(topology: Topology) -> bool:
-    nic = sustained(topology.slowest).beta_s_per_byte
-    return any(POLICY.chain_rate * sustained(each).beta_s_per_byte > nic for each in topology.inside_models)
-
-
-def _chain_loads(topology: Topology) -> list[float]:
-    """For each rank, what a round takes in a chain of all ranks in order with this one at its end, over the least.
-
-    It depends on how many messages share a NIC, and whether a slow one has any.
-    """
-    size, rounds_s = topology.world_size, []
-    for late in range(size):
-        order = np.array([*(rank for rank in range(size) if rank != late), late])
-        hops_s = topology.messages_s(np.zeros(size, np.int64), np.roll(order, 1), order, CHAINED_NBYTES, size)
-        rounds_s.append(float(hops_s.max()))
-    return [round(round_s / min(rounds_s), 1) for round_s in rounds_s]
+    return NODE_ALGORITHMS if many else (*NODE_ALGORITHMS, *map(_over_leaves, _priced_leaf_sets(links)))
 
 
 def group_name(links: Links) -> str:
@@ -216,43 +297,39 @@ def _over_leaves(leaves: tuple[int, ...]) -> str:
     return ".".join(map(str, (SLOW_ALGORITHM, *leaves)))
 
 
-def places_of(topology: Topology) -> list[Place]:
-    """The Places of `topology`, that of most ranks first.
+def kinds_of(topology: Topology) -> list[RankKind]:
+    """The RankKinds of `topology`.
 
     Ranks are alike by their own NIC, and their nodes by their NICs, their numbers of ranks, and whether they may hang
-    on the others; and where a chain of all ranks may pay, by what it has to carry without them. By all of these, or
-    where these are more kinds than may be priced by the last ones, and by the others as far as that leaves room; and
-    where ranks are more than POLICY.placed_ranks by whether they hang.
+    on the others. By all of these, or where these are more kinds than may be priced by the last ones, and by the others
+    as far as that leaves room; and where ranks are more than POLICY.placed_ranks by whether they hang.
     """
     takes, leaf_sets = [round(float(each), 1) for each in topology.node_takes], _priced_leaf_sets(topology)
     hangs = [tuple(node in leaves for leaves in leaf_sets) for node in range(len(topology.nodes))]
     is_large = topology.world_size > POLICY.placed_ranks
-    chains = not is_large and _chain_may_pay(topology)
-    chain_loads = _chain_loads(topology) if chains else [0.0] * topology.world_size
     numbers: list[tuple[float, ...]] = [
-        (chain_load, takes[node], len(topology.nodes[node]), round(slowdown, 1))
-        for node, chain_load, slowdown in zip(topology.node_of, chain_loads, topology.nic_slowdown, strict=True)
+        (takes[node], len(topology.nodes[node]), round(slowdown, 1))
+        for node, slowdown in zip(topology.node_of, topology.nic_slowdown, strict=True)
     ]
     about = [(hangs[node], *each) for node, each in zip(topology.node_of, numbers, strict=True)]
-    counts = (1,) if is_large else (5, 4, 3, 2, 1)
+    counts = (1,) if is_large else (4, 3, 2, 1)
     ways = ((count, [each[:count] for each in about]) for count in counts)
-    count, kinds = next((count, way) for count, way in ways if count == 1 or len(set(way)) <= MAX_PLACES)
+    count, kinds = next((count, way) for count, way in ways if count == 1 or len(set(way)) <= MAX_KINDS)
     found: dict[object, list[int]] = {}
     for rank, kind in enumerate(kinds):
         found.setdefault(kind, []).append(rank)
     groups = list(found.values())
-    for key in () if is_large else range(count - 1, 4):
+    for key in () if is_large else range(count - 1, 3):
         groups = _cut_at_gaps(groups, [each[key] for each in numbers])
     # Of those that are not quite alike the middle one stands for all.
     ordered = (sorted(ranks, key=about.__getitem__) for ranks in groups)
-    places = [Place(tuple(sorted(ranks)), ranks[len(ranks) // 2]) for ranks in ordered]
-    return sorted(places, key=lambda place: -len(place.ranks))
+    return [RankKind(tuple(sorted(ranks)), ranks[len(ranks) // 2]) for ranks in ordered]
 
 
 def _cut_at_gaps(groups: Sequence[list[int]], values: Sequence[float]) -> list[list[int]]:
     """`groups` of ranks cut in two where `values` of a group differ by the largest factor, as long as there is room."""
     groups = [sorted(ranks, key=values.__getitem__) for ranks in groups]
-    while len(groups) < MAX_PLACES:
+    while len(groups) < MAX_KINDS:
         gaps = [
             (values[above] / values[below], number, place)
             for number, ranks in enumerate(groups)
@@ -269,7 +346,7 @@ def _cut_at_gaps(groups: Sequence[list[int]], values: Sequence[float]) -> list[l
 
 def _worthwhile(options: Sequence[Option]) -> list[Option]:
     """Those that join soonest, and of the others those that the late rank may come to sooner."""
-    return sorted(undominated(options), key=lambda option: option.join_s)[:MAX_PLACE_OPTIONS]
+    return sorted(undominated(options), key=lambda option: option.join_s)[:MAX_KIND_OPTIONS]
 
 
 def undominated(options: Sequence[Option]) -> list[Option]:
@@ -329,9 +406,12 @@ def _option(
         # Whole slices: the last one takes as long with fewer chunks.
         chunks -= chunks % (world_size - late)
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
-    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
-    # whatever the size of the messages, which are cut alike.
+    # be called late for less. Not for each chunk, since those of a round are posted together; nor a whole one for each
+    # round of a long pipeline over nodes, whose links are what takes long; and the same per byte whatever the size of
+    # messages, which are cut alike.
     paced: Links = in_series(links) if isinstance(links, Topology) else _paced(links)
+    if line.nodes and chunks is not None:
+        paced = flowing(paced, starts_part(line, chunks, nbytes, links))
     if name not in CROWDED_ALGORITHMS:
         paced = paced.with_models(_unserial) if isinstance(paced, Topology) else _unserial(paced)
     if world_size > MAX_PRICED_RANKS:
@@ -344,8 +424,7 @@ def _option(
     choice, join = f"{name}/{chunks or schedule.num_chunks}", waiting_part(schedule, absent)
     if meet and isinstance(paced, Topology) and paced.is_uneven:
         apart = _option(collective, name, world_size, nbytes, links, absent, ahead=ahead, meet=False)
-        longer = PREDICT.joining if name == NODE_ALGORITHMS[0] else 1.0
-        return apart._replace(join_s=longer * price(join, nbytes, paced).makespan_s)
+        return apart._replace(join_s=price(join, nbytes, paced).makespan_s)
     join_s = price(join, nbytes, paced, meet=False).makespan_s
     together_s = price(schedule, nbytes, paced, meet=False).makespan_s
     return Option(choice, max(0.0, together_s - join_s), join_s, late)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
-from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, chunk_count, correction, predictions
+from lanterne.collectives.auto.pacing import POLICY as PACING
+from lanterne.collectives.auto.predict import (
+    MIN_CHUNK_NBYTES,
+    Factor,
+    chunk_count,
+    correction,
+    in_series,
+    predictions,
+    starts_part,
+)
 from lanterne.collectives.auto.tuning import override
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import spawn
@@ -209,6 +218,22 @@ def test_starts_of_a_ring_of_nodes_pass_beside_its_bytes(nbytes):
 def test_chunks_of_ranks_that_share_a_nic_are_no_shorter_than_others(nodes, nbytes):
     line, links = find_algorithm("all_reduce", "hier_late_join"), slow_hosts(nodes, start_s=1e-6)
     assert chunk_count(line, 8, nbytes, links) == nbytes // MIN_CHUNK_NBYTES
+
+
+@pytest.mark.parametrize("name", ["hier_late_join", "hier_late_chain", "hier_slow.0", "hier_late_slow.0"])
+def test_starts_of_a_join_of_nodes_pass_beside_its_bytes_once_its_pipeline_is_full(name):
+    """Waiting by a ring of nodes was taken for quicker than it, whose starts counted whole: 1.09 of the best."""
+    line, links = find_algorithm("all_reduce", name), slow_hosts(((0, 1), (2, 3), (4, 5), (6, 7)))
+    few, some, many = (starts_part(line, chunks, 8 << 20, links) for chunks in (2, 50, 5000))
+    assert 1 > few > 0.7 and few > some > many and many == pytest.approx(PACING.overlapped, abs=0.01)
+    assert starts_part(find_algorithm("all_reduce", "hier_bruck"), 50, 8 << 20, links) == 1
+
+
+@pytest.mark.parametrize(("nodes", "longer"), [(((0,), (1,), (2,)), False), (((0,), (1, 2)), True)])
+def test_messages_between_nodes_start_no_sooner_than_those_inside_where_there_are_some(nodes, longer):
+    nic, inside = CostModel(1e-6, 1e-9), CostModel(5e-6, 1e-11)
+    links = Topology(nodes, (LinkClass(INSIDE, inside, ((0,), (1,), (2,))), LinkClass(NIC, nic, nodes)))
+    assert in_series(links).links[1].model.alpha_s == (5e-6 if longer else 1e-6)
 
 
 def slow_hosts(nodes, start_s=1e-4):
