@@ -177,23 +177,6 @@ def _against_peers(values: Array) -> Array:
     return logs - np.stack(others, axis=1)
 
 
-def _told_against_peers(durations: Array, known: NDArray[np.bool_] | None) -> Array:
-    """_against_peers() of (S, D, operations) `durations`, each worker by the operations that it told in a step.
-
-    What was filled in is made from what others took, and would make a worker slow beside a slow one of its replica.
-    """
-    import numpy as np
-
-    if known is None or known.all():
-        return _against_peers(durations.sum(axis=2))
-    found = np.zeros(durations.shape[:2])
-    for d in range(durations.shape[1]):
-        logs = _log(np.einsum("sdo,so->sd", durations, known[:, d]))
-        told = known[:, d].any(axis=1)
-        found[told, d] = (logs[:, d] - np.median(np.delete(logs, d, axis=1), axis=1))[told]
-    return found
-
-
 def _slowness(trace: Trace) -> Array:
     """Per stage (S, D): log of a worker's compute over its peers', without what its replica's data explains.
 
@@ -202,10 +185,9 @@ def _slowness(trace: Trace) -> Array:
     """
     import numpy as np
 
-    if not _stages_vary_together(trace):
-        known = trace.known or (None,) * trace.stages
-        return np.stack([_told_against_peers(*both) for both in zip(trace.compute_s, known, strict=True)])
     ratios = np.stack([_against_peers(durations.sum(axis=2)) for durations in trace.compute_s])
+    if not _stages_vary_together(trace):
+        return ratios
     # The lower median: of two other stages the one that is not slow itself.
     others = [np.sort(np.delete(ratios, stage, axis=0), axis=0) for stage in range(trace.stages)]
     return np.stack([ratios[stage] - others[stage][(trace.stages - 2) // 2] for stage in range(trace.stages)])

@@ -130,15 +130,6 @@ def test_two_replicas_of_which_one_is_slow_for_half_the_time():
     assert (found[0].cause, found[0].ranks) == ("worker", (0,))
 
 
-def test_what_was_filled_in_beside_a_slow_worker_blames_nobody():
-    """A worker of its replica lacks half of its operations while it is slow; what others took says nothing of it."""
-    slow = {(0, 0): SlowWorker(2.6, first=4, stop=12)}
-    columns = make_trace(replicas=4, stages=2, microbatches=5, steps=16, noise=0.005, workers=slow)
-    lost = (columns["rank"] == 1) & np.isin(columns["step"], range(4, 12)) & (columns["mb_id"] < 2)
-    found = locate(build_trace({name: values[~lost] for name, values in columns.items()}))
-    assert [verdict.ranks for verdict in found] == [(0,)]
-
-
 def test_one_replica_blames_no_worker():
     assert [v.cause for v in verdicts(replicas=1, workers={(0, 2): 1.5})] == ["stage"]
 
