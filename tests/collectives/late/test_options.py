@@ -196,6 +196,13 @@ def test_what_is_taken_for_a_late_rank_is_about_the_best(seed, number):
     assert judge_auto(topology, 16 << 20, late)["late_ratio"] <= AUTO_BAR
 
 
+@pytest.mark.parametrize(("seed", "number"), [(4003, 126), (4002, 98)])
+def test_what_is_taken_where_nobody_is_late_is_about_the_best(seed, number):
+    """hier_slow took 1.07 and 1.08 times its price there, and of hier_ring and hier_join, which take theirs."""
+    topology, late = next(itertools.islice(random_topologies(number + 1, seed), number, None))
+    assert judge_auto(topology, 16 << 20, late)["together_ratio"] <= AUTO_BAR
+
+
 def place_of(rank, *options_of):
     return options.Place((rank,), tuple(Option(f"{name}/1", before_s, join_s) for name, before_s, join_s in options_of))
 
