@@ -107,10 +107,10 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
         SessionStep(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
         SessionStep("figures over nccl", (*bench, *into, "collectives"), 70, needs=two),
         SessionStep("staged", (collectives, "-k", "staged"), 60, 25),
-        SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 100, 30),
+        SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 75, 30),
         SessionStep("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 75, 75, needs=two),
         SessionStep(
-            "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 90, 30
+            "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 85, 30
         ),
     )
 
