@@ -53,6 +53,8 @@ CUTS = (0.5, 0.75)
 MAX_KINDS, MAX_KIND_OPTIONS, MAX_SINGLE_OPTIONS = 12, 3, 12
 # Kinds have their Options together where the joins of these are within such a factor.
 ALIKE = 1.01
+# And ranks are of two kinds where joins without them are further apart than this.
+APART = 1.03
 # By such a part one of two that take as long is the sooner.
 SOONER = 1e-6
 _making = threading.Lock()
@@ -133,7 +135,8 @@ def single_options(collective: str, world_size: int, nbytes: int, links: Links, 
         names += () if many else _crowded_names(collective, world_size, nbytes, links)
         return [make_option(collective, name, world_size, nbytes, links) for name in names]
     with _making:
-        places = [place for kind in kinds_of(links) for place in _places_in(kind, names, collective, nbytes, links)]
+        kinds = [part for kind in kinds_of(links) for part in _by_join(kind, collective, nbytes, links)]
+        places = [place for kind in kinds for place in _places_in(kind, names, collective, nbytes, links)]
     places = _merged(places)
     found = []
     for place in places:
@@ -181,6 +184,28 @@ def _places_in(kind: RankKind, names: Sequence[str], collective: str, nbytes: in
         crowded = (option(name, slowest, meet=False) for name in CROWDED_ALGORITHMS)
         places.append(Place(ranks, (*options.values(), *(each for each in crowded if each.join_s < soon_s))))
     return places
+
+
+def _by_join(kind: RankKind, collective: str, nbytes: int, topology: Topology) -> list[RankKind]:
+    """`kind` by what a join of nodes takes without each, where NICs differ: by where the node stands in their order."""
+    first = {topology.node_of[rank]: rank for rank in reversed(kind.ranks)}
+    if len(first) == 1 or not topology.is_uneven or topology.world_size > POLICY.placed_ranks:
+        return [kind]
+    samples = first | {topology.node_of[kind.sample]: kind.sample}
+    join_s = {
+        node: _option(collective, NODE_ALGORITHMS[0], topology.world_size, nbytes, topology, rank, meet=False).join_s
+        for node, rank in samples.items()
+    }
+    ordered = sorted(samples, key=lambda node: (join_s[node], node))
+    found: list[RankKind] = []
+    for node, before in zip(ordered, [None, *ordered], strict=False):
+        ranks = tuple(rank for rank in kind.ranks if topology.node_of[rank] == node)
+        if before is None or join_s[node] > APART * join_s[before]:
+            found.append(RankKind(ranks, samples[node]))
+        else:
+            sample = kind.sample if kind.sample in ranks else found[-1].sample
+            found[-1] = RankKind(tuple(sorted((*found[-1].ranks, *ranks))), sample)
+    return found
 
 
 def _by_chain(

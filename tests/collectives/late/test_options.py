@@ -264,6 +264,21 @@ def test_options_differ_by_who_is_late():
     assert len({option.join_s for option in found}) > 2
 
 
+@pytest.mark.parametrize("late", [3, 12])
+def test_ranks_of_nodes_that_a_join_takes_in_elsewhere_are_priced_apart(late):
+    """By NICs and sizes ranks 3, 7 and 12 are alike; without the last node joins of all others' rails take 0.76 of it."""
+    nodes = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10), (11, 12, 13))
+    alone = tuple((rank,) for rank in range(14))
+    slowdown = tuple(2.0 if rank in (5, 8, 9, 13) else 1.0 for rank in range(14))
+    inside = LinkClass(INSIDE, CostModel(3.8e-6, 1 / 1.46e9), alone)
+    topology = Topology(nodes, (inside, LinkClass(NIC, CostModel(1.8e-5, 1 / 3.97e8), alone, slowdown)))
+    assert any({3, 7, 12} <= {*kind.ranks} for kind in options.kinds_of(topology))
+    found = options.single_options("all_reduce", 14, 16 << 20, topology)
+    soonest_s = min(each.join_s for each in found if each.fits((late,)))
+    own_s = options._option("all_reduce", "hier_late_join", 14, 16 << 20, topology, late).join_s
+    assert own_s <= 1.001 * soonest_s and soonest_s <= options.APART * own_s
+
+
 def test_of_many_ranks_only_slow_nodes_are_told_apart(monkeypatch):
     """Pricing takes long there: two kinds, and none but the slow node hangs on the others."""
     topology = uneven(1.0, 3.0, 1.0)
