@@ -242,8 +242,7 @@ class _WordSearch:
         self.tell = tell
         self.found: Found = []
         self.blocks = 0.0
-        # Microbatches of a route, and a mean duration.
-        self.turns = int(letters.total.max())
+        # A mean duration.
         self.unit = float(self.letters.duration[self.letters.duration > 0].mean())
         self.actions = int(letters.total.sum())
         self.ranks = len(letters.capacity)
