@@ -8,6 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.planners.inner import inner
 from lanterne.pipeline.planners.moves import (
     index_word,
     index_words,
@@ -110,7 +111,7 @@ def simulate_words(
     return max(makespan, _end_of_reductions(letters, finished, lane))
 
 
-@njit(cache=True)
+@inner
 def _ends_first(
     words: Ints, letters: Letters, took: Floats, at: Ints, arrival: Floats, count: Ints, clock: Floats
 ) -> int:
@@ -180,18 +181,22 @@ def score(
     return span + 0.01 * ends / words.shape[0], span
 
 
-@njit(cache=True)
-def critical_path(words: Ints, letters: Letters, came: Floats, ended: Floats, path: Ints) -> int:
+@inner
+def critical_path(
+    words: Ints,
+    lengths: Ints,
+    letters: Letters,
+    sender: Ints,
+    turn: Ints,
+    place: Ints,
+    came: Floats,
+    ended: Floats,
+    path: Ints,
+) -> int:
     """Write the (rank, position) pairs of a longest chain of waiting into `path`, last first; return how many."""
-    num_ranks, length = words.shape
     rank, i, latest = -1, -1, -1.0
-    last_of = np.full(len(letters.rank), -1, np.int64)
-    for other in range(num_ranks):
-        last = length - 1
-        while last >= 0 and words[other, last] < 0:
-            last -= 1
-        for j in range(last + 1):
-            last_of[words[other, j]] = j
+    for other in range(words.shape[0]):
+        last = lengths[other] - 1
         if last >= 0:
             ends = ended[other, last] + letters.reduce[words[other, last]]
             if ends > latest:
@@ -200,26 +205,12 @@ def critical_path(words: Ints, letters: Letters, came: Floats, ended: Floats, pa
     while rank >= 0 and size < path.shape[0]:
         path[size, 0], path[size, 1] = rank, i
         size += 1
-        letter = words[rank, i]
         before = ended[rank, i - 1] if i > 0 else 0.0
         if came[rank, i] > before or (i == 0 and came[rank, i] > 0.0):
-            nth = 0
-            for j in range(i):
-                if words[rank, j] == letter:
-                    nth += 1
-            sender = -1
-            for other in range(len(letters.rank)):
-                if letters.target[other] == letter:
-                    sender = other
-            if sender < 0:
+            sends = sender[words[rank, i]]
+            if sends < 0:
                 break
-            rank = letters.rank[sender]
-            for j in range(length):
-                if words[rank, j] == sender:
-                    if nth == 0:
-                        i = j
-                        break
-                    nth -= 1
+            rank, i = letters.rank[sends], place[sends, turn[rank, i]]
         elif i > 0:
             i -= 1
         else:
@@ -227,7 +218,7 @@ def critical_path(words: Ints, letters: Letters, came: Floats, ended: Floats, pa
     return size
 
 
-@njit(cache=True)
+@inner
 def _next(state: NDArray[np.uint64]) -> float:
     """One step of xorshift64*: a float in [0, 1)."""
     x = state[0]
@@ -238,7 +229,7 @@ def _next(state: NDArray[np.uint64]) -> float:
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit(cache=True)
+@inner
 def _drawn_move(state: NDArray[np.uint64], i: int, length: int, blocks: float) -> tuple[int, int, int]:
     """(lo, cut, hi): what lies from `lo` up to `cut` changes places with what follows up to `hi`.
 
@@ -303,8 +294,8 @@ def anneal(
     best = words.copy()
     cost, span = score(words, letters, quantile, old_arrival, old_start, old_came, old_ended)
     best_span = span
-    size = critical_path(words, letters, old_came, old_ended, path)
     index_words(words, letters, turn, place, held)
+    size = critical_path(words, lengths, letters, sender, turn, place, old_came, old_ended, path)
     # Of samples one says little of the others.
     is_single = letters.latency.shape[0] == 1 and letters.took.shape[0] == 1
     if is_single:
@@ -351,8 +342,8 @@ def anneal(
         if span < best_span * (1 - 1e-12):
             best_span = span
             best[:] = words
-        size = critical_path(words, letters, old_came, old_ended, path)
         index_word(word, letters, lo, hi, turn[rank], place, held[rank])
+        size = critical_path(words, lengths, letters, sender, turn, place, old_came, old_ended, path)
         if is_single:
             tails(words, lengths, letters, sender, turn, place, tail)
     return best, best_span, step

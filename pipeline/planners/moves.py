@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.planners.inner import inner
 from lanterne.pipeline.planners.words import Letters
 
 
@@ -26,7 +27,7 @@ def senders_of(letters: Letters) -> Ints:
     return sender
 
 
-@njit(cache=True)
+@inner
 def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Floats) -> None:
     """Write what `words` say of each of their places and letters.
 
@@ -39,7 +40,7 @@ def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Fl
         index_word(words[rank], letters, 0, words.shape[1], turn[rank], place, held[rank])
 
 
-@njit(cache=True)
+@inner
 def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place: Ints, held: Floats) -> None:
     """The same for one rank's places from `lo` up to but without `hi`; what lies before is known."""
     for i in range(lo, hi):
@@ -56,7 +57,7 @@ def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place
         held[i] = 0.0 if i == 0 else held[i - 1] + letters.alloc[word[i - 1]] - letters.free[word[i - 1]]
 
 
-@njit(cache=True)
+@inner
 def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, turns: Ints) -> None:
     """Write letters and turns of the `count` places from `lo` on as they are once rotated to the left `by` places.
 
@@ -76,7 +77,7 @@ def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, tur
         turns[j] = first + before
 
 
-@njit(cache=True)
+@inner
 def is_feasible(order: Ints, turns: Ints, size: int, letters: Letters, held: float) -> bool:
     """Whether so many letters in this order keep B after F, W after B, and their rank's memory, `held` before them."""
     capacity = letters.capacity[letters.rank[order[0]]]
@@ -93,7 +94,7 @@ def is_feasible(order: Ints, turns: Ints, size: int, letters: Letters, held: flo
     return True
 
 
-@njit(cache=True)
+@inner
 def least_span(
     order: Ints,
     turns: Ints,
