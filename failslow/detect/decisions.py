@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
 
-from lanterne.failslow.detect.events import LevelEvent
+from lanterne.failslow.detect.events import STILL_SLOW, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing, is_abrupt, level_start
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
 from lanterne.failslow.detect.level import Level
@@ -146,7 +146,7 @@ def seen_onset(state: JobState, index: int, row: int) -> SeenLevel | None:
     if state.slow or len(values) < MIN_SAMPLES:
         return None
     rise = min(median(values), median(values[-8:])) - state.level.median
-    return SeenLevel(index, values) if rise >= SMALL else None
+    return SeenLevel(index, values) if rise >= log(STILL_SLOW) else None
 
 
 def seen_relief(state: JobState, index: int, row: int) -> SeenLevel | None:

@@ -33,6 +33,7 @@ from math import exp, inf, log
 from lanterne.errors import InputError
 from lanterne.failslow.detect.confirmed import ConfirmedEvents
 from lanterne.failslow.detect.decisions import (
+    MIN_SAMPLES,
     SKIPPED_ROWS,
     EventFinding,
     JobState,
@@ -89,8 +90,9 @@ class Tracker:
 
     @property
     def doubtful(self) -> bool:
-        """The last rows may be of another level: what is provisional is neither certain nor taken back."""
-        return self._job.held.strongest >= PROVISIONAL
+        """The last rows may be of another level: by their votes, or since so many in a row lie between the two."""
+        held = self._job.held
+        return held.strongest >= PROVISIONAL or len(held.rows) >= MIN_SAMPLES
 
     @property
     def noisy(self) -> bool:
@@ -186,7 +188,8 @@ class Tracker:
         self._learning.review(row)
         full = len(job.level.window) >= WINDOW_ROWS // 2
         if job.slow:
-            back = job.level.median - job.reference.base < SHIFT / 2
+            reference = job.reference
+            back = job.level.median - reference.base < min(SHIFT, reference.told - reference.base) / 2
             return self._slow_path("relief", row) if full and back else None
         rises = job.reference.rises(job.level)
         return self._slow_path("onset", row) if rises and full else None

@@ -266,7 +266,7 @@ class Stretch:
         Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
         """
         is_sure = event is not None and event.confirmed_at is not None
-        return is_sure or self._spells.lasting is not None or self.tracker.noisy or _may_recover(self.tracker)
+        return is_sure or self._spells.lasting is not None or self._arrivals_tell
 
     def notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
         """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
@@ -286,6 +286,11 @@ class Stretch:
             slow = self.tracker.slow
             yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
 
+    @property
+    def _arrivals_tell(self) -> bool:
+        """Whether who comes late may tell what times alone do not: they vary much, or are of two minds."""
+        return self.tracker.noisy or self.tracker.doubtful
+
     def _words(self, event: LevelEvent) -> str:
         at = self.first_row + event.index
         slower = event.ratio >= 1
@@ -299,18 +304,18 @@ class Stretch:
     def _shown(self, index: int, late: Latecomer | None) -> LevelEvent | None:
         """The event that is certain by iteration `index` since ranks come late by themselves, or do so no more.
 
-        Times that vary much tell it late, or never; and that a slow start is over, a row later than both together.
+        Times that vary much tell it late, or never. Those that do not are certain of 10 % by themselves, of less only
+        where it lasts; and that a slow start is over they tell a row later than both together.
         """
-        noisy = self.tracker.noisy
-        if not noisy and not _may_recover(self.tracker):
+        if not self._arrivals_tell:
             return None
         if self._spells.lasting is not None:
-            gone = self._spells.blame.gone(self._spells.lasting[0], index)
+            gone = self._spells.blame.gone(self._spells.lasting[0], index) if self.tracker.noisy else None
             return None if gone is None else self.tracker.believe_relief(gone - self.first_row)
         left = self._spells.latecomers.left
         if late is None and left is not None and not self._spells.blame.causes:
             return self.tracker.believe_relief(left - self.first_row)
-        if late is None or not noisy or not self._spells.blames(late, index):
+        if late is None or not self._spells.blames(late, index):
             return None
         return self.tracker.believe_onset(late.since - self.first_row)
 
@@ -482,11 +487,6 @@ class IterationLog:
                 self._learn(world_size)
             self._found += self._stretch.notices(index, event, asks=asks)
         self._ended.clear()
-
-
-def _may_recover(tracker: Tracker) -> bool:
-    """Whether the last rows may be of another level than all before: of a job that was slow from its start."""
-    return tracker.doubtful and not tracker.events
 
 
 def _shifted(record: dict[str, Any], first_row: int) -> dict[str, Any]:

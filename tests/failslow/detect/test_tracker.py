@@ -199,6 +199,25 @@ def test_what_something_else_tells_is_believed_where_times_bear_it_out():
     assert [(one.onset, one.relief) for one in tracker.incidents] == [(60, 66)]
 
 
+def test_rows_between_two_levels_are_doubtful_though_their_votes_are_few():
+    tracker = track(series((100, 1.0), (5, 1.052), noise=0.002))
+    assert tracker.doubtful and not tracker.noisy and not track(series((100, 1.0), (4, 1.052), noise=0.002)).doubtful
+
+
+def test_a_small_step_that_something_else_tells_lasts_until_it_is_over():
+    """A level less than half of 10 % above the one of before is not that one."""
+    healthy, slow = series((100, 1.0), noise=0.003), series((6, 1.045), (120, 1.045), (40, 1.0), noise=0.003, seed=2)
+    tracker = track(healthy)
+    for time_s in slow[:6]:
+        tracker.update(time_s)
+    assert tracker.events == [] and not tracker.noisy
+    assert tracker.believe_onset(100).ratio == pytest.approx(1.045, abs=0.005)
+    for time_s in slow[6:]:
+        tracker.update(time_s)
+    (incident,) = tracker.incidents
+    assert (incident.onset, incident.relief) == (100, pytest.approx(226, abs=2))
+
+
 def test_a_slow_start_that_something_else_tells_the_end_of():
     tracker = noisy_tracker((60, 1.25), (3, 1.0), seed=3)
     assert tracker.noisy and tracker.believe_relief(60) is None

@@ -382,6 +382,15 @@ def test_two_slow_ranks_are_both_named(tmp_path):
     assert found["incidents"][0]["cause"]["ranks"] == [1, 3]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_is_late_by_less_than_a_tenth_is_named_as_soon_where_times_are_quiet(tmp_path, seed):
+    """By 8 %: times alone tell that after 16 iterations."""
+    found, told = told_of(tmp_path, job_calls(4, 120, late=(2, 60, 90, 0.55e-3), seed=seed))
+    assert [ranks for _, ranks in told] == [[2]] and 60 < told[0][0] <= 65
+    (incident,) = found["incidents"]
+    assert (incident["onset"], incident["relief"]) == (pytest.approx(60, abs=1), pytest.approx(90, abs=1))
+
+
 def test_who_was_slow_from_the_start_is_named(tmp_path):
     found, _ = report_of(tmp_path, job_calls(4, 120, late=(2, 0, 70, 4e-3)))
     (incident,) = found["incidents"]
