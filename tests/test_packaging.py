@@ -27,7 +27,7 @@ def package_files():
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         inside = Path("lanterne", Path(folder).relative_to(PACKAGE))
         if "__pycache__" not in inside.parts and not str(inside).startswith(YARDSTICKS):
-            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", "h800.json")))
+            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", ".ll", "h800.json")))
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,15 @@ def built(tmp_path_factory):
     return folder
 
 
+FLOWS = "lanterne/collectives/topology/flow_events.ll"
+
+
 def test_the_wheel_holds_the_product(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert len(set(names)) == len(names)
     assert {name for name in names if not name.startswith("lanterne-")} == set(package_files())
-    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json"} <= set(names)
+    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json", FLOWS} <= set(names)
     assert all(name.startswith(("lanterne/", "lanterne-")) for name in names)
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from lanterne.collectives.schedule.ir import LateRank
     from lanterne.collectives.topology.topology import Topology
 
-MAX_FLOW_RANKS = 1024
 # Beyond, flows would take minutes and say little more.
 MAX_FLOW_TRANSFERS = 8_000_000
 # Of more ranks an algorithm that searches for its schedule is left out.
@@ -88,6 +87,7 @@ def study_one(
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import late_start, price
     from lanterne.collectives.schedule.passes import waiting_part
+    from lanterne.collectives.topology.topology import MOST_FLOW_RANKS
 
     line, size = find_algorithm("all_reduce", name), topology.world_size
     chunks = num_chunks or chunk_count(line, size, nbytes, topology, min_chunk_nbytes=1)
@@ -106,7 +106,7 @@ def study_one(
     together_s = price(schedule, nbytes, at).makespan_s
     late_s = price(waiting_part(schedule, late), nbytes, at).makespan_s if joins else together_s
     by_flows: tuple[float | None, float | None] = (None, None)
-    if flows and size <= MAX_FLOW_RANKS and schedule.num_transfers <= MAX_FLOW_TRANSFERS:
+    if flows and size <= MOST_FLOW_RANKS and schedule.num_transfers <= MAX_FLOW_TRANSFERS:
         from lanterne.collectives.topology.flows import simulate_flows
 
         whole_s = float(simulate_flows(schedule, nbytes, at).max())

@@ -40,15 +40,8 @@ MIN_CHUNK_NBYTES = 16 << 10
 @steers
 @dataclass(frozen=True)
 class PredictPolicy:
-    """Which algorithms are priced exactly."""
+    """What the prices of algorithms leave out."""
 
-    # Where rounds meet on links, those are priced so that without that are predicted to take so many times the least.
-    near: float = value(
-        1.25,
-        "chosen",
-        half="none is priced so, and uneven links are taken for faster than they are",
-        double="nearly all are: choices on uneven links take longer",
-    )
     # Whole rounds over nodes whose partners change, rather than a pipeline, take so many times what they are priced:
     # who is ahead in a round meets those that are not. 8 ranks on hosts that share 200 Mbit/s, 8 MiB, hier_bruck.
     changing: float = value(
@@ -57,14 +50,6 @@ class PredictPolicy:
         "by flows nothing is lost, and auto is to stay within 5 % of the best: 1.043 on 1,000 random clusters",
         half="taken for as quick as hier_ring, which takes 1.36 and 1.52 there",
         double="by flows 1.07 of the best on some clusters",
-    )
-    # A join of late nodes where links are uneven is taken only where a chain of them, which takes what it is priced,
-    # takes more than so many times the price of the join.
-    joining: float = value(
-        1.045,
-        "by flows joins take 1.0 to 1.11 times the price, chains 0.99 to 1.0; auto is to stay within 5 % of the best",
-        half="1.06 to 1.08 of the best on one cluster of 200, by flows",
-        double="up to 1.09 of the best wherever a join takes what it is priced",
     )
 
 
@@ -267,46 +252,21 @@ def ordinary_by_law_s(world_size: int, nbytes: int, links: Links) -> float:
 
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:
     """What every candidate takes by `links`, cheapest first."""
-    rows, nodes = [], nodes_of_links(links)
+    nodes = nodes_of_links(links)
     lines = candidates(collective, world_size, nodes is not None, leaf_sets_of(links))
-    for line in lines:
-        rows.append(_predicted(line, world_size, nbytes, links, nodes, meet=False))
-    if isinstance(links, Topology) and links.is_uneven:
-        near_s = POLICY.near * min(row.time_s for row in rows)
-        rows = [
-            row
-            if row.time_s > near_s
-            else _unsure(line, row, _predicted(line, world_size, nbytes, links, nodes, meet=True))
-            for line, row in zip(lines, rows, strict=True)
-        ]
+    rows = [_predicted(line, world_size, nbytes, links, nodes) for line in lines]
     return sorted(rows, key=lambda row: row.time_s)
 
 
-def _unsure(line: Algorithm, apart: Prediction, meeting: Prediction) -> Prediction:
-    """`meeting`, of a ring on which nodes hang up to POLICY.joining times that: as long as `apart`, where rounds are.
-
-    By flows it takes what either says: 1.06 to 1.09 of the best were taken before a ring that takes what it is priced.
-    """
-    if not line.leaves or line.one_leaf:
-        return meeting
-    most_s = POLICY.joining * meeting.time_s
-    return meeting._replace(time_s=max(meeting.time_s, min(apart.time_s, most_s)))
-
-
-def _predicted(
-    line: Algorithm, world_size: int, nbytes: int, links: Links, nodes: Nodes | None, *, meet: bool
-) -> Prediction:
-    """The Prediction of `line`; `meet` as of schedule.cost.price."""
+def _predicted(line: Algorithm, world_size: int, nbytes: int, links: Links, nodes: Nodes | None) -> Prediction:
     chunks = chunk_count(line, world_size, nbytes, links)
     over = nodes if line.nodes else None
     schedule = priced_schedule(line.collective, line.name, world_size, chunks, nodes=over)
     part = starts_part(line, schedule.num_chunks, nbytes, links)
     at = in_series(links) if over and isinstance(links, Topology) else links
     at = flowing(at, part) if part < 1 else at
-    cost = price(schedule, nbytes, at, meet=meet)
-    # As a late one does, a node that joins meets those that are ahead where links are uneven.
-    whole = line.law is None or (meet and line.one_leaf)
-    changes = over is not None and whole and traffic_of(schedule, line.chunked, over) == ROUNDS
+    cost = price(schedule, nbytes, at)
+    changes = over is not None and line.law is None and traffic_of(schedule, line.chunked, over) == ROUNDS
     makespan_s = cost.makespan_s * (POLICY.changing if changes else 1.0)
     least_s = port_s(links, cost.load * nbytes)
     return Prediction(line.name, chunks, max(makespan_s, least_s), line.stream and part < 1)

@@ -13,7 +13,6 @@ import numpy as np
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import POLICY as PREDICT
 from lanterne.collectives.auto.predict import (
     Links,
     chunk_count,
@@ -55,8 +54,6 @@ MAX_KINDS, MAX_KIND_OPTIONS, MAX_SINGLE_OPTIONS = 12, 3, 12
 ALIKE = 1.01
 # And ranks are of two kinds where joins without them are further apart than this.
 APART = 1.03
-# By such a part one of two that take as long is the sooner.
-SOONER = 1e-6
 _making = threading.Lock()
 
 
@@ -141,47 +138,26 @@ def single_options(collective: str, world_size: int, nbytes: int, links: Links, 
     found = []
     for place in places:
         ranks = place.ranks if len(places) > 1 else ()
-        options = _chain_first(place.options) if links.is_uneven else place.options
-        found += [option._replace(ranks=ranks) for option in _worthwhile(options)]
+        found += [option._replace(ranks=ranks) for option in _worthwhile(place.options)]
     return found
-
-
-def _chain_first(options: Sequence[Option]) -> list[Option]:
-    """`options`, a join of nodes no sooner than the chain of them where PREDICT.joining does not tell them apart."""
-    join, chain = (next(each for each in options if _name(each) == name) for name in NODE_ALGORITHMS)
-    if not join.join_s <= chain.join_s <= PREDICT.joining * join.join_s:
-        return list(options)
-    return [each._replace(join_s=(1 + SOONER) * chain.join_s) if each is join else each for each in options]
-
-
-def _name(option: Option) -> str:
-    return option.choice.partition("/")[0]
 
 
 def _places_in(kind: RankKind, names: Sequence[str], collective: str, nbytes: int, topology: Topology) -> list[Place]:
     """The Places of `kind`, by what a chain of all ranks has to carry without each, where it may pay."""
     size = topology.world_size
 
-    def option(name: str, absent: int, *, meet: bool) -> Option:
-        return _option(collective, name, size, nbytes, topology, absent, meet=meet)
+    def option(name: str, absent: int) -> Option:
+        return _option(collective, name, size, nbytes, topology, absent)
 
-    apart = {name: option(name, kind.sample, meet=False) for name in names}
-    least_s = min(each.join_s for each in apart.values())
+    usual = {name: option(name, kind.sample) for name in names}
+    least_s = min(each.join_s for each in usual.values())
     # Of kinds that had to be put together that with the slowest NIC: there all of theirs goes at once.
     slowest = max(kind.ranks, key=lambda rank: (topology.nic_slowdown[rank], rank == kind.sample))
     places = []
     for ranks, chained in _by_chain(kind.ranks, least_s, _chain_s(collective, topology, nbytes)):
-        absent, options = dict.fromkeys(names, kind.sample), dict(apart)
-        if chained is not None:
-            absent[CHAIN], options[CHAIN] = chained, option(CHAIN, chained, meet=False)
-        if topology.is_uneven:
-            # Where rounds meet on links, those that may join soonest are priced so.
-            near_s = PREDICT.near * min(each.join_s for each in options.values())
-            near = [name for name, each in options.items() if each.join_s <= near_s]
-            options |= {name: option(name, absent[name], meet=True) for name in near}
-        sure = _chain_first(list(options.values())) if topology.is_uneven else options.values()
-        soon_s = POLICY.most_crowded * min(each.join_s for each in sure)
-        crowded = (option(name, slowest, meet=False) for name in CROWDED_ALGORITHMS)
+        options = usual if chained is None else usual | {CHAIN: option(CHAIN, chained)}
+        soon_s = POLICY.most_crowded * min(each.join_s for each in options.values())
+        crowded = (option(name, slowest) for name in CROWDED_ALGORITHMS)
         places.append(Place(ranks, (*options.values(), *(each for each in crowded if each.join_s < soon_s))))
     return places
 
@@ -193,7 +169,7 @@ def _by_join(kind: RankKind, collective: str, nbytes: int, topology: Topology) -
         return [kind]
     samples = first | {topology.node_of[kind.sample]: kind.sample}
     join_s = {
-        node: _option(collective, NODE_ALGORITHMS[0], topology.world_size, nbytes, topology, rank, meet=False).join_s
+        node: _option(collective, NODE_ALGORITHMS[0], topology.world_size, nbytes, topology, rank).join_s
         for node, rank in samples.items()
     }
     ordered = sorted(samples, key=lambda node: (join_s[node], node))
@@ -294,7 +270,8 @@ def _crowded_names(collective: str, world_size: int, nbytes: int, links: Links) 
 def make_option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int = 1) -> Option:
     """The Option of the late algorithm `name` for `late` ranks, whoever they are, made once for all threads."""
     with _making:
-        return _option(collective, name, world_size, nbytes, links, _likely_absent(world_size, links, late), meet=False)
+        absent = _likely_absent(world_size, links, late)
+        return _option(collective, name, world_size, nbytes, links, absent, ahead=name not in CROWDED_ALGORITHMS)
 
 
 def late_names(links: Links, many: bool = False) -> tuple[str, ...]:
@@ -417,13 +394,11 @@ def _option(
     absent: int | tuple[int, ...],
     *,
     ahead: bool = True,
-    meet: bool = True,
 ) -> Option:
     """The Option of the late algorithm `name` where `absent` are late, with the chunk count that `links` like best.
 
     Args:
         ahead: count chunks as they are posted ahead; else by whole starts, as they are priced.
-        meet: as of schedule.cost.price, for the join.
     """
     line, late = find_algorithm(collective, name), len(absent) if isinstance(absent, tuple) else 1
     chunks = (late_num_chunks if ahead else chunk_count)(line, world_size, nbytes, links)
@@ -447,11 +422,8 @@ def _option(
     nodes = nodes_of_links(links) if line.nodes else None
     schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
     choice, join = f"{name}/{chunks or schedule.num_chunks}", waiting_part(schedule, absent)
-    if meet and isinstance(paced, Topology) and paced.is_uneven:
-        apart = _option(collective, name, world_size, nbytes, links, absent, ahead=ahead, meet=False)
-        return apart._replace(join_s=price(join, nbytes, paced).makespan_s)
-    join_s = price(join, nbytes, paced, meet=False).makespan_s
-    together_s = price(schedule, nbytes, paced, meet=False).makespan_s
+    join_s = price(join, nbytes, paced).makespan_s
+    together_s = price(schedule, nbytes, paced).makespan_s
     return Option(choice, max(0.0, together_s - join_s), join_s, late)
 
 

@@ -11,7 +11,9 @@ that wait for it. All messages of a round share ports, whenever they begin; wher
 what waits for them does not meet the rest, and is priced by itself (passes.waiting_part).
 
 That is of equal links, a CostModel. Whatever else says what the messages of a round take is a LinkCosts, too, such as a
-Topology (topology/topology.py), where ranks share links.
+Topology (topology/topology.py), where ranks share links. Where those, or nodes, differ, ranks that have less to do are
+ahead, and messages of several rounds meet on links in ways that no sum over a round tells: then it goes from event to
+event (topology/flows.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,18 +33,6 @@ Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 # (rank, round) pairs that are priced at once: all rounds of small schedules, and of large ones what caches hold.
 BLOCK = 1 << 16
-# Over links where rounds meet, times are found anew, at most so many times: most ends settle after three. Where ranks
-# can keep step, but fall out of it by the least difference, that grows by a part from pass to pass: 6 passes, or an end
-# that changed by less than 2e-3, took such a step for lasting, and the price was 0.65 of what flows take.
-PASSES = 24
-# Or until the end changes by less than this part of it.
-SETTLED = 1e-5
-# The part of the way to what a pass finds that it goes: with half of it prices are half as near to flows after as many.
-STRIDE = 0.7
-# But where the end goes to and fro, such a part of the part before, and no less than the last: with STRIDE alone some
-# prices swung between 0.87 and 1.09 of what flows take for ever.
-SHORTER, LEAST_STRIDE = 0.6, 0.2
-
 
 class LinkCosts(Protocol):
     """What messages and sums cost."""
@@ -63,25 +53,14 @@ class LinkCosts(Protocol):
         ...
 
 
-    def overtaking(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> "Overtaking | None":
-        """Where a sum over rounds does not tell what links do, what does; None: nowhere. Arguments as of messages_s."""
-        ...
-
-
-class Overtaking(Protocol):
-    """Says what messages take that meet others."""
-
-    def first_s(self) -> NDArray[np.float64]:
-        """Seconds of the message of each transfer, where it meets those of its round alone."""
-        ...
-
-    def again_s(self, begin_s: NDArray[np.float64], stride: float) -> NDArray[np.float64]:
-        """The same where it meets all: it begins at `begin_s`, and takes what was said last.
+    def finish_s(
+        self, schedule: CollectiveSchedule, nbytes: float, start_s: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """When each rank is done, where a sum over rounds does not tell what links do; None: nowhere.
 
         Args:
-            stride: the part of the way from what was said last to what is found now.
+            nbytes: of the larger of a rank's two buffers.
+            start_s: (world_size,) when each rank comes.
         """
         ...
 
@@ -147,9 +126,9 @@ class CostModel:
         load = nbytes * np.maximum(np.bincount(leaves)[leaves], np.bincount(enters)[enters])
         return self.message_s(load, num_messages(leaves, enters, leaves, enters) if self.serial_messages else 1)
 
-    def overtaking(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> "Overtaking | None":
+    def finish_s(
+        self, schedule: CollectiveSchedule, nbytes: float, start_s: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
         """See LinkCosts: ports are alike."""
         return None
 
@@ -189,8 +168,6 @@ def price(
     nbytes: float,
     links: LinkCosts,
     start_delay_s: float | Sequence[float] | NDArray[np.float64] = 0.0,
-    *,
-    meet: bool = True,
 ) -> Cost:
     """The Cost of `schedule`.
 
@@ -199,14 +176,14 @@ def price(
         nbytes: bytes of the larger of a rank's two buffers.
         links: a CostModel or a Topology.
         start_delay_s: when each rank calls: (world_size,), or one number for all.
-        meet: False to go by the sum of each round on uneven links, too: up to a fifth off, in a fifth of the time.
 
     Raises:
         InputError: delays of another length, negative or not finite.
     """
     p, unit = schedule.world_size, chunk_nbytes(schedule, nbytes)
     start = _start_of(schedule, start_delay_s)
-    ready = start.copy()
+    finish_s = links.finish_s(schedule, nbytes, start)
+    ready = start.copy() if finish_s is None else finish_s
     load = added = 0
     for rounds in _blocks(schedule):
         offsets = schedule.offsets[rounds.start : rounds.stop + 1]
@@ -221,32 +198,14 @@ def price(
         )
         load += np.maximum(sent.max(axis=1), received.max(axis=1)).sum()
         added += reduced.max(axis=1).sum()
-        overtaking = links.overtaking(round_of, src, dst, unit, p) if meet else None
-        took_s = links.messages_s(round_of, src, dst, unit, p) if overtaking is None else overtaking.first_s()
-        adding_s = np.asarray(links.gamma_s_per_byte * unit * reduced, np.float64)
-        bounds = (offsets - offsets[0]).tolist()
-        if overtaking is not None:
-            ends_s: list[float] = []
-            stride = STRIDE
-            for _ in range(PASSES):
-                ends = ready.copy()
-                begin_s = _walk(ends, bounds, src, dst, took_s, adding_s)
-                ends_s.append(float(ends.max()))
-                if len(ends_s) > 1 and abs(ends_s[-1] - ends_s[-2]) < SETTLED * ends_s[-2]:
-                    break
-                if _turns_back(ends_s):
-                    stride = max(SHORTER * stride, LEAST_STRIDE)
-                took_s = overtaking.again_s(begin_s, stride)
-        _walk(ready, bounds, src, dst, took_s, adding_s)
+        if finish_s is None:
+            took_s = links.messages_s(round_of, src, dst, unit, p)
+            adding_s = np.asarray(links.gamma_s_per_byte * unit * reduced, np.float64)
+            _walk(ready, (offsets - offsets[0]).tolist(), src, dst, took_s, adding_s)
     scale = unit / nbytes if nbytes else 0.0
     end = float(ready.max())
     exposed_s = end - float(start.max())
     return Cost(ready, end, exposed_s, schedule.num_rounds, float(load * scale), float(added * scale))
-
-
-def _turns_back(ends_s: Sequence[float]) -> bool:
-    """Whether the last of the ends that passes found went back from the one before."""
-    return len(ends_s) > 2 and (ends_s[-1] - ends_s[-2]) * (ends_s[-2] - ends_s[-3]) < 0
 
 
 def _walk(
@@ -256,22 +215,19 @@ def _walk(
     dst: Ints,
     took_s: NDArray[np.float64],
     adding_s: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """When each transfer's message begins; turns `ready`, when each rank is there, into when it is done.
+) -> None:
+    """Turn `ready`, when each rank is there, into when it is done.
 
     Args:
         bounds: where each round's transfers begin, and the end of all.
         adding_s: (rounds, ranks).
     """
-    begin_s = np.empty(len(src))
     for index, (begin, end) in enumerate(pairwise(bounds)):
         its_src, its_dst = src[begin:end], dst[begin:end]
-        begins_s = begin_s[begin:end] = np.maximum(ready[its_src], ready[its_dst])
-        done = begins_s + took_s[begin:end]
+        done = np.maximum(ready[its_src], ready[its_dst]) + took_s[begin:end]
         np.maximum.at(ready, its_src, done)
         np.maximum.at(ready, its_dst, done)
         ready += adding_s[index]
-    return begin_s
 
 
 def _blocks(schedule: CollectiveSchedule) -> Iterator[range]:

@@ -1,33 +1,37 @@
-"""A judge of the cost model that shares none of it: messages as flows that share links max-min fairly, event by event.
+"""Messages as flows that share links max-min fairly, event by event: what a schedule takes on links of any rates.
 
-As in the model a rank is in its next round once its messages of this one are done, and a message starts when both its
-ranks are there. Then it waits for the start-up times of the links that it crosses and flows at the rate that all flows
-of that moment leave it. What happens at the same time is done at once. Numba compiles the loop over events when it
-first runs, and keeps it on disk: some seconds once per machine. Then 16 ranks take milliseconds, and 1,024 ranks in the
-rounds of a hierarchical all-reduce a second.
+As in the model of rounds (schedule/cost.py) a rank is in its next round once its messages of this one are done, and a
+message starts when both its ranks are there. Then it waits for the start-up times of the links that it crosses and
+flows at the rate that all flows of that moment leave it. What happens at the same time is done at once. Where links
+or nodes differ, prices are what this says; elsewhere it shares none of the model, and judges it.
+
+The loop over events (flow_events.py) is compiled when it first runs, in some 20 ms. Then 16 ranks take a millisecond,
+and 1,024 ranks in the rounds of a hierarchical all-reduce a second.
 """
 
-from typing import NamedTuple
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, get_type_hints
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from lanterne.collectives.schedule.cost import chunk_nbytes
+from lanterne.collectives.schedule.cost import CostModel, chunk_nbytes, num_messages
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Ints
-from lanterne.collectives.topology.topology import Topology
+from lanterne.collectives.topology.crossing import SharedLinks
+from lanterne.collectives.topology.flow_events import Numbers, run_events
+from lanterne.kernels.cpu.jit import compile_ir
 
-Numbers = NDArray[np.float64]
-# A flow with so small a part left is done; events are at once that differ by such a part of the time.
-DONE, AT_ONCE = 1e-9, 1e-12
-# The rate of a flow that crosses no link with a limit.
-ENDLESS = 1e30
+# The beta of links without an end to their rate, s per byte.
+LEAST_BETA = 1e-30
 
 
 class Messages(NamedTuple):
-    """The messages of a schedule: int arrays (messages,); `links` (messages, classes * 2), of `capacity`, bytes per s.
+    """The messages of a schedule: arrays (messages,); `links` (messages, classes * 2), of `capacity`, bytes per s.
 
-    A message that crosses fewer links has the last one for the others, which is without end.
+    A message that crosses fewer links has the last one for the others, which is without end. `start_s` is what passes
+    before its bytes move, `reduced` of how many chunks its receiver adds.
     """
 
     round: Ints
@@ -36,7 +40,7 @@ class Messages(NamedTuple):
     nbytes: Numbers
     reduced: Numbers
     links: Ints
-    alpha_s: Numbers
+    start_s: Numbers
     capacity: Numbers
 
 
@@ -45,7 +49,7 @@ class Turns(NamedTuple):
 
     Attributes:
         first: (world_size,) each rank's first turn, len(rank) where it has none.
-        rank: of each turn; `last`, whether it is its rank's last one.
+        rank: of each turn; `last`, 1 where it is its rank's last one.
         added: bytes that it adds in the end, in chunks.
         starts, message: turn t has message[starts[t]:starts[t + 1]].
         of_src, of_dst: of each message, the turns of its ranks.
@@ -53,7 +57,7 @@ class Turns(NamedTuple):
 
     first: Ints
     rank: Ints
-    last: NDArray[np.bool_]
+    last: Ints
     added: Numbers
     starts: Ints
     message: Ints
@@ -62,7 +66,7 @@ class Turns(NamedTuple):
 
 
 def simulate_flows(
-    schedule: CollectiveSchedule, nbytes: float, topology: Topology, start_s: Numbers | None = None
+    schedule: CollectiveSchedule, nbytes: float, topology: SharedLinks, start_s: Numbers | None = None
 ) -> Numbers:
     """When each rank is done, (world_size,) s.
 
@@ -70,19 +74,48 @@ def simulate_flows(
         nbytes: of the larger of a rank's two buffers.
         start_s: (world_size,) when each rank comes; None: all at 0.
     """
-    unit = chunk_nbytes(schedule, nbytes)
-    messages = messages_of(schedule, unit, topology)
-    turns = turns_of(messages, schedule.world_size)
     finish_s = np.zeros(schedule.world_size) if start_s is None else np.array(start_s, float)
-    count, links, most = len(messages.src), len(messages.capacity), len(messages.src) + len(turns.rank)
-    flows = Flows(np.empty(count, np.int64), messages.nbytes.copy(), np.zeros(count))
-    work = Sharing(np.empty(count, np.int64), np.empty(links), np.empty(links), np.empty(links, np.int64))
-    agenda = Agenda(np.empty(most), np.empty(most, np.int64), np.full(count, 2), np.diff(turns.starts))
-    _run(messages, turns, flows, work, agenda, topology.gamma_s_per_byte * unit, finish_s)
+    arguments = arguments_of(schedule, nbytes, topology, finish_s)
+    _events()(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
     return finish_s
 
 
-def messages_of(schedule: CollectiveSchedule, unit: float, topology: Topology) -> Messages:
+def arguments_of(
+    schedule: CollectiveSchedule, nbytes: float, topology: SharedLinks, finish_s: Numbers
+) -> list[int | float | Numbers | Ints]:
+    """The arguments of run_events, of which `finish_s` is the last; otherwise as of simulate_flows."""
+    unit = chunk_nbytes(schedule, nbytes)
+    messages = messages_of(schedule, unit, topology)
+    turns = turns_of(messages, schedule.world_size)
+    count, num_links, most = len(messages.src), len(messages.capacity), len(messages.src) + len(turns.rank)
+
+    def numbers(size: int) -> Numbers:
+        return np.empty(size)
+
+    def ints(size: int) -> Ints:
+        return np.empty(size, np.int64)
+
+    arrays = (
+        *(messages.nbytes, messages.start_s, messages.links.ravel(), messages.capacity, turns.of_src, turns.of_dst),
+        *(turns.first, turns.rank, turns.last, turns.added, turns.starts, turns.message),
+        *(np.full(count, 2), np.diff(turns.starts), numbers(most), ints(most)),
+        *(ints(count), numbers(count), numbers(count), ints(count)),
+        *(numbers(num_links), numbers(num_links), ints(num_links), finish_s),
+    )
+    sizes = schedule.world_size, len(turns.rank), num_links, messages.links.shape[1]
+    return [*sizes, topology.gamma_s_per_byte * unit, *map(np.ascontiguousarray, arrays)]
+
+
+@functools.cache
+def _events() -> Callable[..., None]:
+    """The C function of run_events; an array is its address."""
+    ir = Path(__file__).with_name("flow_events.ll").read_text()
+    kinds = {int: ctypes.c_int64, float: ctypes.c_double}
+    _, *hints, _ = get_type_hints(run_events).values()
+    return compile_ir(ir, [kinds.get(hint, ctypes.c_void_p) for hint in hints])
+
+
+def messages_of(schedule: CollectiveSchedule, unit: float, topology: SharedLinks) -> Messages:
     """The Messages of `schedule` on `topology`, chunks having `unit` bytes."""
     p = schedule.world_size
     round_of = np.repeat(np.arange(schedule.num_rounds), np.diff(schedule.offsets))
@@ -90,21 +123,35 @@ def messages_of(schedule: CollectiveSchedule, unit: float, topology: Topology) -
         (round_of * p + schedule.src) * p + schedule.dst, return_inverse=True, return_counts=True
     )
     reduced = np.bincount(inverse, (schedule.op == REDUCE).astype(float), len(keys)).astype(float)
-    src, dst = keys // p % p, keys % p
-    alpha_s, columns, capacity = np.zeros(len(keys)), [], [np.zeros(0)]
-    for links, (mask, leaves, enters, size, slowdown) in zip(topology.links, topology.crossings(src, dst), strict=True):
-        rate = 1 / np.maximum(slowdown * links.model.beta_s_per_byte, 1e-30)
+    src, dst, nbytes = keys // p % p, keys % p, np.asarray(chunks * unit, np.float64)
+    start_s, columns, capacity = np.zeros(len(keys)), [], [np.zeros(0)]
+    for model, (mask, leaves, enters, size, slowdown) in topology.crossed(src, dst):
+        alpha_s, slower_s, beta = _line_of(model, nbytes[mask] * np.maximum(slowdown[leaves], slowdown[enters]))
+        if model.serial_messages:
+            rounds = keys[mask] // p**2
+            ports = (rounds * p + src[mask], rounds * p + dst[mask], rounds * size + leaves, rounds * size + enters)
+            alpha_s = alpha_s * num_messages(*ports)
+        start_s[mask] += alpha_s + slower_s
         for side in (leaves, enters):
             used, place = np.unique(side, return_inverse=True)
             column = np.full(len(keys), -1, np.int64)
             column[mask] = place + sum(map(len, capacity))
             columns.append(column)
-            capacity.append(rate[used])
-        alpha_s[mask] += links.model.alpha_s
+            capacity.append(1 / np.maximum(slowdown[used] * beta, LEAST_BETA))
     listed = np.stack(columns, axis=1) if columns else np.zeros((len(keys), 1), np.int64)
     limits = np.concatenate([*capacity, [np.inf]])
     listed[listed < 0] = len(limits) - 1
-    return Messages(keys // p**2, src, dst, np.asarray(chunks * unit, np.float64), reduced, listed, alpha_s, limits)
+    return Messages(keys // p**2, src, dst, nbytes, reduced, listed, start_s, limits)
+
+
+def _line_of(model: CostModel, nbytes: Numbers) -> tuple[Numbers, Numbers, float]:
+    """(alpha_s, slower_s, beta) of messages of `nbytes`: alone each takes alpha_s + slower_s + beta * nbytes.
+
+    A link has one rate, that of the longest of them: what shorter ones take longer than by that passes beside it.
+    """
+    alpha_s, betas = model.alpha_beta(nbytes)
+    beta = float(betas[nbytes.argmax()]) if len(nbytes) else model.beta_s_per_byte
+    return alpha_s, np.maximum((betas - beta) * nbytes, 0.0), beta
 
 
 def turns_of(messages: Messages, world_size: int) -> Turns:
@@ -120,176 +167,5 @@ def turns_of(messages: Messages, world_size: int) -> Turns:
     first = np.searchsorted(rank, np.arange(world_size))
     # A rank without a turn has another's first one here.
     first[np.bincount(rank, minlength=world_size) == 0] = len(found)
-    last = np.append(rank[1:] != rank[:-1], True)[: len(found)]
+    last = np.append(rank[1:] != rank[:-1], True)[: len(found)].astype(np.int64)
     return Turns(first, rank, last, added, starts, order % max(1, count), turn[:count], turn[count:])
-
-
-class Flows(NamedTuple):
-    """The flows of a moment: `active` messages; bytes `left` and `rate` of each message."""
-
-    active: Ints
-    left: Numbers
-    rate: Numbers
-
-
-class Sharing(NamedTuple):
-    """Of _share, to work in: messages without a rate; of each link what is spare, a flow's share, and its flows."""
-
-    waiting: Ints
-    spare: Numbers
-    least: Numbers
-    users: Ints
-
-
-class Agenda(NamedTuple):
-    """What is to come: a heap of turns that begin, by their numbers, and of messages that begin to flow, behind those.
-
-    Of each message how many of its ranks are `absent`; of each turn its messages that are `left`.
-    """
-
-    heap_s: Numbers
-    heap: Ints
-    absent: Ints
-    left: Ints
-
-
-@njit(cache=True)
-def _run(
-    messages: Messages, turns: Turns, flows: Flows, work: Sharing, agenda: Agenda, gamma_s: float, finish_s: Numbers
-) -> None:
-    """Turn `finish_s`, when each rank comes, into when it is done.
-
-    Args:
-        gamma_s: to add a chunk.
-    """
-    size, num_turns = 0, len(turns.rank)
-    for rank in range(len(finish_s)):
-        if turns.first[rank] < num_turns:
-            size = _push(agenda.heap_s, agenda.heap, size, finish_s[rank], turns.first[rank])
-    active, now_s, stale = 0, 0.0, False
-    while size or active:
-        if stale:
-            _share(messages, flows, active, work)
-            stale = False
-        least_s = np.inf
-        for place in range(active):
-            flow = flows.active[place]
-            least_s = min(least_s, max(flows.left[flow], 0.0) / flows.rate[flow])
-        if size and agenda.heap_s[0] <= now_s + least_s:
-            time_s = agenda.heap_s[0]
-            for place in range(active):
-                flow = flows.active[place]
-                flows.left[flow] -= flows.rate[flow] * (time_s - now_s)
-            now_s = time_s
-            while size and agenda.heap_s[0] <= time_s * (1 + AT_ONCE):
-                what = agenda.heap[0]
-                size = _pop(agenda.heap_s, agenda.heap, size)
-                if what >= num_turns:
-                    flows.active[active] = what - num_turns
-                    active, stale = active + 1, True
-                    continue
-                for place in range(turns.starts[what], turns.starts[what + 1]):
-                    message = turns.message[place]
-                    agenda.absent[message] -= 1
-                    if not agenda.absent[message]:
-                        begins_s = now_s + messages.alpha_s[message]
-                        size = _push(agenda.heap_s, agenda.heap, size, begins_s, num_turns + message)
-            continue
-        now_s += least_s
-        kept = 0
-        for place in range(active):
-            flow = flows.active[place]
-            took_s = max(flows.left[flow], 0.0) / flows.rate[flow]
-            flows.left[flow] -= flows.rate[flow] * least_s
-            if took_s > least_s + DONE * messages.nbytes[flow] / flows.rate[flow]:
-                flows.active[kept] = flow
-                kept += 1
-                continue
-            for side in range(2):
-                turn = turns.of_dst[flow] if side else turns.of_src[flow]
-                agenda.left[turn] -= 1
-                if agenda.left[turn]:
-                    continue
-                then_s = now_s + gamma_s * turns.added[turn]
-                finish_s[turns.rank[turn]] = then_s
-                if not turns.last[turn]:
-                    size = _push(agenda.heap_s, agenda.heap, size, then_s, turn + 1)
-        active, stale = kept, True
-
-
-@njit(cache=True)
-def _share(messages: Messages, flows: Flows, active: int, work: Sharing) -> None:
-    """Max-min: a link that leaves each of its flows less than their other links do fixes their rates; and again."""
-    waiting, spare, least, users = work
-    links, columns = messages.links, messages.links.shape[1]
-    for place in range(active):
-        waiting[place] = flows.active[place]
-    for link in range(len(spare)):
-        spare[link] = messages.capacity[link]
-    left = active
-    while left:
-        for link in range(len(spare)):
-            users[link] = 0
-        for place in range(left):
-            for column in range(columns):
-                users[links[waiting[place], column]] += 1
-        for link in range(len(spare)):
-            if users[link]:
-                least[link] = spare[link] / users[link]
-        # A link where some flow gets less elsewhere has to wait for that: it has no users here.
-        for place in range(left):
-            flow = waiting[place]
-            rate = np.inf
-            for column in range(columns):
-                rate = min(rate, least[links[flow, column]])
-            flows.rate[flow] = rate
-            for column in range(columns):
-                if least[links[flow, column]] > rate:
-                    users[links[flow, column]] = 0
-        kept = 0
-        for place in range(left):
-            flow = waiting[place]
-            rate = flows.rate[flow]
-            fixed = False
-            for column in range(columns):
-                link = links[flow, column]
-                fixed = fixed or (users[link] > 0 and least[link] == rate)
-            if not fixed:
-                waiting[kept] = flow
-                kept += 1
-                continue
-            flows.rate[flow] = min(rate, ENDLESS)
-            for column in range(columns):
-                link = links[flow, column]
-                if spare[link] < np.inf:
-                    spare[link] = max(spare[link] - rate, 0.0)
-        left = kept
-
-
-@njit(cache=True)
-def _push(heap_s: Numbers, heap: Ints, size: int, time_s: float, what: int) -> int:
-    """Put `what` at `time_s` into the heap of `size`; its new size."""
-    at = size
-    while at and heap_s[(at - 1) // 2] > time_s:
-        heap_s[at], heap[at] = heap_s[(at - 1) // 2], heap[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap_s[at], heap[at] = time_s, what
-    return size + 1
-
-
-@njit(cache=True)
-def _pop(heap_s: Numbers, heap: Ints, size: int) -> int:
-    """Take out the first of the heap of `size`; its new size."""
-    size -= 1
-    time_s, what = heap_s[size], heap[size]
-    at = 0
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and heap_s[child + 1] < heap_s[child]:
-            child += 1
-        if heap_s[child] >= time_s:
-            break
-        heap_s[at], heap[at] = heap_s[child], heap[child]
-        at = child
-    heap_s[at], heap[at] = time_s, what
-    return size

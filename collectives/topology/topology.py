@@ -22,16 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.cost import CostModel, num_messages
-from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE, Ints
+from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE, CollectiveSchedule, Ints
 from lanterne.collectives.topology.crossing import Crossing
-from lanterne.collectives.topology.round_overtaking import RoundOvertaking
-from lanterne.collectives.topology.round_sharing import messages_of
+from lanterne.collectives.topology.flows import simulate_flows
 from lanterne.errors import InputError, one_of
 
 Ranks: TypeAlias = tuple[int, ...]
 
 # See Topology.slow_nodes: what is less slow costs a ring less than going round it does.
 SLOW = 1.3
+# Of more ranks flows take up to minutes: prices go by rounds.
+MOST_FLOW_RANKS = 1024
 # Of more nodes one alone would have too many to speak with; see Topology.leaf_sets.
 MOST_STAR = 8
 INSIDE, SWITCH, NIC, TRUNK, MESH = "inside", "switch", "nic", "trunk", "mesh"
@@ -130,18 +131,23 @@ class Topology:
 
     @property
     def leaf_sets(self) -> tuple[Ranks, ...]:
-        """Nodes that may hang on the others: the slow ones, and of few nodes all but the fastest.
+        """Nodes that may hang on the others: the slow ones, and of few nodes the slowest alone, and all but the fastest.
 
-        Of those as fast the one with the most ranks, since the others share what it has to carry inside. Where NICs
-        differ and no node is slow by that the slowest counts as one.
+        Of those as fast the one with the most ranks, since the others share what it has to carry inside; where the one
+        with the most ranks of all is not slow beside it, all but that one, too. Where NICs differ and no node is slow
+        the slowest counts as one.
         """
         takes = self.node_takes
-        slow = self.slow_nodes or ((int(takes.argmax()),) if takes.max() > SLOW * takes.min() else ())
-        fastest = min(range(len(takes)), key=lambda node: (takes[node], -len(self.nodes[node])))
-        if not slow or len(self.nodes) > MOST_STAR:
+        slowest = (int(takes.argmax()),)
+        slow = self.slow_nodes or (slowest if takes.max() > SLOW * takes.min() else ())
+        nodes = range(len(takes))
+        if not slow or len(nodes) > MOST_STAR:
             return (slow,) if slow else ()
-        star = tuple(node for node in range(len(self.nodes)) if node != fastest)
-        return (slow,) if star == slow else (slow, star)
+        fastest = min(nodes, key=lambda node: (takes[node], -len(self.nodes[node])))
+        widest = min(nodes, key=lambda node: (-len(self.nodes[node]), takes[node]))
+        hubs = [fastest, widest] if takes[widest] <= SLOW * takes[fastest] else [fastest]
+        stars = (tuple(node for node in nodes if node != hub) for hub in hubs)
+        return tuple(dict.fromkeys((slow, slowest, *stars)))
 
     @cached_property
     def node_takes(self) -> NDArray[np.float64]:
@@ -171,8 +177,8 @@ class Topology:
     def _node_column(self) -> Ints:
         return np.array(self.node_of, np.int64)
 
-    def crossings(self, src: Ints, dst: Ints) -> list[Crossing]:
-        """For each class of links, the Crossing of the messages from `src` to `dst` (int arrays)."""
+    def crossed(self, src: Ints, dst: Ints) -> list[tuple[CostModel, Crossing]]:
+        """See SharedLinks."""
         node = self._node_column
         inside = node[src] == node[dst]
         found = []
@@ -182,14 +188,14 @@ class Topology:
             if links.kind == MESH:
                 # Only pairs that are used: there are as many as ranks, squared.
                 used, pair = np.unique((src * self.world_size + dst)[mask], return_inverse=True)
-                found.append(Crossing(mask, pair, pair, len(used), np.ones(len(used))))
+                found.append((links.model, Crossing(mask, pair, pair, len(used), np.ones(len(used)))))
                 continue
             size = len(links.shared_by)
             link_of = np.full(self.world_size, size, np.int64)
             link_of[: len(links.link_of)] = links.link_of
             mask = mask & (link_of[src] != link_of[dst])
             slowdown = np.append(np.array(links.slowdown or np.ones(size)), 0.0)
-            found.append(Crossing(mask, link_of[src[mask]], link_of[dst[mask]], size + 1, slowdown))
+            found.append((links.model, Crossing(mask, link_of[src[mask]], link_of[dst[mask]], size + 1, slowdown)))
         return found
 
     @cached_property
@@ -200,42 +206,29 @@ class Topology:
     def messages_s(
         self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
     ) -> NDArray[np.float64]:
-        """See LinkCosts."""
-        starts_s, moves_s = self._starts_and_moves_s(round_of, src, dst, nbytes, world_size)
-        return starts_s + moves_s
-
-    def overtaking(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> RoundOvertaking | None:
-        """See LinkCosts."""
-        if not self.is_uneven:
-            return None
-        starts_s, _ = self._starts_and_moves_s(round_of, src, dst, nbytes, world_size)
-        return RoundOvertaking(messages_of(round_of, src, dst, world_size), nbytes, starts_s, self._crossed)
-
-    def _crossed(self, src: Ints, dst: Ints) -> list[tuple[CostModel, Crossing]]:
-        """See CrossedLinks."""
-        return list(zip((links.model for links in self.links), self.crossings(src, dst), strict=True))
-
-    def _starts_and_moves_s(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each transfer's message, its start-up times, and what its round has to move at its busiest link."""
+        """See LinkCosts: start-up times, and what its round has to move at its busiest link."""
         starts_s, moves_s = np.zeros(len(src)), np.zeros(len(src))
-        for links, (mask, leaves, enters, size, slowdown) in zip(self.links, self.crossings(src, dst), strict=True):
+        for model, (mask, leaves, enters, size, slowdown) in self.crossed(src, dst):
             if not len(leaves):
                 continue
             its_round = round_of[mask]
             out, into = its_round * size + leaves, its_round * size + enters
             sent, received = np.bincount(out)[out], np.bincount(into)[into]
             load = nbytes * np.maximum(sent * slowdown[leaves], received * slowdown[enters])
-            alpha, beta = links.model.alpha_beta(load)
-            if links.model.serial_messages:
+            alpha, beta = model.alpha_beta(load)
+            if model.serial_messages:
                 ranks = (its_round * world_size + src[mask], its_round * world_size + dst[mask])
                 alpha = alpha * num_messages(*ranks, out, into)
             starts_s[mask] += alpha
             moves_s[mask] = np.maximum(moves_s[mask], beta * load)
-        return starts_s, moves_s
+        return starts_s + moves_s
+
+    def finish_s(
+        self, schedule: CollectiveSchedule, nbytes: float, start_s: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """See LinkCosts."""
+        flows = self.is_uneven and self.world_size <= MOST_FLOW_RANKS
+        return simulate_flows(schedule, nbytes, self, start_s) if flows else None
 
     @property
     def inside_models(self) -> list[CostModel]:

@@ -136,7 +136,7 @@ def document(
     for number in np.unique(messages.src * schedule.world_size + messages.dst, return_index=True)[1].tolist():
         pair = int(messages.src[number]), int(messages.dst[number])
         links = [link for link in messages.links[number].tolist() if link != end]
-        routes[pair] = links, float(messages.alpha_s[number])
+        routes[pair] = links, float(messages.start_s[number])
     ranks: list[dict[str, Any]] = [{"start_s": float(each), "rounds": []} for each in start_s]
     for turn, rank in enumerate(turns.rank.tolist()):
         told = [

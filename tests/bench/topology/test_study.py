@@ -99,11 +99,11 @@ def test_auto_by_what_waits_and_by_the_late_ranks_own_nic(number, late):
 @pytest.mark.parametrize(
     ("seed", "number", "kind", "once"),
     [
-        # Messages of several chunks share a NIC with those of one; see topology/round_sharing.py.
+        # Messages of several chunks share a NIC with those of one.
         (11, 61, "late", 1.189),
         (1, 110, "late", 1.124),
         (1, 180, "together", 1.055),
-        # Ranks that have less to do are a round ahead; see topology/round_overtaking.py.
+        # Ranks that have less to do are a round ahead.
         (3, 38, "late", 1.191),
         (11, 189, "late", 1.069),
         # NICs that differ are none of equal links, though no node is slower than the middle one.

@@ -1,10 +1,12 @@
-"""The simulator of flows: by hand, and beside the cost model, which knows nothing of it."""
+"""The simulator of flows: by hand, beside the model of rounds, which knows nothing of it, and as prices go by it."""
 
 import numpy as np
 import pytest
 
+from lanterne.bench.topology.random_clusters import AUTO_BAR, judge_auto
 from lanterne.collectives.algorithms.catalogue import make_schedule
-from lanterne.collectives.schedule.cost import CostModel, late_start, price
+from lanterne.collectives.schedule.cost import CostModel, Piece, late_start, price
+from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
 from lanterne.collectives.schedule.passes import waiting_part
 from lanterne.collectives.topology.flows import simulate_flows
 from lanterne.collectives.topology.presets import find_preset
@@ -67,3 +69,86 @@ def test_what_waits_for_a_late_rank_does_not_meet_what_is_over(name, alone):
     part = waiting_part(schedule, late)
     assert price(part, 1 << 24, topology).makespan_s == pytest.approx(found_s, rel=1e-6)
     assert part.num_transfers < schedule.num_transfers and part.num_rounds <= schedule.num_rounds
+
+
+# A node of two ranks with a NIC at half the rate, one of one rank, one of four.
+NODES = ((0, 1), (2,), (3, 4, 5, 6))
+
+
+def cluster(*slowdown, model=CostModel(0.0, 1.0)):
+    inside = LinkClass(INSIDE, CostModel(0.0, 1e-6), tuple((rank,) for rank in range(7)))
+    return Topology(NODES, (inside, LinkClass(NIC, model, NODES, slowdown)))
+
+
+def ends_s(topology, *rounds):
+    """When each rank is done whose chunks have a byte; of each round (src, dst, chunks) of its messages."""
+    total = sum(chunks for messages in rounds for *_, chunks in messages)
+    build, number = ScheduleBuilder("all_reduce", "any", 7, total, ports=100), 0
+    for messages in rounds:
+        src, dst, chunks = (np.array(column) for column in zip(*messages, strict=True))
+        src, dst = np.repeat(src, chunks), np.repeat(dst, chunks)
+        build.rounds(np.zeros(len(src), np.int64), src, dst, np.arange(number, number + len(src)), COPY)
+        number += len(src)
+    return simulate_flows(build.build(), float(total), topology)
+
+
+def test_a_message_of_two_chunks_has_to_go_on_when_those_of_one_are_over():
+    """Six messages share the NIC of rank 2: those of one chunk end after 6 s, the others go on at half its rate."""
+    messages = [(src, 2, 2 if src < 2 else 1) for src in (0, 1, 3, 4, 5, 6)]
+    np.testing.assert_allclose(ends_s(cluster(2.0, 1.0, 1.0), messages), [10, 10, 10, 6, 6, 6, 6])
+    # Where all NICs are alike it has eight chunks to take, and takes 8 s.
+    assert ends_s(cluster(), messages).max() == pytest.approx(8.0)
+
+
+def test_a_message_that_is_held_back_leaves_the_rest_to_others():
+    """Rank 0 sends at a quarter of the rate of rank 2's NIC, so rank 3 has the other three."""
+    np.testing.assert_allclose(ends_s(cluster(4.0, 1.0, 1.0), [(0, 2, 1), (3, 2, 3)])[[0, 2, 3]], 4.0)
+
+
+def test_a_rank_that_has_less_to_do_is_a_round_ahead():
+    """Ranks 3 and 4 share a NIC. Rank 3's second message begins after 4 s, when half of rank 4's first has gone."""
+    topology = cluster(1.0, 1.0, 1.0)
+    found = ends_s(topology, [(3, 0, 2), (4, 2, 4)], [(3, 0, 2)])
+    np.testing.assert_allclose(found[[3, 4]], [8.0, 8.0])
+    # In step it would begin after 6, and end after 8, beside nothing.
+    assert ends_s(topology, [(3, 0, 2), (4, 2, 3)], [(3, 0, 2)])[3] == pytest.approx(7.0)
+
+
+def test_starts_are_those_of_messages_of_their_size():
+    """Below 4 bytes each takes 2 s: a link has the rate of the longest message, and what others take more is beside."""
+    model = CostModel(0.5, 2.0, pieces=(Piece(4, 1.0, 1.0),))
+    assert ends_s(cluster(1.0, 1.0, 1.0, model=model), [(0, 2, 8)])[2] == pytest.approx(9.0)
+    assert ends_s(cluster(1.0, 1.0, 1.0, model=model), [(0, 2, 2)])[2] == pytest.approx(4.5)
+    found = ends_s(cluster(1.0, 1.0, 1.0, model=model), [(0, 2, 2), (3, 1, 8)])
+    np.testing.assert_allclose(found[[2, 3]], [4.5, 9.0])
+    serial = CostModel(0.5, 1.0, serial_messages=True)
+    assert ends_s(cluster(1.0, 1.0, 1.0, model=serial), [(0, 2, 1), (0, 3, 1)])[0] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("name", ["dgx-2x4", "fat-tree-4x2", "hosts-3x2"])
+def test_where_nodes_and_links_are_alike_prices_go_by_rounds(name):
+    topology = find_preset(name)
+    schedule = make_schedule("all_reduce", "ring", topology.world_size)
+    assert topology.finish_s(schedule, 1 << 20, np.zeros(topology.world_size)) is None
+
+
+# Hosts of 1, 3 and 4 ranks, the second with half a NIC.
+HALF_NIC = Topology(
+    ((5,), (0, 3, 7), (1, 2, 4, 6)),
+    (
+        LinkClass(INSIDE, CostModel(2e-6, 1e-10), tuple((rank,) for rank in range(8))),
+        LinkClass(NIC, CostModel(2e-5, 0.8e-9), ((5,), (0, 3, 7), (1, 2, 4, 6)), (1.0, 2.0, 1.0)),
+    ),
+)
+
+
+def test_where_they_differ_prices_are_those_of_flows():
+    schedule, delays_s = make_schedule("all_reduce", "hier_ring", 8, nodes=HALF_NIC.nodes), late_start(8, 3, 1e-3)
+    cost = price(schedule, 1 << 20, HALF_NIC, delays_s)
+    np.testing.assert_array_equal(cost.finish_s, simulate_flows(schedule, 1 << 20, HALF_NIC, delays_s))
+    assert cost.exposed_s == cost.makespan_s - 1e-3
+
+
+def test_auto_does_not_count_on_a_step_that_ranks_cannot_keep():
+    """They begin out of step by a start-up time, which grows: flows, and SimGrid, take half as long again."""
+    assert judge_auto(HALF_NIC, 16 << 20, 7)["late_ratio"] <= AUTO_BAR

@@ -88,6 +88,15 @@ def test_who_may_hang_on_the_others():
     assert leaf_sets(2.0, 1.0) == ((0,),)
     assert leaf_sets(1.0, 1.2, 1.0) == ()
     assert leaf_sets(*[1.0] * 8, 4.0) == ((8,),)
+    assert leaf_sets(1.0, 2.0, 1.0, 4.0, 1.0) == ((1, 3), (3,), (1, 2, 3, 4))
+    # All but the fastest, and all but the one with the most ranks, which is nearly as fast.
+    nodes = ((0,), (1, 2), (3, 4, 5))
+    nics = LinkClass(NIC, MODELS[0], nodes, (3.0, 1.0, 1.2))
+    assert Topology(nodes, (LinkClass(INSIDE, MODELS[0], tuple((rank,) for rank in range(6))), nics)).leaf_sets == (
+        (0,),
+        (0, 2),
+        (0, 1),
+    )
 
 
 INSIDE_LINK = {"class": "inside", "alpha_s": 1e-6, "bytes_per_s": 1e9}

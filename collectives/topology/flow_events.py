@@ -1,0 +1,230 @@
+"""The loop over events of flows.py, in Python that Numba compiles: of numbers, and arrays that are only indexed.
+
+No rank waits for Numba, though (see kernels/cpu/from_python.py): flow_events.ll, beside this file, is made of it by
+
+    python -m lanterne.collectives.topology.flow_events
+
+and a test fails until that was done after a change here. Sizes come first; then arrays, of messages, of turns (see
+flows.Turns), and to work in. A heap has what is to come: turns that begin, by their numbers, and messages that begin to
+flow, behind those.
+"""
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+# A flow with so small a part left is done; events are at once that differ by such a part of the time.
+DONE, AT_ONCE = 1e-9, 1e-12
+# The rate of a flow that crosses no link with a limit; later than all that happens.
+ENDLESS, NEVER_S = 1e30, float("inf")
+
+
+def run_events(
+    num_ranks: int,
+    num_turns: int,
+    num_links: int,
+    columns: int,
+    gamma_s: float,
+    nbytes: Numbers,
+    start_s: Numbers,
+    links: Ints,
+    capacity: Numbers,
+    of_src: Ints,
+    of_dst: Ints,
+    first: Ints,
+    rank_of: Ints,
+    is_last: Ints,
+    added: Numbers,
+    starts: Ints,
+    message_of: Ints,
+    absent: Ints,
+    missing: Ints,
+    heap_s: Numbers,
+    heap: Ints,
+    active: Ints,
+    left: Numbers,
+    rate: Numbers,
+    waiting: Ints,
+    spare: Numbers,
+    least: Numbers,
+    users: Ints,
+    finish_s: Numbers,
+) -> None:
+    """Turn `finish_s`, when each rank comes, into when it is done.
+
+    Args:
+        gamma_s: to add a chunk.
+        start_s: of each message, from when both its ranks are there until its bytes move.
+        links: of message m those from m * columns on, so many.
+        absent: of each message, how many of its ranks are not there yet: 2.
+        missing: of each turn, its messages.
+        heap_s, heap: room for as many as there are messages and turns.
+        active, left, rate, waiting: room for a number of each message.
+        spare, least, users: room for a number of each link.
+    """
+    size = 0
+    for rank in range(num_ranks):
+        if first[rank] < num_turns:
+            size = push(heap_s, heap, size, float(finish_s[rank]), int(first[rank]))
+    flowing = 0
+    now_s = 0.0
+    stale = False
+    while size or flowing:
+        if stale:
+            share(num_links, columns, flowing, links, capacity, active, rate, waiting, spare, least, users)
+            stale = False
+        least_s = NEVER_S
+        for place in range(flowing):
+            flow = active[place]
+            takes_s = float(max(left[flow], 0.0) / rate[flow])
+            least_s = min(least_s, takes_s)
+        if size and heap_s[0] <= now_s + least_s:
+            time_s = float(heap_s[0])
+            for place in range(flowing):
+                flow = active[place]
+                left[flow] -= rate[flow] * (time_s - now_s)
+            now_s = time_s
+            while size and heap_s[0] <= time_s * (1 + AT_ONCE):
+                what = heap[0]
+                size = pop(heap_s, heap, size)
+                if what >= num_turns:
+                    active[flowing] = what - num_turns
+                    left[what - num_turns] = nbytes[what - num_turns]
+                    flowing += 1
+                    stale = True
+                    continue
+                for place in range(starts[what], starts[what + 1]):
+                    message = int(message_of[place])
+                    absent[message] -= 1
+                    if not absent[message]:
+                        size = push(heap_s, heap, size, now_s + float(start_s[message]), num_turns + message)
+            continue
+        now_s += least_s
+        kept = 0
+        for place in range(flowing):
+            flow = active[place]
+            takes_s = float(max(left[flow], 0.0) / rate[flow])
+            left[flow] -= rate[flow] * least_s
+            if takes_s > least_s + DONE * nbytes[flow] / rate[flow]:
+                active[kept] = flow
+                kept += 1
+                continue
+            for side in range(2):
+                turn = int(of_dst[flow] if side else of_src[flow])
+                missing[turn] -= 1
+                if missing[turn]:
+                    continue
+                then_s = now_s + gamma_s * float(added[turn])
+                finish_s[rank_of[turn]] = then_s
+                if not is_last[turn]:
+                    size = push(heap_s, heap, size, then_s, turn + 1)
+        flowing = kept
+        stale = True
+
+
+def share(
+    num_links: int,
+    columns: int,
+    flowing: int,
+    links: Ints,
+    capacity: Numbers,
+    active: Ints,
+    rate: Numbers,
+    waiting: Ints,
+    spare: Numbers,
+    least: Numbers,
+    users: Ints,
+) -> None:
+    """Max-min: a link that leaves each of its flows less than their other links do fixes their rates; and again."""
+    for place in range(flowing):
+        waiting[place] = active[place]
+    for link in range(num_links):
+        spare[link] = capacity[link]
+    unfixed = flowing
+    while unfixed:
+        for link in range(num_links):
+            users[link] = 0
+        for place in range(unfixed):
+            for column in range(columns):
+                users[links[waiting[place] * columns + column]] += 1
+        for link in range(num_links):
+            if users[link]:
+                least[link] = spare[link] / users[link]
+        # A link where some flow gets less elsewhere has to wait for that: it has no users here.
+        for place in range(unfixed):
+            flow = waiting[place]
+            its = NEVER_S
+            for column in range(columns):
+                its = min(its, least[links[flow * columns + column]])
+            rate[flow] = its
+            for column in range(columns):
+                if least[links[flow * columns + column]] > its:
+                    users[links[flow * columns + column]] = 0
+        kept = 0
+        for place in range(unfixed):
+            flow = waiting[place]
+            its = rate[flow]
+            fixed = False
+            for column in range(columns):
+                link = links[flow * columns + column]
+                fixed = fixed or (users[link] > 0 and least[link] == its)
+            if not fixed:
+                waiting[kept] = flow
+                kept += 1
+                continue
+            rate[flow] = min(its, ENDLESS)
+            for column in range(columns):
+                link = links[flow * columns + column]
+                if spare[link] < NEVER_S:
+                    spare[link] = max(spare[link] - its, 0.0)
+        unfixed = kept
+
+
+def push(heap_s: Numbers, heap: Ints, size: int, time_s: float, what: int) -> int:
+    """Put `what` at `time_s` into the heap of `size`; its new size."""
+    at = size
+    while at and heap_s[(at - 1) >> 1] > time_s:
+        heap_s[at] = heap_s[(at - 1) >> 1]
+        heap[at] = heap[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    heap_s[at] = time_s
+    heap[at] = what
+    return size + 1
+
+
+def pop(heap_s: Numbers, heap: Ints, size: int) -> int:
+    """Take out the first of the heap of `size`; its new size."""
+    size -= 1
+    time_s = heap_s[size]
+    what = heap[size]
+    at = 0
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and heap_s[child + 1] < heap_s[child]:
+            child += 1
+        if heap_s[child] >= time_s:
+            break
+        heap_s[at] = heap_s[child]
+        heap[at] = heap[child]
+        at = child
+    heap_s[at] = time_s
+    heap[at] = what
+    return size
+
+
+def text_of_ir() -> str:
+    """What flow_events.ll is to have: by whom it was made, of what, and LLVM's code."""
+    from lanterne.kernels.cpu.from_python import ir_of
+
+    made = ", ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite"))
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return f"; {made}\n; of flow_events.py, sha256 {digest}\n{ir_of(run_events, (push, pop, share), Numbers)}"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".ll").write_text(text_of_ir())
