@@ -14,7 +14,7 @@ from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.loops import are_compiled, compile_in_background
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, Improvement, Progress, load
-from lanterne.pipeline.planners.search import improve
+from lanterne.pipeline.planners.search import has_little_memory, improve
 from lanterne.pipeline.planners.words import has_parts
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
@@ -23,12 +23,14 @@ from lanterne.pipeline.simulate.simulate import simulate
 LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
 # Those of one placement alone, other than unidirectional.
 ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
-# What "any" tries; with this share of the effort at first, then in full if it is so near the best of them.
-TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.1, 0.02
-# The effort to plan anew with, and where ranks hold several stages: each of so many searches ends elsewhere.
-REPLANNED, MANY_STAGES = 0.015, 2.0
-# For how long the first plan on a machine is searched for, at full effort.
-READABLE_S = 0.7
+# What "any" tries; with this share of the effort at first, then in full if it is so near the best of them. Measured, 40
+# problems of 8 x 32: 0.06 % over the best of all in full in the mean, 1.4 at most; with a tenth at first 0.2 and 2.5.
+TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.3, 0.02
+# The effort to plan anew with; where ranks hold several stages, since each of so many searches ends elsewhere; and where
+# they hold little memory besides: 24 waves of 8 x 32 were 4.4 % over the best known with 2, 3.2 with 3.
+REPLANNED, MANY_STAGES, LITTLE_MEMORY = 0.015, 2.0, 3.0
+# For how long the first plan on a machine is searched for, at full effort; and "any" tries each placement then.
+READABLE_S, READABLE_TRIAL = 0.7, 0.1
 # With more actions the planners written in Python take most of the time; list rules here do what they do.
 LARGE, SLOW = 20_000, ("adaptra",)
 
@@ -58,8 +60,8 @@ def best(
     Args:
         placement: unidirectional by default; "any" for the best of those on which each rank holds the model once:
             unidirectional, wave and loop with two stages.
-        effort: how much to try; 0 only compares. By default 1, 2 on a placement with several stages on each rank,
-            and 0.015, to re-plan in 50 ms, with `start`.
+        effort: how much to try; 0 only compares. By default 1; 2 on a placement with several stages on each rank, and
+            3 with little memory there; and 0.015, to re-plan in 50 ms, with `start`.
         seed: of the search.
         start: a plan to start from instead of the other schedulers', such as the one running when a delay changed.
         robust: plan against jitter: "mean", or a quantile of the makespan in (0, 1], over sampled latencies and
@@ -75,8 +77,9 @@ def best(
     Raises:
         InputError: an option that cannot be; ScheduleError: `start` is not a plan of the problem on the placement.
 
-    Cost: at effort 1 up to half a second for 8 ranks x 32 microbatches, 2 s for 64 x 256; ANY takes up to twice
-        that. Compiling, once per machine, takes some seconds more, and loading that in a process half a second.
+    Cost: up to half a second for 8 ranks x 32 microbatches, 2.5 s for 64 x 256; with several stages on each rank or
+        ANY up to 0.9 and 6.5 s. Compiling, once per machine, takes some seconds more, and loading that in a process
+        half a second.
     Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
     """
     is_usual = effort is None and start is None
@@ -90,7 +93,7 @@ def best(
         return _best_of_any(problem, effort, time_limit_s, options)
     placement = as_placement(placement, problem.stages)
     if is_usual and placement.num_stages > placement.num_ranks:
-        effort = MANY_STAGES
+        effort = LITTLE_MEMORY if has_little_memory(problem, placement) else MANY_STAGES
     bound = lower_bound(problem, placement)
 
     def tell(makespan: float) -> None:
@@ -133,12 +136,11 @@ def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, op
     until_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     # Robust plans have half of the time to be tried in; without jitter the search is short, and the rest the solver's.
     limit_s = None if time_limit_s is None or options["robust"] is None else time_limit_s / (2 * len(names))
-    tried = {
-        name: best(problem, placement=name, effort=effort * TRIAL, time_limit_s=limit_s, **options) for name in names
-    }
-    made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
     # The first plan on a machine is searched for on one placement: each search with readable loops takes as long.
     is_hurried = not options["wait"] and not are_compiled()
+    trial = effort * (READABLE_TRIAL if is_hurried else TRIAL)
+    tried = {name: best(problem, placement=name, effort=trial, time_limit_s=limit_s, **options) for name in names}
+    made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
     for name in sorted(names, key=lambda each: made[each])[: 1 if is_hurried else None]:
         least = min(made.values())
         if made[name] > least * (1 + HOPE) or tried[name].proved_bound > least * (1 + 1e-9):
@@ -146,7 +148,9 @@ def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, op
         left_s = None if time_limit_s is None else until_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             break
-        found = best(problem, placement=name, effort=effort, time_limit_s=left_s, **options)
+        # Little memory needs more, and takes less.
+        more = MANY_STAGES if has_little_memory(problem, as_placement(name, problem.stages)) else 1.0
+        found = best(problem, placement=name, effort=effort * more, time_limit_s=left_s, **options)
         span = simulate(found, problem).makespan
         if span < made[name]:
             tried[name], made[name] = found, span

@@ -50,6 +50,12 @@ class SearchPolicy:
         half="half the moves are tried",
         double="planning takes longer",
     )
+    move_actions: int = value(
+        40,
+        "measured: to draw and to judge a move takes as long as so many actions of its simulation",
+        half="small plans take up to an eighth longer",
+        double="they are searched less",
+    )
     # With fewer moves than this, or than this share of the actions, the search is left out.
     fewest_moves: int = value(
         500,
@@ -303,13 +309,13 @@ class _WordSearch:
             self._anneal_until()
             return
         samples = max(len(self.letters.latency), len(self.letters.took))
-        moves = int(effort * POLICY.search_actions / self.actions / samples)
+        moves = int(effort * POLICY.search_actions / (self.actions + POLICY.move_actions) / samples)
         if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
             return
         has_many = placement.num_stages > placement.num_ranks
         heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
         growth = None
-        if has_many and samples == 1 and least_held(problem, placement) <= POLICY.little_memory:
+        if samples == 1 and has_little_memory(problem, placement):
             self.blocks = POLICY.block_share
             growth = self._growth(placement, problem, effort)
         if growth:
@@ -428,6 +434,12 @@ def _groups(problem: Problem, placement: Placement) -> list[int]:
     """How many microbatches may go together: as many as memory holds whole, half of them, or as there are ranks."""
     held = least_held(problem, placement)
     return sorted({size for size in (held, held // 2, placement.num_ranks) if 1 < size <= held}, reverse=True)
+
+
+def has_little_memory(problem: Problem, placement: Placement) -> bool:
+    """Whether ranks hold several stages and few microbatches: searches end far apart there."""
+    has_many = placement.num_stages > placement.num_ranks
+    return has_many and least_held(problem, placement) <= POLICY.little_memory
 
 
 def least_held(problem: Problem, placement: Placement) -> int:
