@@ -44,6 +44,12 @@ class CallsPolicy:
         half="two calls may be noise",
         double="short records blame nobody",
     )
+    regular: float = value(
+        0.7,
+        "chosen: share of the calls that a blamed rank comes last to, of those as far apart as most that it does",
+        half="who is late in steps here and there is blamed",
+        double="it is above 1: nobody is blamed",
+    )
     silent_share: float = value(
         0.25,
         "chosen: of more the records were not made, rather than the ranks lost",
@@ -154,13 +160,13 @@ def _late(table: CallTable) -> list[Verdict]:
     took_s = table.took_s[rows]
     shortest_s, usual_s = took_s[first], took_s[first + counts // 2]
     wait_s, last = np.where(whole, usual_s - shortest_s, 0.0), table.rank[rows[first]]
-    found = _latest(last, wait_s, usual_s, whole, table)
+    found = _latest(last, wait_s, usual_s, whole, rows[first], table)
     return [] if found is None else [found]
 
 
 def _latest(
     last: NDArray[np.int64], wait_s: NDArray[np.float64], usual_s: NDArray[np.float64], whole: NDArray[np.bool_],
-    table: CallTable,
+    rows: NDArray[np.intp], table: CallTable,
 ) -> Verdict | None:  # fmt: skip
     import numpy as np
 
@@ -175,6 +181,10 @@ def _latest(
     cost = float(wait_s[own].sum() / max(usual_s[whole].sum(), 1e-30))
     if own.sum() < POLICY.least_calls or shares[rank] < POLICY.last_share or cost < POLICY.wait_share:
         return None
+    judged = np.flatnonzero(whole)
+    come, of = _recurring(table.group[rows[judged]], table.number[rows[judged]], own[judged])
+    if come < POLICY.least_calls or come < POLICY.regular * of:
+        return None
     evidence: dict[str, Any] = {
         "state": "late",
         "last_arriver_share": shares[rank],
@@ -184,3 +194,22 @@ def _latest(
     }
     # What the step would gain is not known: only what others spend waiting.
     return Verdict("worker", (rank,), None, 0.0, evidence)
+
+
+def _recurring(group: NDArray[np.int64], number: NDArray[np.int64], own: NDArray[np.bool_]) -> tuple[int, int]:
+    """How many of the calls are `own`, and how many there are, of those as far apart as most own ones are.
+
+    Of each group's, from its first own call to its last: as of a call that comes once a step.
+    """
+    import numpy as np
+
+    come = of = 0
+    for one in np.unique(group[own]).tolist():
+        its, numbers = own[group == one], number[group == one]
+        gaps, counts = np.unique(np.diff(np.sort(numbers[its])), return_counts=True)
+        if len(gaps):
+            places = numbers % int(gaps[counts.argmax()])
+            place = int(np.bincount(places[its]).argmax())
+            chosen = (places == place) & (numbers >= numbers[its].min()) & (numbers <= numbers[its].max())
+            come, of = come + int((its & chosen).sum()), of + int(chosen.sum())
+    return come, of

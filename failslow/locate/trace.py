@@ -242,7 +242,8 @@ def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Tra
 def filled(compute_s: Sequence[Array], order: Sequence[tuple[Operation, ...]]) -> list[Array]:
     """(S, D, operations) seconds of each stage with NaN filled in.
 
-    With what is usual for the worker's operation, as much longer as the microbatch, or the step, is elsewhere.
+    With what is usual for the worker's operation, as much longer as it is in all of the step, and as the microbatch is
+    beside that elsewhere: a slow worker says nothing of the other stages.
     """
     import numpy as np
 
@@ -257,15 +258,15 @@ def filled(compute_s: Sequence[Array], order: Sequence[tuple[Operation, ...]]) -
                 level = np.nanmedian(usual[stage][:, own], axis=1, keepdims=True) if own else 0.0
                 usual[stage][:, own] = np.where(np.isfinite(usual[stage][:, own]), usual[stage][:, own], level)
         apart = [log - known for log, known in zip(logs, usual, strict=True)]
-        step = np.nan_to_num(np.nanmedian(np.concatenate(apart, axis=2), axis=2))
+        levels = np.nan_to_num(np.stack([np.nanmedian(one, axis=2) for one in apart]))
+        apart = [one - level[:, :, None] for one, level in zip(apart, levels, strict=True)]
         shared: dict[int, Array] = {}
         for m in {operation[1] for operations in order for operation in operations}:
             same = [a[:, :, k] for a, ops in zip(apart, order, strict=True) for k, op in enumerate(ops) if op[1] == m]
-            middle = np.nanmedian(np.stack(same), axis=0)
-            shared[m] = np.where(np.isfinite(middle), middle, step)
+            shared[m] = np.nan_to_num(np.nanmedian(np.stack(same), axis=0))
     found = []
     for stage, operations in enumerate(order):
-        guess = usual[stage] + np.stack([shared[m] for _, m, _ in operations], axis=2)
+        guess = usual[stage] + levels[stage][:, :, None] + np.stack([shared[m] for _, m, _ in operations], axis=2)
         found.append(np.exp(np.where(np.isfinite(logs[stage]), logs[stage], guess)))
     return found
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
@@ -92,15 +93,33 @@ def test_our_own_call_logs(tmp_path):
     assert verdict.evidence["places"]["2"]["host"] == "h"
 
 
-def test_durations_alone_tell_who_comes_last(tmp_path):
-    for rank in range(4):
-        with open(tmp_path / f"rank{rank}.jsonl", "w") as file:
-            for call in range(30):
-                header = {"id": "0x1", "rank": rank, "n_ranks": 4}
-                perf = {"coll": "AllReduce", "coll_sn": call, "coll_exec_time_us": 100 if rank == 2 else 900}
+def write_durations(folder, late, calls=36, thin=0.0, ranks=4):
+    """NCCL Inspector's lines of durations alone, a share lost: `late` tells to which calls rank 2 comes last."""
+    draw = random.Random(1)
+    for rank in range(ranks):
+        with open(folder / f"rank{rank}.jsonl", "w") as file:
+            for call in (call for call in range(calls) if draw.random() >= thin):
+                header = {"id": "0x1", "rank": rank, "n_ranks": ranks}
+                took_us = 900 if late(call) and rank != 2 else 100
+                perf = {"coll": "AllReduce", "coll_sn": call, "coll_exec_time_us": took_us}
                 file.write(json.dumps({"header": header, "metadata": {"pid": rank}, "coll_perf": perf}) + "\n")
+
+
+@pytest.mark.parametrize("thin", [0.0, 0.1])
+@pytest.mark.parametrize("late", [lambda call: True, lambda call: call % 4 == 1, lambda call: call < 18])
+def test_durations_alone_tell_who_comes_last(tmp_path, late, thin):
+    """In every call, in the same one of every step, or for a while."""
+    write_durations(tmp_path, late, calls=60, thin=thin)
     (verdict,), notes = verdicts_of(tmp_path)
     assert (verdict.cause, verdict.ranks, verdict.evidence["state"]) == ("worker", (2,), "late")
+
+
+@pytest.mark.parametrize("thin", [0.0, 0.1])
+@pytest.mark.parametrize("calls", [{3, 4, 11, 20, 24, 33}, {1, 9, 12, 13, 14, 30}])
+def test_who_comes_last_now_and_then_is_not_blamed(tmp_path, calls, thin):
+    write_durations(tmp_path, calls.__contains__, thin=thin)
+    (verdict,), _ = verdicts_of(tmp_path)
+    assert verdict.cause == "none"
 
 
 def test_what_cannot_be_told_says_what_would_tell(tmp_path):

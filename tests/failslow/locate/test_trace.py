@@ -244,3 +244,13 @@ def test_a_slow_worker_does_not_show_in_what_others_lack():
     compute_s[0][3, 0] = 2.7
     compute_s[2][3, 0, ::2] = np.nan
     assert filled(compute_s, order)[2][3, 0] == pytest.approx(np.ones(8))
+
+
+def test_what_is_filled_in_is_not_longer_beside_a_slow_worker():
+    """Of two stages the other's operations of the same microbatches are twice as long, in five of twelve steps."""
+    order = [tuple((kind, m, 0) for m in range(4) for kind in "FB")] * 2
+    compute_s = [np.ones((12, 3, 8)), np.ones((12, 3, 8))]
+    compute_s[1][:5, 0] = 2.0
+    compute_s[0][2, 0, 2:] = compute_s[1][3, 0, 4:] = compute_s[0][4, 0] = np.nan
+    first, last = filled(compute_s, order)
+    assert first[:, 0] == pytest.approx(np.ones((12, 8))) and last[3, 0] == pytest.approx(np.full(8, 2.0))
