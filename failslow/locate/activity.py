@@ -56,9 +56,16 @@ class ActivityPolicy:
         half="calls of slow machines count as one after the other",
         double="calls one after the other count as posted together",
     )
+    waiting: float = value(
+        0.1,
+        "chosen: share of the time between calls by which a send lasts longer that waits",
+        half="messages that are long are taken for waiting",
+        double="short waits say nothing of whether sends block",
+    )
     steadier: float = value(
         0.995,
-        "chosen: times as much that compute varies when told from the beginnings of sends, if these do not block",
+        "chosen: times as far that compute is from usual when told from the beginnings of sends that wait, if these "
+        "do not block",
         half="sends of few long waits are taken for blocking: who waits for a slow rank seems fast",
         double="sends that block are taken for ones that do not",
     )
@@ -306,8 +313,8 @@ def _kernels(table: CallTable, rank: int, bounds: Array, ids: NDArray[np.int64])
 def _started_sends(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The sends, where ranks go on while they last; else none.
 
-    A rank that goes on computes as long whether its send waits or not, so that the time from its beginning to the next
-    call varies less than that from its end.
+    A rank that goes on computes as long whether its send waits or not, so that where it waits the time from its
+    beginning to the next call is nearer to what is usual where it does not than that from its end.
     """
     import numpy as np
 
@@ -334,20 +341,31 @@ def _started_sends(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.boo
     over_s = received_s[here], np.maximum(received_s[here], end_s[own])
     if not len(own):
         return started
-    spread_s = [_spread(keys, begins_s[here + 1] - free_s) for free_s in over_s]
+    both_s = [begins_s[here + 1] - free_s for free_s in over_s]
+    waits = both_s[0] - both_s[1] > POLICY.waiting * np.median(both_s[0])
+    spread_s = [_spread(keys, values, waits) for values in both_s]
     if spread_s[0] < POLICY.steadier * spread_s[1]:
         started[rows[is_send]] = True
     return started
 
 
-def _spread(keys: NDArray[np.int64], values: Array) -> float:
-    """The mean distance of values from the median of those with the same column of `keys`."""
+def _spread(keys: NDArray[np.int64], values: Array, waits: NDArray[np.bool_]) -> float:
+    """The median distance of those values that `waits` from the median of those with the same column that do not.
+
+    0 where nothing tells it.
+    """
     import numpy as np
 
     _, which = np.unique(keys, axis=1, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    parts = np.split(values[order], np.flatnonzero(np.diff(which.reshape(-1)[order])) + 1)
-    return float(np.mean(np.concatenate([np.abs(part - np.median(part)) for part in parts])))
+    which = which.reshape(-1)
+    free = np.flatnonzero(~waits)
+    free = free[np.argsort(which[free], kind="stable")]
+    usual = np.full(int(which.max()) + 1, np.nan)
+    for part in np.split(free, np.flatnonzero(np.diff(which[free])) + 1) if len(free) else ():
+        usual[which[part[0]]] = np.median(values[part])
+    apart = np.abs(values - usual[which])[waits]
+    apart = apart[np.isfinite(apart)]
+    return float(np.median(apart)) if len(apart) else 0.0
 
 
 def _calls_of(
