@@ -214,8 +214,10 @@ class Decider:
     ) -> dict[str, Any] | None:
         """The verdict on what was `found`; None: the undisturbed problem was, which is planned for anew."""
         calibrated = found is None
-        # Nothing that is not confirmed comes along.
-        problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s, found)
+        # Nothing that is not confirmed comes along. Iterations before those that show it are of another state: the
+        # quickest of their messages would pass for that of a slow link.
+        shown = len(self._recent) if found is None else self.watch.count(found)
+        problem = estimate(self._recent[-shown:], self.base, self.assumed, self._noise.delay_s, found)
         slow = self._slow(_unusual(problem, self.base))
         healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
         if healed:
@@ -226,7 +228,6 @@ class Decider:
         links, swaps, predicted_s = self._choose(plan, problem, slow)
         gain_s, still = before_s - predicted_s, [pair for pair in links if pair in self.slow_links]
         is_new = links != still or (swaps and plan is not self.initial.plan)
-        shown = len(self._recent) if found is None else self.watch.count(found)
         if is_new and (needed := self._needed(gain_s)) > shown:
             if needed <= REMEMBERED and found is not None and +1 in found.values():
                 return self._hold_back(noticed, found, problem, gain_s, int(needed))

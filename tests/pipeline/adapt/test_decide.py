@@ -68,6 +68,23 @@ def test_bounds_as_wide_as_actions_do_not_keep_a_link_from_healing():
     assert decider.running is decider.initial
 
 
+def test_the_iteration_before_a_link_went_slow_says_nothing_of_its_delay():
+    """Bounds as of ranks beside busy loops, of 40 ms: with the iteration before, whose messages took 1 ms, it was 26.7."""
+    decider, verdicts = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), SECONDS, SETTINGS, in_order=1), []
+    for iteration in range(12):
+        profile = seen(iteration)
+        for pair in ((2, 3), (3, 2)):
+            profile.links[pair] = LinkDelay(-0.008, 0.001, most_s=0.0005)
+        if iteration >= 10:
+            low_s, high_s, most_s = ((0.0273, 0.0482, 0.0428), (0.0267, 0.0467, 0.0408))[iteration - 10]
+            profile.links[2, 3] = LinkDelay(0.0397, 0.0666, most_s=0.0423)
+            profile.links[3, 2] = LinkDelay(low_s, high_s, most_s=most_s)
+        verdicts.append(decider.after(profile, iteration + 1))
+    (change,) = (verdict["change"] for verdict in verdicts if verdict)
+    assert change["noticed"] == 11 and change["slow_links"] == [[2, 3]]
+    assert change["delays_s"] == {"2-3": pytest.approx(0.0423), "3-2": pytest.approx(0.0408)}
+
+
 def test_half_a_relief_is_not_yet_one():
     _, decider = decisions(lambda i: {2: 0.04} if 10 <= i < 30 else {2: 0.015} if i >= 30 else {}, 60)
     assert decider.slow_links == [[2, 3]] and decider.assumed.latency(2, 3) == pytest.approx(0.015)
