@@ -10,7 +10,8 @@
 
 With --calibration the plan is made for devices as `pipeline calibrate` found them, its messages sent by delegates: each
 F and B pays for them and lasts a gap longer, each message is held. Beside it stands how long 1F1B and the same plan
-take over NCCL, and the plan over so many delegates.
+take over NCCL, and the plan over so many delegates. What lies beyond the runs of the calibration is said on standard
+error, and marked.
 
 --scheduler best tries one stage per rank, wave (two half-size stages per rank, there and back) and loop (two around the
 loop), or what --placement names: bidirectional too, two copies of the pipeline in opposite directions. The first plan
@@ -46,7 +47,7 @@ from lanterne.bench.pipeline.plan_report import (
     record,
     write_pictures,
 )
-from lanterne.bench.pipeline.predict import read_calibration
+from lanterne.bench.pipeline.predict import EXTRAPOLATED, read_calibration, warn
 from lanterne.errors import InputError, ScheduleError, Unavailable, one_of
 from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.placement import PLACEMENTS
@@ -105,9 +106,10 @@ def run(args: argparse.Namespace) -> int:
     problem, unit, unit_s = problem_from(args)
     if args.time_limit is not None and args.time_limit <= 0:
         raise InputError(f"--time-limit: got {args.time_limit:g}, expected more than 0 seconds")
-    given, cluster = problem, None
+    given, cluster, beyond = problem, None, list[str]()
     if args.calibration:
-        cluster = _cluster(args, unit_s)
+        cluster, beyond = _cluster(args, given, unit_s)
+        warn(beyond)
         problem = cluster.delegated(given)
     if args.scheduler == ALL:
         if args.csv:
@@ -121,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
     evaluation = make(args.scheduler, problem, args.time_limit, options, memory=True)
     iterations = cluster.iterations(evaluation.checked, given) if cluster else {}
     if args.json:
-        devices = {"devices": {**cluster._asdict(), "iterations": iterations}} if cluster else {}
+        marked = {"extrapolated": bool(beyond), "beyond": beyond}
+        devices = {"devices": {**cluster._asdict(), "iterations": iterations, **marked}} if cluster else {}
         document = record(evaluation) | devices | {"problem": described(problem, unit)}
         report.write_json(args.json, report.envelope(**document))
     if args.csv:
@@ -130,20 +133,32 @@ def run(args: argparse.Namespace) -> int:
         print_evaluation(evaluation, problem, unit)
         if iterations:
             rows = [[name.replace("_", " "), f"{time:.6g}"] for name, time in iterations.items()]
-            report.print_table([("on devices", ""), ("iteration", unit)], rows)
+            notes = EXTRAPOLATED if beyond else []
+            report.print_table([("on devices", ""), ("iteration", unit)], rows, notes=notes)
     write_pictures(evaluation, args, unit, unit_s)
     return 0
 
 
-def _cluster(args: argparse.Namespace, unit_s: float | None) -> Cluster:
-    """What --calibration and the options beside it say of the ranks."""
+def _cluster(args: argparse.Namespace, problem: Problem, unit_s: float | None) -> tuple[Cluster, list[str]]:
+    """What --calibration and the options beside it say of the ranks, and what lies beyond the calibration's runs."""
     gpus = read_calibration(args.calibration).gpus
     name = args.gpu or max(gpus, key=lambda gpu: gpus[gpu].runs)
     if name not in gpus:
         raise InputError(f"--gpu: {one_of(name, gpus)}")
     if unit_s is None:
         raise InputError('--calibration: got times without a unit, expected 10ms, or a problem file with "unit"')
-    return Cluster(gpus[name].parameters, args.ranks_per_host, args.delegates, unit_s * 1e3)
+    unit_ms = unit_s * 1e3
+    links = [(a, b) for a in range(problem.stages) for b in (a - 1, a + 1) if 0 <= b < problem.stages]
+    beyond = gpus[name].beyond(
+        {
+            "ranks_per_host": [args.ranks_per_host],
+            "message_bytes": problem.message_nbytes,
+            "stages": [problem.stages],
+            "delegates": [args.delegates],
+            "delay_ms": [problem.latency(*link) * unit_ms for link in links],
+        }
+    )
+    return Cluster(gpus[name].parameters, args.ranks_per_host, args.delegates, unit_ms), beyond
 
 
 def make(

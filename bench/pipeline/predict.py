@@ -10,6 +10,7 @@ case lies beyond the runs of the calibration, a line on standard error says in w
 
 import argparse
 import sys
+from collections.abc import Iterable
 from importlib import resources
 
 from lanterne.bench.output import report
@@ -18,6 +19,7 @@ from lanterne.pipeline.calibrate.parameters import UNITS, DeviceCalibration
 from lanterne.pipeline.calibrate.prediction import predict_run
 from lanterne.pipeline.calibrate.runs import read_run
 
+EXTRAPOLATED = ["extrapolated, see the warnings"]
 PUBLISHED = resources.files("lanterne.pipeline.calibrate") / "h800.json"
 
 
@@ -41,6 +43,12 @@ def read_calibration(path: str | None) -> DeviceCalibration:
         return DeviceCalibration.from_dict(document)
 
 
+def warn(beyond: Iterable[str]) -> None:
+    """A line on standard error for each way in which what is predicted lies beyond the runs of its calibration."""
+    for line in beyond:
+        print(f"warning: {line}: extrapolated", file=sys.stderr)
+
+
 def run(args: argparse.Namespace) -> int:
     """Predict, print and write; exit code 0."""
     calibration = read_calibration(args.calibration)
@@ -48,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     with of_file(args.case):
         case = read_run(document)
         found = predict_run(case, calibration)
-    for line in found.beyond:
-        print(f"warning: {line}: extrapolated", file=sys.stderr)
+    warn(found.beyond)
     if args.json:
         values = found.parameters._asdict().items()
         document = {
@@ -65,5 +72,5 @@ def run(args: argparse.Namespace) -> int:
         columns = [("policy", ""), ("healthy", "ms"), ("slow links", "ms"), ("slowdown", ""), ("gap", "ms")]
         cells = [case.policy, f"{found.healthy_ms:.1f}", f"{found.slow_ms:.1f}"]
         cells += [f"{found.slow_ms / found.healthy_ms:.3f}", f"{found.parameters.gap_ms:.3f}"]
-        report.print_table(columns, [cells], notes=["extrapolated, see the warnings"] if found.beyond else [])
+        report.print_table(columns, [cells], notes=EXTRAPOLATED if found.beyond else [])
     return 0

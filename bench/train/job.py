@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -123,7 +124,8 @@ def own_model(name: str, *shape: int) -> StageModel:
     """The StageModel that a function of the user's makes, MODULE:FUNCTION, found from the working directory too.
 
     Raises:
-        InputError: no such function, or what it returns is no StageModel.
+        InputError: no such function, it takes something else, or what it returns is no StageModel.
+        Unavailable: it imports a library that is missing.
     """
     from lanterne.pipeline.model.stage_layers import StageModel
 
@@ -135,7 +137,15 @@ def own_model(name: str, *shape: int) -> StageModel:
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise Unavailable(f"--model: {name} imports what is not here: {error}") from error
         raise InputError(f"--model: got {name!r}, expected MODULE:FUNCTION: {error}") from error
+    try:
+        inspect.signature(make).bind(*shape)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"--model: {name}: {error}, expected a function of vocabulary, length, width, heads, blocks and rows"
+        ) from error
     try:
         made = make(*shape)
     except ImportError as error:

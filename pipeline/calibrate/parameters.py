@@ -1,6 +1,6 @@
 """What a message costs on each kind of GPU, as found from runs, and what those runs had."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,6 +73,17 @@ class GpuCalibration:
     runs: int
     seen: Mapping[str, tuple[float, float]]
 
+    def beyond(self, values: Mapping[str, Iterable[float]]) -> list[str]:
+        """A line for each of `values`, by the names of SEEN, that lies beyond what was seen."""
+        found = []
+        for key, given in values.items():
+            least, most = self.seen.get(key, (0.0, 0.0))
+            for value in sorted(set(given)):
+                # Less delay, or fewer stages, is not beyond: no delay was seen too.
+                if value > most * (1 + ROOM) or (key == "message_bytes" and value < least * (1 - ROOM)):
+                    found.append(f"{key}: got {value:g}, seen {least:g} to {most:g}")
+        return found
+
 
 @dataclass(frozen=True)
 class DeviceCalibration:
@@ -88,13 +99,7 @@ class DeviceCalibration:
             name = max(self.gpus, key=lambda gpu: self.gpus[gpu].runs)
             beyond.append(f"gpu: got {run.gpu or 'none'}, seen {', '.join(self.gpus)}: predicted as {name}")
         found = self.gpus[name]
-        for key, values in SEEN.items():
-            least, most = found.seen.get(key, (0.0, 0.0))
-            for value in sorted(set(values(run))):
-                # Less delay, or fewer stages, is not beyond: no delay was seen too.
-                if value > most * (1 + ROOM) or (key == "message_bytes" and value < least * (1 - ROOM)):
-                    beyond.append(f"{key}: got {value:g}, seen {least:g} to {most:g}")
-        return found.parameters, beyond
+        return found.parameters, beyond + found.beyond({key: values(run) for key, values in SEEN.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON object that `from_dict` turns into an equal one."""

@@ -340,6 +340,9 @@ def same(vocabulary, length, width, heads, blocks, rows):
 
 def other(*shape):
     return 3
+
+def nothing():
+    return 3
 """
 
 
@@ -354,10 +357,14 @@ def test_a_model_of_ones_own(text, tmp_path, monkeypatch, capsys):
     for model, told in (
         ("own_model_here:other", "returned a int, expected a StageModel"),
         ("own_model_here:none", "has no attribute 'none'"),
+        ("own_model_here:nothing", "too many positional arguments, expected a function of vocabulary, length, width"),
         ("nowhere_to_be_found:gpt", "No module named"),
         ("gtp", "got 'gtp', expected gpt or MODULE:FUNCTION"),
     ):
         assert local(text, "-n", "2", "--iterations", "2", "--model", model) == 2, (model, told)
         assert told in capsys.readouterr().err, (model, told)
+    (tmp_path / "own_model_of_a_library.py").write_text("import nowhere_to_be_found")
+    assert local(text, "-n", "2", "--model", "own_model_of_a_library:make") == 3
+    assert "imports what is not here: No module named 'nowhere_to_be_found'" in capsys.readouterr().err
     assert local(text, "-n", "2", "--iterations", "2", "--model", "own_model_here:same", "--tp", "2") == 2
     assert "--tp: got 2 beside --model" in capsys.readouterr().err

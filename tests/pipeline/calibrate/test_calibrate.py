@@ -265,9 +265,14 @@ def test_a_plan_for_calibrated_devices(tmp_path, capsys):
     more = ["--calibration", str(PUBLISHED), "--ranks-per-host", "8", "--scheduler", "adaptra", "--json", "-"]
     assert main(["pipeline", "plan", *options, *more]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert not found["devices"]["extrapolated"]
     times = found["devices"]["iterations"]
     assert times["plan_over_delegates"] < times["plan_over_nccl"]
     # With a delegate for nearly every message, and W of the plan's gaps, it is what the plan was made for.
     assert times["plan_over_delegates"] == pytest.approx(found["makespan"], rel=0.02)
+    assert main(["pipeline", "plan", *options, *more, "--ranks-per-host", "32"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "warning: ranks_per_host: got 32, seen 1 to 8: extrapolated\n"
+    assert json.loads(printed.out)["devices"]["extrapolated"]
     assert main(["pipeline", "plan", *options, "--calibration", str(PUBLISHED), "--gpu", "H8000"]) == 2
     assert "--gpu: got 'H8000' (did you mean 'H800'?)" in capsys.readouterr().err
