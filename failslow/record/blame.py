@@ -301,7 +301,8 @@ class LateArrivals:
         before_s = self._ends[first - 1] if len(self._ends) >= first else -inf
         ends_s = np.array([*islice(self._ends, first, None)])
         count = len(ends_s)
-        at, late_at = ends_s.searchsorted(start_s), ends_s.searchsorted(late_at_s)
+        # The call that ends an iteration is of the next, whether the lead came last to it, at that time, or others did.
+        at, late_at = ends_s.searchsorted(start_s, "right"), ends_s.searchsorted(late_at_s, "right")
         self._early = None
         if (at == count).any():
             early, late_early = at == count, late_at == count
@@ -312,7 +313,7 @@ class LateArrivals:
             )
             self._early = Matched(*calls, *lates)
         if count:
-            inside, late_inside = (at < count) & (start_s > before_s), (late_at < count) & (late_at_s > before_s)
+            inside, late_inside = (at < count) & (start_s >= before_s), (late_at < count) & (late_at_s >= before_s)
             at, ranks = at[inside], int(late_rank.max(initial=0)) + 1
             codes = late_at[late_inside] * ranks + late_rank[late_inside]
             late = np.flatnonzero(np.bincount(codes))

@@ -205,6 +205,15 @@ def test_calls_may_be_told_of_before_and_after_their_iteration_ends():
     assert second.late_s == {2: pytest.approx(0.3)}
 
 
+def test_the_call_that_ends_an_iteration_is_of_the_next_whoever_comes_last_to_it():
+    """Of two slow ranks one is the lead, whose coming ends the iteration: now it is the last, now the other."""
+    arrivals = LateArrivals()
+    for i in range(10):
+        arrivals.end(i, float(i))
+        arrivals.add([matched((i + (1e-4 if i % 3 else 0.0), 1e-3, {0: 0.1, 2: 0.1}), (i + 0.5, 1e-3, {}))])
+    assert [(row.calls, row.late_s) for row in arrivals.between(1, None)] == [(2, {0: 0.1, 2: 0.1})] * 9
+
+
 def test_rows_are_the_same_whenever_they_are_asked_for():
     rng, asked, unasked = random.Random(0), LateArrivals(), LateArrivals()
     for arrivals in (asked, unasked):
