@@ -5,7 +5,8 @@
 
 A case is a run of `pipeline calibrate` without slow_ms; `order` and `issue` may be missing too: then the plan is made
 here. The default calibration was found from runs that the authors of ADAPTRA published (H800 and A10 GPUs). Where a
-case lies beyond the runs of the calibration, a line on standard error says in what, and the prediction is marked.
+case lies beyond the runs of the calibration, a line on standard error says in what, and the prediction is marked. The
+gap is the time between two actions with which the simulated healthy iteration takes what healthy_ms says.
 """
 
 import argparse
