@@ -350,6 +350,7 @@ def attribute(
     silent: Sequence[int] = (),
     late: Latecomer | None = None,
     world_size: int | None = None,
+    least_s: float = 0.0,
 ) -> Cause:
     """The Cause of a slow spell, from iterations before it and in it.
 
@@ -358,6 +359,7 @@ def attribute(
         silent: ranks of which nothing is known.
         late: who stands apart: beside them others are named that are late by half as much, not by a fair part.
         world_size: ranks that report; None where it is not known.
+        least_s: of less nobody is late.
 
     Ranks are named where their coming late has grown by a fair part of it, and that of nobody else by nearly as much;
     the calls, where they themselves have, and with them those that are silent: others may wait for these. Without
@@ -371,7 +373,7 @@ def attribute(
     grown = _grown_by_rank([row.late_s for row in before], [row.late_s for row in during])
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
     calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
-    if top >= max(POLICY.main_share * extra_s, calls_s):
+    if top >= max(POLICY.main_share * extra_s, calls_s, least_s):
         share = POLICY.fair_share if late is None else POLICY.main_share
         ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= share * top]
         ranks.sort(key=lambda rank: -grown[rank][0])
@@ -632,14 +634,16 @@ class Blame:
             busy = self._arrivals.between(onset, late.since)
             if len(busy) >= POLICY.least_usual:
                 before, usual_s = busy, median(b.end_s - a.end_s for a, b in pairwise(busy))
-        now = self._attribute(before, during, latest_s - usual_s, silent, late)
+        # A spell that is all but over has still some iterations to go until that is certain: of little nobody is blamed.
+        least_s = POLICY.apart * usual_s
+        now = self._attribute(before, during, latest_s - usual_s, silent, late, least_s)
         if {now.kind, told[-1].kind} == {"host", "calls"}:
             # Six iterations of ranks that share cores may show either: what all of them since the onset show counts.
             spell = self._arrivals.between(max(onset, last + 1 - POLICY.usual), last + 1)
             if len(spell) < POLICY.least_usual:
                 return None
             spell_s = median(b.end_s - a.end_s for a, b in pairwise(spell))
-            now = self._attribute(before, spell, spell_s - usual_s, silent, late)
+            now = self._attribute(before, spell, spell_s - usual_s, silent, late, least_s)
         shown, self._latest = self._latest, (now.kind, frozenset(now.ranks))
         self._times = self._times + 1 if self._latest == shown else 1
         known = frozenset(told[-1].ranks)
@@ -688,9 +692,10 @@ class Blame:
         extra_s: float,
         silent: Sequence[int],
         late: Latecomer | None = None,
+        least_s: float = 0.0,
     ) -> Cause:
         world_size = None if self._count is None else self._count()
-        return attribute(before, during, extra_s, silent, late, world_size)
+        return attribute(before, during, extra_s, silent, late, world_size, least_s)
 
     def _keep(self, onset: int, cause: Cause) -> None:
         self.causes[onset] = [cause]

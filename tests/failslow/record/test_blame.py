@@ -255,6 +255,15 @@ def test_a_second_one_joins():
     assert [set(cause.ranks) for _, cause in follow(blame, 40, 44, 100)] == [{1, 2}]
 
 
+@pytest.mark.parametrize(("late_s", "latest_s", "told"), [(0.03, 1.05, []), (0.06, 1.1, [(0,)])])
+def test_of_what_is_left_of_a_spell_that_is_all_but_over_nobody_is_blamed(late_s, latest_s, told):
+    """By less than a twentieth of an iteration."""
+    blame = Blame(arrivals_of(lambda i: {0: late_s} if i >= 40 else {}))
+    assert blame.begin(0, 40, 44, 0.2).kind == "unknown"
+    found = [cause for i in range(50, 100) if (cause := blame.follow(40, 1.0, latest_s, i)) is not None]
+    assert [cause.ranks for cause in found] == told
+
+
 def test_the_same_one_is_told_of_once():
     blame = Blame(arrivals_of(lambda i: {1: 0.1 + 0.02 * (i % 3)} if i >= 40 else {}))
     blame.begin(0, 40, 44, 0.1)
