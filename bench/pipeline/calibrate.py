@@ -89,6 +89,8 @@ def left_out(prepared: Sequence[PreparedRun], group: str = EACH) -> list[Predict
     groups = list(dict.fromkeys(key(each.run) for each in prepared))
     if group not in (*groups, EACH, LINKS):
         raise InputError(f"--leave-out: {one_of(group, [*groups, EACH, LINKS])}")
+    if len(groups) == 1:
+        raise InputError(f"--leave-out: got runs of {groups[0] or 'one model'} alone, expected others too")
     found = []
     for name in [group] if group in groups else groups:
         others = [each for each in prepared if key(each.run) != name]

@@ -97,7 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     devices.add_argument("--ranks-per-host", type=whole(1), default=1, metavar="N", help="of a host (default 1)")
     devices.add_argument("--delegates", type=whole(1), default=6, metavar="N", help="per direction (default 6)")
     parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
-    parser.add_argument("--csv", metavar="FILE", help="write it for torch.distributed.pipelining, computing alone")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write it for torch.distributed.pipelining, computing alone ('-' as with --json)"
+    )
     add_picture_arguments(parser)
 
 
@@ -111,11 +113,15 @@ def run(args: argparse.Namespace) -> int:
         cluster, beyond = _cluster(args, given, unit_s)
         warn(beyond)
         problem = cluster.delegated(given)
+    if args.json == args.csv == "-":
+        raise InputError("--csv: got '-' beside --json -, expected one of them on standard output")
     if args.scheduler == ALL:
         if args.csv:
             raise InputError(f"--csv: got it beside --scheduler {ALL}, expected one scheduler")
         return _compare(args, problem, unit, unit_s)
     options = parse_options(args.option)
+    if args.placement and "placement" not in inspect.signature(load(args.scheduler)).parameters:
+        raise InputError(f"--placement: got {args.placement!r}, expected none: {args.scheduler} has one of its own")
     if args.placement or args.scheduler == "best":
         options.setdefault("placement", args.placement or ANY)
     if args.csv and args.scheduler == "best":
@@ -127,9 +133,11 @@ def run(args: argparse.Namespace) -> int:
         devices = {"devices": {**cluster._asdict(), "iterations": iterations, **marked}} if cluster else {}
         document = record(evaluation) | devices | {"problem": described(problem, unit)}
         report.write_json(args.json, report.envelope(**document))
-    if args.csv:
+    if args.csv == "-":
+        sys.stdout.write(to_torch_csv(evaluation.checked.plan))
+    elif args.csv:
         report.write_atomically(args.csv, to_torch_csv(evaluation.checked.plan).encode())
-    if args.json != "-":
+    if "-" not in (args.json, args.csv):
         print_evaluation(evaluation, problem, unit)
         if iterations:
             rows = [[name.replace("_", " "), f"{time:.6g}"] for name, time in iterations.items()]

@@ -177,6 +177,13 @@ def test_figure_8_of_adaptra(capsys):
     assert lines[2] == [930, 940, 950, 960, 970, 980, 1020]
 
 
+def test_a_plan_for_torch_goes_to_standard_output(capsys):
+    code, out, _ = call(capsys, "plan", *FLAGS, "--scheduler", "zb_h1", "--csv", "-")
+    assert code == 0 and out.startswith("0F0,0F1,") and out.count("\n") == 4
+    code, out, err = call(capsys, "plan", *FLAGS, "--scheduler", "zb_h1", "--csv", "-", "--json", "-")
+    assert code == 2 and not out and "--csv: got '-' beside --json -" in err
+
+
 def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
     argv = [
         "--over",
@@ -231,6 +238,10 @@ def test_what_a_problem_file_lacks_names_the_file(capsys, tmp_path):
         (
             ["plan", *FLAGS, "--scheduler", "adaptra", "--option", "warmups=5"],
             "--option: adaptra cannot take warmups=5",
+        ),
+        (
+            ["plan", *FLAGS, "--scheduler", "adaptra", "--placement", "wave"],
+            "--placement: got 'wave', expected none: adaptra has one of its own",
         ),
         (["plan", *FLAGS, "--scheduler", "all", "--option", "x=1"], "--option: got 'x=1' with all schedulers"),
         (["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x"], "--option: got 'x', expected NAME=VALUE"),

@@ -245,6 +245,12 @@ def test_what_lies_beyond_the_runs_is_marked(change, told, tmp_path, capsys):
     assert json.loads(out)["extrapolated"] and told in err and err.startswith("warning: ")
 
 
+def test_where_all_runs_are_of_one_model_none_is_left_out(tmp_path, capsys):
+    path = write(tmp_path, {"runs": [run for run in DOCUMENT["runs"] if run["model"] == "7B"][:2]})
+    assert main(["pipeline", "calibrate", path, "--leave-out", "each"]) == 2
+    assert "--leave-out: got runs of 7B alone, expected others too" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_errors_of_a_model_that_was_left_out(tmp_path, capsys):
     few = {"runs": [run for run in DOCUMENT["runs"] if run["policy"] in ("1f1b", "zb") and run["ranks_per_host"] == 1]}
