@@ -52,8 +52,8 @@ class SearchPolicy:
     )
     move_actions: int = value(
         40,
-        "measured: to draw and to judge a move takes as long as so many actions of its simulation",
-        half="small plans take up to an eighth longer",
+        "chosen: a move takes 0.46 us and 2.9 ns an action, measured; of the 160 actions' worth a quarter",
+        half="plans of 150 actions take an eighth longer, up to 1.1 s",
         double="they are searched less",
     )
     # With fewer moves than this, or than this share of the actions, the search is left out.
@@ -242,6 +242,7 @@ class _WordSearch:
         self.given = letters
         # Where ranks share links the order of messages is searched too.
         self.letters = with_messages(letters) if letters.shared else letters
+        self.samples = max(len(letters.latency), len(letters.took))
         self.quantile = quantile or 0.0
         self.target = target
         self.seed = seed
@@ -294,8 +295,7 @@ class _WordSearch:
 
         On shared links the order of messages is another than that of the rules; a little more is for rounding.
         """
-        samples = max(len(self.letters.latency), len(self.letters.took))
-        if self.given.shared or samples > 1 or len(self.found) < POLICY.kept:
+        if self.given.shared or self.samples > 1 or len(self.found) < POLICY.kept:
             return 1e300
         return self.found[-1][0] * (1 + 1e-9)
 
@@ -308,14 +308,13 @@ class _WordSearch:
         if self.is_readable:
             self._anneal_until()
             return
-        samples = max(len(self.letters.latency), len(self.letters.took))
-        moves = int(effort * POLICY.search_actions / (self.actions + POLICY.move_actions) / samples)
+        moves = int(effort * POLICY.search_actions / (self.actions + POLICY.move_actions) / self.samples)
         if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
             return
         has_many = placement.num_stages > placement.num_ranks
         heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
         growth = None
-        if samples == 1 and has_little_memory(problem, placement):
+        if self.samples == 1 and has_little_memory(problem, placement):
             self.blocks = POLICY.block_share
             growth = self._growth(placement, problem, effort)
         if growth:
