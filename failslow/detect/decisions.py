@@ -145,8 +145,15 @@ def seen_onset(state: JobState, index: int, row: int) -> SeenLevel | None:
     values = list(state.held.recent)[index - row - 1 :]
     if state.slow or len(values) < MIN_SAMPLES:
         return None
-    rise = min(median(values), median(values[-8:])) - state.level.median
+    rise = min(median(values), median(values[-8:])) - level_before(state, index, row)
     return SeenLevel(index, values) if rise >= log(STILL_SLOW) else None
+
+
+def level_before(state: JobState, index: int, row: int) -> float:
+    """What rows before row `index` were at, `row` being the last: a job may have become calmer just then."""
+    before = list(state.held.recent)[: index - row - 1][-SKIPPED_ROWS:]
+    level = state.level.median
+    return min(level, median(before)) if len(before) >= SKIPPED_ROWS // 2 else level
 
 
 def seen_relief(state: JobState, index: int, row: int) -> SeenLevel | None:

@@ -38,6 +38,7 @@ from lanterne.failslow.detect.decisions import (
     EventFinding,
     JobState,
     findings,
+    level_before,
     other_level,
     seen_in_window,
     seen_level,
@@ -139,11 +140,12 @@ class Tracker:
 
         They need not be certain of it, but rows since then must be slower, and no incident last.
         """
-        level, row = self._job.level, self.row - 1
-        if (seen := seen_onset(self._job, index, row)) is None:
+        job, row = self._job, self.row - 1
+        if (seen := seen_onset(job, index, row)) is None:
             return None
-        self._job.reference.drop(level.median)
-        return self._confirmed.confirm("onset", seen.first, row, row, seen.values, level.median)
+        old = level_before(job, seen.first, row)
+        job.reference.drop(old)
+        return self._confirmed.confirm("onset", seen.first, row, row, seen.values, old)
 
     def believe_relief(self, index: int) -> LevelEvent | None:
         """Confirm the end of an incident, or of a slow start, at row `index` likewise."""

@@ -634,7 +634,7 @@ class Blame:
             busy = self._arrivals.between(onset, late.since)
             if len(busy) >= POLICY.least_usual:
                 before, usual_s = busy, median(b.end_s - a.end_s for a, b in pairwise(busy))
-        # A spell that is all but over has still some iterations to go until that is certain: of little nobody is blamed.
+        # That a spell is over takes some iterations until it is certain: for what little is left nobody is blamed.
         least_s = POLICY.apart * usual_s
         now = self._attribute(before, during, latest_s - usual_s, silent, late, least_s)
         if {now.kind, told[-1].kind} == {"host", "calls"}:

@@ -218,6 +218,16 @@ def test_a_small_step_that_something_else_tells_lasts_until_it_is_over():
     assert (incident.onset, incident.relief) == (100, pytest.approx(226, abs=2))
 
 
+def test_what_something_else_tells_is_held_against_the_rows_just_before():
+    """A job that was slower for most of the rows that its level is of."""
+    tracker = noisy_tracker((40, 1.25), (16, 1.0), (6, 1.25), seed=2)
+    assert tracker.noisy and not tracker.slow and tracker.level_s > 1.1
+    onset = tracker.believe_onset(56)
+    assert (onset.kind, onset.index) == ("onset", 56) and onset.ratio > 1.1
+    (incident,) = tracker.incidents
+    assert (incident.onset, incident.relief) == (56, None)
+
+
 def test_a_slow_start_that_something_else_tells_the_end_of():
     tracker = noisy_tracker((60, 1.25), (3, 1.0), seed=3)
     assert tracker.noisy and tracker.believe_relief(60) is None
