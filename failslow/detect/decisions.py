@@ -167,7 +167,7 @@ def seen_relief(state: JobState, index: int, row: int) -> SeenLevel | None:
 
 
 def seen_recovery(state: JobState, index: int, row: int) -> SeenLevel | None:
-    """The level that a job which was slow from its start has since `index`; None where its times up to `row` deny it."""
+    """The level that a job slow from its start has since `index`; None where its times up to `row` deny it."""
     values = list(state.held.recent)[index - row - 1 :]
     if state.slow or state.last is not None or index < SLOW_START_ROWS or len(values) < MIN_RECOVERED:
         return None
