@@ -373,7 +373,7 @@ def attribute(
     grown = _grown_by_rank([row.late_s for row in before], [row.late_s for row in during])
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
     calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
-    if top >= max(POLICY.main_share * extra_s, calls_s, least_s):
+    if top >= max(POLICY.main_share * extra_s, calls_s if slower else 0.0, least_s):
         share = POLICY.fair_share if late is None else POLICY.main_share
         ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= share * top]
         ranks.sort(key=lambda rank: -grown[rank][0])

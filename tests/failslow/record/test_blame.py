@@ -171,6 +171,13 @@ def test_no_evidence_no_blame(before, during, extra_s):
     assert attribute(before, during, extra_s).kind == "unknown"
 
 
+def test_calls_that_vary_more_than_they_have_grown_excuse_nobody():
+    during = rows(40, 6, {2: 0.1})
+    for row, transfer_s in zip(during, (0.0, 0.3, 0.15, 0.0, 0.3, 0.15), strict=True):
+        row.transfer_s += transfer_s
+    assert attribute(HEALTHY, during, 0.15).ranks == (2,)
+
+
 def test_all_slow_alike():
     assert attribute(HEALTHY, rows(40, 6), 0.05).kind == "unknown"
 
