@@ -8,7 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lanterne.pipeline.plan.costs import Floats, Ints
-from lanterne.pipeline.planners.inner import inner
+from lanterne.pipeline.planners.loops import inner
 from lanterne.pipeline.planners.moves import (
     index_word,
     index_words,

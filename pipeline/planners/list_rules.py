@@ -12,7 +12,7 @@ from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
 from lanterne.pipeline.plan.placement import Placement
-from lanterne.pipeline.planners.inner import inner
+from lanterne.pipeline.planners.loops import inner
 from lanterne.pipeline.planners.words import Letters
 
 B_FIRST, ALTERNATE, BY_LEAD = range(3)

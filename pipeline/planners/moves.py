@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
-from lanterne.pipeline.planners.inner import inner
+from lanterne.pipeline.planners.loops import inner
 from lanterne.pipeline.planners.words import Letters
 
 

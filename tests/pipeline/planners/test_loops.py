@@ -5,8 +5,8 @@ import pytest
 from numba.core.errors import NumbaError
 
 from lanterne.pipeline.plan.costs import Floats
-from lanterne.pipeline.planners.inner import inner
 from lanterne.pipeline.planners.list_rules import _choose, _first, _is_early
+from lanterne.pipeline.planners.loops import inner
 
 pytestmark = pytest.mark.skipif(not hasattr(_choose, "py_func"), reason="NUMBA_DISABLE_JIT")
 
