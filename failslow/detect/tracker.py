@@ -204,8 +204,7 @@ class Tracker:
 
     def _look_back(self, row: int) -> LevelEvent | None:
         """Confirm another level inside an incident that its last rows show together."""
-        found = other_level(self._job, row)
-        if found is None:
+        if (found := other_level(self._job, row)) is None:
             return None
         values, start, old = found
         return self._confirmed.confirm("change", row + 1 - len(values) + start, row, row, values[start:], old)
