@@ -11,7 +11,7 @@ from lanterne.transport.steering import Steered, steered
 MODULES = (
     "bench.lab.network",
     *(f"collectives.late.{name}" for name in ("calls", "options", "turn")),
-    *(f"collectives.auto.{name}" for name in ("learn", "pacing", "predict", "trials")),
+    *(f"collectives.auto.{name}" for name in ("learn", "pacing", "trials")),
     *(f"collectives.execute.{name}" for name in ("background", "communicator_base", "control", "requests")),
     *(f"failslow.locate.{name}" for name in ("activity", "calls_verdicts", "locate")),
     *(f"failslow.record.{name}" for name in ("blame", "iteration_log", "job_ledger", "job_log", "lateness", "period")),

@@ -159,7 +159,7 @@ POLICY = LearnPolicy()
 
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 class MeasuredLinks(NamedTuple):
@@ -176,8 +176,12 @@ class MeasuredLinks(NamedTuple):
     slowdown: tuple[float, ...] = ()
     busy: bool = False
 
-    def topology(self, nodes: Nodes) -> Topology | None:
-        """The Topology of `nodes`; None where no inside was measured, and their NICs are alike."""
+    def topology(self, nodes: Nodes, *, in_rounds: bool = True) -> Topology | None:
+        """The Topology of `nodes`; None where no inside was measured, and their NICs are alike.
+
+        Args:
+            in_rounds: see Topology.
+        """
         if self.inside is None and not self.slowdown:
             return None
         alone = tuple((rank,) for ranks in nodes for rank in ranks)
@@ -187,11 +191,11 @@ class MeasuredLinks(NamedTuple):
         if self.inside is not None:
             links.insert(0, LinkClass(INSIDE, self.inside, alone))
         gamma = self.model.gamma_s_per_byte if self.inside is None else self.inside.gamma_s_per_byte
-        return Topology(nodes, tuple(links), gamma, "measured")
+        return Topology(nodes, tuple(links), gamma, "measured", in_rounds)
 
-    def links(self, nodes: Nodes) -> Links:
+    def links(self, nodes: Nodes, *, in_rounds: bool = True) -> Links:
         """What predictions go by."""
-        return self.topology(nodes) or self.model
+        return self.topology(nodes, in_rounds=in_rounds) or self.model
 
 
 class Learned(NamedTuple):
@@ -221,12 +225,15 @@ def learn(communicator: TrialGroup, *, shares_memory: bool = False) -> Learned:
         found[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)
     communicator.broadcast(found, root=0, algorithm="binomial")
     known, nodes = _parse(found[2:].tobytes().rstrip(b"\0")), nodes_of(communicator.hosts)
-    if known is not None and was_disturbed(communicator, known[1].links(nodes), busy=known[1].busy):
-        known = None
+    in_rounds = communicator.transport.capabilities.stream_ordered
+    if known is not None:
+        links = known[1].links(nodes, in_rounds=in_rounds)
+        known = None if was_disturbed(communicator, links, busy=known[1].busy) else known
     due = bool(found[0] and (found[1] or not known[2] if known else not shares_memory))
     factors: tuple[Factor, ...]
     measured_s, measured, factors = known or (time.time(), _measured(communicator), ())
-    topology, links = measured.topology(nodes), measured.links(nodes)
+    topology = measured.topology(nodes, in_rounds=in_rounds)
+    links = topology or measured.model
     if due:
         more = measure_factors(communicator, links, factors, shares_memory=shares_memory)
         factors = try_again(communicator, links, factors) if more == factors else more

@@ -250,9 +250,14 @@ def credits(
     does not pace its sender, or does at no cost (threads, and streams through memory), and without a model.
     """
     paced_nbytes = transport.capabilities.receiver_paced_nbytes
-    if model is None or not paced_nbytes or nbytes < paced_nbytes or traffic == ROUNDS:
+    if model is None or not paced_nbytes or nbytes < paced_nbytes:
         return None
-    if traffic == STREAM and segment_nbytes(model, 0, STREAM) == POLICY.segment_nbytes:
+    return window(model, nbytes, traffic, sharers)
+
+
+def window(model: CostModel, nbytes: int, traffic: Traffic, sharers: int = 1) -> int | None:
+    """The `credits` of a transport on which posting a receive paces its sender."""
+    if traffic == ROUNDS or (traffic == STREAM and segment_nbytes(model, 0, STREAM) == POLICY.segment_nbytes):
         return None
     if traffic not in (PIECES, CROSSINGS):
         return POLICY.credits

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -19,41 +19,15 @@ from lanterne.collectives.algorithms.catalogue import (
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
 from lanterne.collectives.auto.pacing import POLICY as PACING
-from lanterne.collectives.auto.pacing import (
-    ROUNDS,
-    STREAM,
-    over_nodes,
-    segment_nbytes,
-    start_s,
-    sustained,
-    traffic_of,
-)
+from lanterne.collectives.auto.pacing import STREAM, over_nodes, segment_nbytes, start_s, sustained
+from lanterne.collectives.auto.queued import queued_s, stand_in_line
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.topology import Topology
-from lanterne.transport.steering import steers, value
 
 # Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
 MIN_CHUNK_NBYTES = 16 << 10
 
-
-@steers
-@dataclass(frozen=True)
-class PredictPolicy:
-    """What the prices of algorithms leave out."""
-
-    # Whole rounds over nodes whose partners change, rather than a pipeline, take so many times what they are priced:
-    # who is ahead in a round meets those that are not. 8 ranks on hosts that share 200 Mbit/s, 8 MiB, hier_bruck.
-    changing: float = value(
-        1.04,
-        "hosts of 1, 3 and 4 ranks 1.42 to 1.53 of a buffer's time, priced 1.34; 4 x 2 1.63 to 1.72, priced 1.51; but "
-        "by flows nothing is lost, and auto is to stay within 5 % of the best: 1.043 on 1,000 random clusters",
-        half="taken for as quick as hier_ring, which takes 1.36 and 1.52 there",
-        double="by flows 1.07 of the best on some clusters",
-    )
-
-
-POLICY = PredictPolicy()
 
 # What `auto` goes by: equal links, or those of nodes.
 Links: TypeAlias = CostModel | Topology
@@ -265,10 +239,12 @@ def _predicted(line: Algorithm, world_size: int, nbytes: int, links: Links, node
     part = starts_part(line, schedule.num_chunks, nbytes, links)
     at = in_series(links) if over and isinstance(links, Topology) else links
     at = flowing(at, part) if part < 1 else at
-    cost = price(schedule, nbytes, at)
-    changes = over is not None and line.law is None and traffic_of(schedule, line.chunked, over) == ROUNDS
-    makespan_s = cost.makespan_s * (POLICY.changing if changes else 1.0)
-    least_s = port_s(links, cost.load * nbytes)
+    least_s = 0.0
+    if stand_in_line(links):
+        (makespan_s,) = queued_s(schedule, line, nbytes, links, at if isinstance(at, Topology) else links)
+    else:
+        cost = price(schedule, nbytes, at)
+        makespan_s, least_s = cost.makespan_s, port_s(links, cost.load * nbytes)
     return Prediction(line.name, chunks, max(makespan_s, least_s), line.stream and part < 1)
 
 

@@ -9,6 +9,7 @@ or "all_reduce=ring,broadcast=chain". Every new choice is logged, with its reaso
 
 import logging
 import os
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, SHARED, Algorithm, find_algorithm
@@ -82,7 +83,10 @@ class Tuning:
         topology: Topology | None = None,
     ) -> None:
         """Choose by `model`, `factors` and `topology` from now on; call it alike on all ranks."""
-        self.topology: Topology | None = None if topology is None or topology.is_flat else topology
+        self.topology: Topology | None = None
+        if topology is not None and not topology.is_flat:
+            in_rounds = self._communicator.transport.capabilities.stream_ordered
+            self.topology = replace(topology, in_rounds=in_rounds)
         # By their arguments, calls as they were checked (execute/arguments.py).
         self.resolved: dict[tuple[object, ...], tuple[Any, ...]] = {}
         self._choices: dict[tuple[str, int, bool], Choice] = {}

@@ -25,6 +25,7 @@ from lanterne.collectives.auto.predict import (
     slow_nodes_of,
     starts_part,
 )
+from lanterne.collectives.auto.queued import queued_s, stand_in_line
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.passes import waiting_part
@@ -421,9 +422,13 @@ def _option(
     priced = chunks if late == 1 or chunks is None else min(chunks, POLICY.priced_slices * (world_size - late))
     nodes = nodes_of_links(links) if line.nodes else None
     schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
-    choice, join = f"{name}/{chunks or schedule.num_chunks}", waiting_part(schedule, absent)
-    join_s = price(join, nbytes, paced).makespan_s
-    together_s = price(schedule, nbytes, paced).makespan_s
+    # Where links and nodes are alike joins take as long by rounds.
+    if stand_in_line(links) and stand_in_line(paced) and links.is_uneven:
+        together_s, join_s = queued_s(schedule, line, nbytes, links, paced, (None, absent))
+    else:
+        join_s = price(waiting_part(schedule, absent), nbytes, paced).makespan_s
+        together_s = price(schedule, nbytes, paced).makespan_s
+    choice = f"{name}/{chunks or schedule.num_chunks}"
     return Option(choice, max(0.0, together_s - join_s), join_s, late)
 
 

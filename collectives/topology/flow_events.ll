@@ -1,12 +1,12 @@
 ; numba 0.68.1, llvmlite 0.50.0
-; of flow_events.py, sha256 b952cff12ca0ed91f6b100a88e57402ba3dbfb636f717d936e29c20424e451c1
+; run_events, sha256 36d3c2392f2e849dc832093180d96bdce7f2b2f15881c88cd5d857d8bf14dcd1
 define i32 @kernel(i64 %arg.num_ranks, i64 %arg.num_turns, i64 %arg.num_links, i64 %arg.columns, double %arg.gamma_s, ptr %arg.nbytes, ptr %arg.start_s, ptr %arg.links, ptr %arg.capacity, ptr %arg.of_src, ptr %arg.of_dst, ptr %arg.first, ptr %arg.rank_of, ptr %arg.is_last, ptr %arg.added, ptr %arg.starts, ptr %arg.message_of, ptr %arg.absent, ptr %arg.missing, ptr %arg.heap_s, ptr %arg.heap, ptr %arg.active, ptr %arg.left, ptr %arg.rate, ptr %arg.waiting, ptr %arg.spare, ptr %arg.least, ptr %arg.users, ptr %arg.finish_s) {
 entry:
-  %.173483.not = icmp slt i64 %arg.num_ranks, 1
-  br i1 %.173483.not, label %common.ret, label %B38.if
+  %.173476.not = icmp slt i64 %arg.num_ranks, 1
+  br i1 %.173476.not, label %common.ret, label %B38.if
 B194.preheader:
-  %.339.not513 = icmp eq i64 %size.6.1, 0
-  br i1 %.339.not513, label %common.ret, label %B204.preheader.lr.ph
+  %.339.not506 = icmp eq i64 %size.6.1, 0
+  br i1 %.339.not506, label %common.ret, label %B204.preheader.lr.ph
 B204.preheader.lr.ph:
   %spec.select492.i = tail call i64 @llvm.smax.i64(i64 %arg.num_links, i64 0)
   %.250512.not.i = icmp slt i64 %arg.num_links, 1
@@ -14,48 +14,45 @@ B204.preheader.lr.ph:
   %0 = shl nuw i64 %spec.select492.i, 3
   br label %B204
 B66:
-  %.228 = getelementptr double, ptr %arg.finish_s, i64 %.115.0485
+  %.228 = getelementptr double, ptr %arg.finish_s, i64 %.115.0478
   %.229 = load double, ptr %.228, align 8
-  %.28.not.i = icmp eq i64 %size.5.0486, 0
-  br i1 %.28.not.i, label %after0, label %B12.i
+  %.26.not.i = icmp eq i64 %size.5.0479, 0
+  br i1 %.26.not.i, label %after0, label %B12.i
 B12.i:
-  %.38.i = add nsw i64 %size.5.0486, -1
-  %.41.i = ashr i64 %.38.i, 1
-  %.43.i = getelementptr double, ptr %arg.heap_s, i64 %.41.i
-  %.44.i = load double, ptr %.43.i, align 8
-  %.46.i = fcmp ogt double %.44.i, %.229
-  br i1 %.46.i, label %B48.i, label %after0
-B48.i:
-  %at.2.1.i = phi i64 [ %.53.i, %B136.i ], [ %size.5.0486, %B12.i ]
-  %.52.i = add nsw i64 %at.2.1.i, -1
-  %.53.i = ashr i64 %.52.i, 1
-  %.55.i = getelementptr double, ptr %arg.heap_s, i64 %.53.i
-  %.56.i = load double, ptr %.55.i, align 8
-  %.59.i = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i
-  store double %.56.i, ptr %.59.i, align 8
-  %.65.i = getelementptr i64, ptr %arg.heap, i64 %.53.i
-  %.66.i = load i64, ptr %.65.i, align 8
-  %.69.i = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i
-  store i64 %.66.i, ptr %.69.i, align 8
-  %.83.not.i = icmp eq i64 %.53.i, 0
-  br i1 %.83.not.i, label %after0, label %B136.i
-B136.i:
-  %.92.i = add nsw i64 %.53.i, -1
-  %.95.i = ashr i64 %.92.i, 1
-  %.97.i = getelementptr double, ptr %arg.heap_s, i64 %.95.i
-  %.98.i = load double, ptr %.97.i, align 8
-  %.100.i = fcmp ogt double %.98.i, %.229
-  br i1 %.100.i, label %B48.i, label %after0
+  %at.2.1.i = phi i64 [ %.35.i, %B102.i ], [ %size.5.0479, %B66 ]
+  %.34.i = add nsw i64 %at.2.1.i, -1
+  %.35.i = ashr i64 %.34.i, 1
+  %.41.i = getelementptr double, ptr %arg.heap_s, i64 %.35.i
+  %.42.i = load double, ptr %.41.i, align 8
+  %.44.i = fcmp olt double %.42.i, %.229
+  br i1 %.44.i, label %after0, label %B52.i
+B52.i:
+  %.51.i = fcmp oeq double %.42.i, %.229
+  br i1 %.51.i, label %B76.i, label %B102.i
+B76.i:
+  %.55.i = getelementptr i64, ptr %arg.heap, i64 %.35.i
+  %.56.i = load i64, ptr %.55.i, align 8
+  %.58.i = icmp slt i64 %.56.i, %.221
+  br i1 %.58.i, label %after0, label %B102.i
+B102.i:
+  %.74.i = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i
+  store double %.42.i, ptr %.74.i, align 8
+  %.78.i = getelementptr i64, ptr %arg.heap, i64 %.35.i
+  %.79.i = load i64, ptr %.78.i, align 8
+  %.82.i = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i
+  store i64 %.79.i, ptr %.82.i, align 8
+  %.91.not.i = icmp eq i64 %.35.i, 0
+  br i1 %.91.not.i, label %after0, label %B12.i
 after0:
-  %at.3.0.i = phi i64 [ %size.5.0486, %B12.i ], [ 0, %B66 ], [ %.53.i, %B136.i ], [ 0, %B48.i ]
-  %.116.i = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i
-  store double %.229, ptr %.116.i, align 8
-  %.125.i = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i
-  store i64 %.221, ptr %.125.i, align 8
-  %.134.i = add nsw i64 %size.5.0486, 1
+  %at.3.0.i = phi i64 [ 0, %B66 ], [ 0, %B102.i ], [ %at.2.1.i, %B76.i ], [ %at.2.1.i, %B12.i ]
+  %.103.i = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i
+  store double %.229, ptr %.103.i, align 8
+  %.112.i = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i
+  store i64 %.221, ptr %.112.i, align 8
+  %.121.i = add nsw i64 %size.5.0479, 1
   br label %B180
 B180:
-  %size.6.1 = phi i64 [ %.134.i, %after0 ], [ %size.5.0486, %B38.if ]
+  %size.6.1 = phi i64 [ %.121.i, %after0 ], [ %size.5.0479, %B38.if ]
   %exitcond.not = icmp eq i64 %arg.num_ranks, %.186
   br i1 %exitcond.not, label %B194.preheader, label %B38.if
 B204:
@@ -126,8 +123,8 @@ B892.i:
   %exitcond557.not.i = icmp eq i64 %arg.columns, %.1553.i
   br i1 %exitcond557.not.i, label %B896.i, label %B810.if.i.backedge
 B892.i.thread:
-  %exitcond557.not.i465 = icmp eq i64 %arg.columns, %.1553.i
-  br i1 %exitcond557.not.i465, label %B1000.if.lr.ph.i, label %B810.if.i.backedge
+  %exitcond557.not.i458 = icmp eq i64 %arg.columns, %.1553.i
+  br i1 %exitcond557.not.i458, label %B1000.if.lr.ph.i, label %B810.if.i.backedge
 B810.if.i.backedge:
   %fixed.2.2540.i.be = phi i1 [ %.1611.i, %B892.i ], [ false, %B892.thread.i ], [ true, %B892.i.thread ]
   br label %B810.if.i
@@ -273,11 +270,11 @@ B1000.if.i:
   %.1813.i = fcmp ueq double %.1812.i, 0x7FF0000000000000
   br i1 %.1813.i, label %B1122.i, label %B1066.i
 B262:
-  %.502487.not = icmp slt i64 %flowing.5.2, 1
-  br i1 %.502487.not, label %B448, label %B306.if
+  %.502480.not = icmp slt i64 %flowing.5.2, 1
+  br i1 %.502480.not, label %B448, label %B306.if
 B448:
-  %.502487.not536 = phi i1 [ true, %B262 ], [ true, %B120.i ], [ false, %B306.if ]
-  %least_s.2.2.lcssa = phi double [ 0x7FF0000000000000, %B262 ], [ 0x7FF0000000000000, %B120.i ], [ %.13.i461, %B306.if ]
+  %.502480.not529 = phi i1 [ true, %B262 ], [ true, %B120.i ], [ false, %B306.if ]
+  %least_s.2.2.lcssa = phi double [ 0x7FF0000000000000, %B262 ], [ 0x7FF0000000000000, %B120.i ], [ %.13.i454, %B306.if ]
   %.618.not = icmp eq i64 %size.10.2, 0
   br i1 %.618.not, label %B448.B1118_crit_edge, label %B454
 B448.B1118_crit_edge:
@@ -289,7 +286,7 @@ B454:
   %.626 = fcmp ugt double %.622, %.625
   br i1 %.626, label %B1118, label %B558.preheader
 B558.preheader:
-  br i1 %.502487.not536, label %B640.preheader, label %B558.if.lr.ph
+  br i1 %.502480.not529, label %B640.preheader, label %B558.if.lr.ph
 B558.if.lr.ph:
   %.765 = fsub double %.622, %now_s.3.2
   br label %B558.if
@@ -297,72 +294,90 @@ B640.preheader:
   %.823 = fmul double %.622, 0x3FF0000000001198
   br label %B644
 B644:
-  %stale.6.1512 = phi i1 [ false, %B640.preheader ], [ true, %B752 ]
-  %flowing.4.1511 = phi i64 [ %flowing.5.2, %B640.preheader ], [ %.901, %B752 ]
-  %size.9.1510 = phi i64 [ %size.10.2, %B640.preheader ], [ %.11.i, %B752 ]
+  %stale.6.1505 = phi i1 [ false, %B640.preheader ], [ true, %B752 ]
+  %flowing.4.1504 = phi i64 [ %flowing.5.2, %B640.preheader ], [ %.901, %B752 ]
+  %size.9.1503 = phi i64 [ %size.10.2, %B640.preheader ], [ %.11.i, %B752 ]
   %.819 = load double, ptr %arg.heap_s, align 8
   %.824 = fcmp ugt double %.819, %.823
   br i1 %.824, label %B1114, label %B690
 B690:
-  %size.18.3 = phi i64 [ %size.16.4.lcssa, %B1068 ], [ %size.9.1510, %B644 ]
+  %size.18.3 = phi i64 [ %size.16.4.lcssa, %B1068 ], [ %size.9.1503, %B644 ]
   %.833 = load i64, ptr %arg.heap, align 8
   %.11.i = add nsw i64 %size.18.3, -1
   %.17.i = getelementptr double, ptr %arg.heap_s, i64 %.11.i
   %.18.i = load double, ptr %.17.i, align 8
   %.24.i = getelementptr i64, ptr %arg.heap, i64 %.11.i
   %.25.i = load i64, ptr %.24.i, align 8
-  %.38.i396 = icmp sgt i64 %size.18.3, 2
-  br i1 %.38.i396, label %B74.i, label %after1
+  %.38.i = icmp sgt i64 %size.18.3, 2
+  br i1 %.38.i, label %B74.i, label %after1
 B74.i:
-  %at.2.1.i398 = phi i64 [ %child.2.1.i, %B186.i ], [ 0, %B690 ]
-  %.46.i399 = shl nsw i64 %at.2.1.i398, 1
-  %.47.i = or disjoint i64 %.46.i399, 1
-  %.56.i400 = add nsw i64 %.46.i399, 2
-  %.58.i = icmp slt i64 %.56.i400, %.11.i
-  br i1 %.58.i, label %B108.i, label %B160.i
-B108.i:
-  %.66.i401 = getelementptr double, ptr %arg.heap_s, i64 %.56.i400
-  %.67.i = load double, ptr %.66.i401, align 8
-  %.70.i = getelementptr double, ptr %arg.heap_s, i64 %.47.i
-  %.71.i = load double, ptr %.70.i, align 8
-  %.72.i = fcmp olt double %.67.i, %.71.i
-  br i1 %.72.i, label %B150.i, label %B160.i
-B150.i:
-  br label %B160.i
-B160.i:
-  %child.2.1.i = phi i64 [ %.56.i400, %B150.i ], [ %.47.i, %B108.i ], [ %.47.i, %B74.i ]
-  %.85.i = getelementptr double, ptr %arg.heap_s, i64 %child.2.1.i
-  %.86.i = load double, ptr %.85.i, align 8
-  %.88.i = fcmp ult double %.86.i, %.18.i
-  br i1 %.88.i, label %B186.i, label %after1
-B186.i:
-  %.104.i = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i398
-  store double %.86.i, ptr %.104.i, align 8
-  %.108.i = getelementptr i64, ptr %arg.heap, i64 %child.2.1.i
-  %.109.i = load i64, ptr %.108.i, align 8
-  %.112.i = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i398
-  store i64 %.109.i, ptr %.112.i, align 8
-  %.121.i = shl nsw i64 %child.2.1.i, 1
-  %.122.i = or disjoint i64 %.121.i, 1
-  %.124.i = icmp slt i64 %.122.i, %.11.i
-  br i1 %.124.i, label %B74.i, label %after1
+  %at.2.1.i397 = phi i64 [ %child.2.1.i, %B298.i ], [ 0, %B690 ]
+  %.46.i = shl nsw i64 %at.2.1.i397, 1
+  %.47.i = or disjoint i64 %.46.i, 1
+  %.56.i398 = add nsw i64 %.46.i, 2
+  %.62.i = icmp slt i64 %.56.i398, %.11.i
+  br i1 %.62.i, label %B112.i, label %B224.i
+B112.i:
+  %.68.i = getelementptr double, ptr %arg.heap_s, i64 %.56.i398
+  %.69.i = load double, ptr %.68.i, align 8
+  %.72.i = getelementptr double, ptr %arg.heap_s, i64 %.47.i
+  %.73.i = load double, ptr %.72.i, align 8
+  %.74.i402 = fcmp olt double %.69.i, %.73.i
+  br i1 %.74.i402, label %B220.i, label %B148.i
+B148.i:
+  %.87.i = fcmp oeq double %.69.i, %.73.i
+  br i1 %.87.i, label %B184.i, label %B224.i
+B184.i:
+  %.94.i = getelementptr i64, ptr %arg.heap, i64 %.56.i398
+  %.95.i = load i64, ptr %.94.i, align 8
+  %.98.i = getelementptr i64, ptr %arg.heap, i64 %.47.i
+  %.99.i = load i64, ptr %.98.i, align 8
+  %.102.i = icmp slt i64 %.95.i, %.99.i
+  br i1 %.102.i, label %B220.i, label %B224.i
+B220.i:
+  br label %B224.i
+B224.i:
+  %child.2.1.i = phi i64 [ %.56.i398, %B220.i ], [ %.47.i, %B184.i ], [ %.47.i, %B148.i ], [ %.47.i, %B74.i ]
+  %.118.i = getelementptr double, ptr %arg.heap_s, i64 %child.2.1.i
+  %.119.i = load double, ptr %.118.i, align 8
+  %.121.i399 = fcmp ogt double %.119.i, %.18.i
+  br i1 %.121.i399, label %after1, label %B248.i
+B248.i:
+  %.128.i = fcmp oeq double %.119.i, %.18.i
+  br i1 %.128.i, label %B272.i, label %B298.i
+B272.i:
+  %.132.i401 = getelementptr i64, ptr %arg.heap, i64 %child.2.1.i
+  %.133.i = load i64, ptr %.132.i401, align 8
+  %.135.i = icmp sgt i64 %.133.i, %.25.i
+  br i1 %.135.i, label %after1, label %B298.i
+B298.i:
+  %.151.i = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i397
+  store double %.119.i, ptr %.151.i, align 8
+  %.155.i = getelementptr i64, ptr %arg.heap, i64 %child.2.1.i
+  %.156.i = load i64, ptr %.155.i, align 8
+  %.159.i400 = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i397
+  store i64 %.156.i, ptr %.159.i400, align 8
+  %.168.i = shl nsw i64 %child.2.1.i, 1
+  %.169.i = or disjoint i64 %.168.i, 1
+  %.171.i = icmp slt i64 %.169.i, %.11.i
+  br i1 %.171.i, label %B74.i, label %after1
 after1:
-  %at.3.0.i397 = phi i64 [ 0, %B690 ], [ %child.2.1.i, %B186.i ], [ %at.2.1.i398, %B160.i ]
-  %.136.i = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i397
-  store double %.18.i, ptr %.136.i, align 8
-  %.145.i = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i397
-  store i64 %.25.i, ptr %.145.i, align 8
+  %at.3.0.i396 = phi i64 [ 0, %B690 ], [ %child.2.1.i, %B298.i ], [ %at.2.1.i397, %B272.i ], [ %at.2.1.i397, %B224.i ]
+  %.183.i = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i396
+  store double %.18.i, ptr %.183.i, align 8
+  %.192.i = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i396
+  store i64 %.25.i, ptr %.192.i, align 8
   %.872.not = icmp slt i64 %.833, %arg.num_turns
   br i1 %.872.not, label %B818, label %B752
 B752:
   %.881 = sub nsw i64 %.833, %arg.num_turns
-  %.884 = getelementptr i64, ptr %arg.active, i64 %flowing.4.1511
+  %.884 = getelementptr i64, ptr %arg.active, i64 %flowing.4.1504
   store i64 %.881, ptr %.884, align 8
   %.890 = getelementptr double, ptr %arg.nbytes, i64 %.881
   %.891 = load double, ptr %.890, align 8
   %.898 = getelementptr double, ptr %arg.left, i64 %.881
   store double %.891, ptr %.898, align 8
-  %.901 = add nsw i64 %flowing.4.1511, 1
+  %.901 = add nsw i64 %flowing.4.1504, 1
   %.806.not = icmp eq i64 %.11.i, 0
   br i1 %.806.not, label %B1114, label %B644
 B818:
@@ -371,54 +386,51 @@ B818:
   %.922 = getelementptr i8, ptr %.915, i64 8
   %.923 = load i64, ptr %.922, align 8
   %.960 = sub i64 %.923, %.916
-  %.1003505.not = icmp slt i64 %.960, 1
-  br i1 %.1003505.not, label %B1064, label %B880.if
+  %.1003498.not = icmp slt i64 %.960, 1
+  br i1 %.1003498.not, label %B1064, label %B880.if
 B974:
   %.1093 = getelementptr double, ptr %arg.start_s, i64 %.1047
   %.1094 = load double, ptr %.1093, align 8
   %.1096 = fadd double %.622, %.1094
   %.1099 = add nsw i64 %.1047, %arg.num_turns
-  %.28.not.i402 = icmp eq i64 %size.16.4508, 0
-  br i1 %.28.not.i402, label %after2, label %B12.i403
-B12.i403:
-  %.38.i404 = add nsw i64 %size.16.4508, -1
-  %.41.i405 = ashr i64 %.38.i404, 1
-  %.43.i406 = getelementptr double, ptr %arg.heap_s, i64 %.41.i405
-  %.44.i407 = load double, ptr %.43.i406, align 8
-  %.46.i408 = fcmp ogt double %.44.i407, %.1096
-  br i1 %.46.i408, label %B48.i413, label %after2
-B48.i413:
-  %at.2.1.i414 = phi i64 [ %.53.i416, %B136.i424 ], [ %size.16.4508, %B12.i403 ]
-  %.52.i415 = add nsw i64 %at.2.1.i414, -1
-  %.53.i416 = ashr i64 %.52.i415, 1
-  %.55.i417 = getelementptr double, ptr %arg.heap_s, i64 %.53.i416
-  %.56.i418 = load double, ptr %.55.i417, align 8
-  %.59.i419 = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i414
-  store double %.56.i418, ptr %.59.i419, align 8
-  %.65.i420 = getelementptr i64, ptr %arg.heap, i64 %.53.i416
-  %.66.i421 = load i64, ptr %.65.i420, align 8
-  %.69.i422 = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i414
-  store i64 %.66.i421, ptr %.69.i422, align 8
-  %.83.not.i423 = icmp eq i64 %.53.i416, 0
-  br i1 %.83.not.i423, label %after2, label %B136.i424
-B136.i424:
-  %.92.i425 = add nsw i64 %.53.i416, -1
-  %.95.i426 = ashr i64 %.92.i425, 1
-  %.97.i427 = getelementptr double, ptr %arg.heap_s, i64 %.95.i426
-  %.98.i428 = load double, ptr %.97.i427, align 8
-  %.100.i429 = fcmp ogt double %.98.i428, %.1096
-  br i1 %.100.i429, label %B48.i413, label %after2
+  %.26.not.i403 = icmp eq i64 %size.16.4501, 0
+  br i1 %.26.not.i403, label %after2, label %B12.i404
+B12.i404:
+  %at.2.1.i405 = phi i64 [ %.35.i407, %B102.i413 ], [ %size.16.4501, %B974 ]
+  %.34.i406 = add nsw i64 %at.2.1.i405, -1
+  %.35.i407 = ashr i64 %.34.i406, 1
+  %.41.i408 = getelementptr double, ptr %arg.heap_s, i64 %.35.i407
+  %.42.i409 = load double, ptr %.41.i408, align 8
+  %.44.i410 = fcmp olt double %.42.i409, %.1096
+  br i1 %.44.i410, label %after2, label %B52.i411
+B52.i411:
+  %.51.i412 = fcmp oeq double %.42.i409, %.1096
+  br i1 %.51.i412, label %B76.i423, label %B102.i413
+B76.i423:
+  %.55.i424 = getelementptr i64, ptr %arg.heap, i64 %.35.i407
+  %.56.i425 = load i64, ptr %.55.i424, align 8
+  %.58.i426 = icmp slt i64 %.56.i425, %.1099
+  br i1 %.58.i426, label %after2, label %B102.i413
+B102.i413:
+  %.74.i414 = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i405
+  store double %.42.i409, ptr %.74.i414, align 8
+  %.78.i415 = getelementptr i64, ptr %arg.heap, i64 %.35.i407
+  %.79.i416 = load i64, ptr %.78.i415, align 8
+  %.82.i417 = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i405
+  store i64 %.79.i416, ptr %.82.i417, align 8
+  %.91.not.i418 = icmp eq i64 %.35.i407, 0
+  br i1 %.91.not.i418, label %after2, label %B12.i404
 after2:
-  %at.3.0.i409 = phi i64 [ %size.16.4508, %B12.i403 ], [ 0, %B974 ], [ %.53.i416, %B136.i424 ], [ 0, %B48.i413 ]
-  %.116.i410 = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i409
-  store double %.1096, ptr %.116.i410, align 8
-  %.125.i411 = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i409
-  store i64 %.1099, ptr %.125.i411, align 8
-  %.134.i412 = add nsw i64 %size.16.4508, 1
+  %at.3.0.i419 = phi i64 [ 0, %B974 ], [ 0, %B102.i413 ], [ %at.2.1.i405, %B76.i423 ], [ %at.2.1.i405, %B12.i404 ]
+  %.103.i420 = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i419
+  store double %.1096, ptr %.103.i420, align 8
+  %.112.i421 = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i419
+  store i64 %.1099, ptr %.112.i421, align 8
+  %.121.i422 = add nsw i64 %size.16.4501, 1
   br label %B1062
 B1062:
-  %size.17.5 = phi i64 [ %size.16.4508, %B880.if ], [ %.134.i412, %after2 ]
-  %.1003 = icmp sgt i64 %.950.0507, 1
+  %size.17.5 = phi i64 [ %size.16.4501, %B880.if ], [ %.121.i422, %after2 ]
+  %.1003 = icmp sgt i64 %.950.0500, 1
   br i1 %.1003, label %B880.if, label %B1064
 B1064:
   %size.16.4.lcssa = phi i64 [ %.11.i, %B818 ], [ %size.17.5, %B1062 ]
@@ -429,20 +441,20 @@ B1068:
   %.1167 = fcmp ugt double %.1162, %.823
   br i1 %.1167, label %B1114, label %B690
 B1114:
-  %flowing.4.1482 = phi i64 [ %flowing.4.1511, %B1068 ], [ %flowing.4.1511, %B1064 ], [ %.901, %B752 ], [ %flowing.4.1511, %B644 ]
-  %stale.6.1480 = phi i1 [ %stale.6.1512, %B1068 ], [ %stale.6.1512, %B1064 ], [ true, %B752 ], [ %stale.6.1512, %B644 ]
-  %size.8.2 = phi i64 [ %size.16.4.lcssa, %B1068 ], [ 0, %B1064 ], [ 0, %B752 ], [ %size.9.1510, %B644 ]
+  %flowing.4.1475 = phi i64 [ %flowing.4.1504, %B1068 ], [ %flowing.4.1504, %B1064 ], [ %.901, %B752 ], [ %flowing.4.1504, %B644 ]
+  %stale.6.1473 = phi i1 [ %stale.6.1505, %B1068 ], [ %stale.6.1505, %B1064 ], [ true, %B752 ], [ %stale.6.1505, %B644 ]
+  %size.8.2 = phi i64 [ %size.16.4.lcssa, %B1068 ], [ 0, %B1064 ], [ 0, %B752 ], [ %size.9.1503, %B644 ]
   %.339.not = icmp eq i64 %size.8.2, 0
-  %.360.not = icmp eq i64 %flowing.4.1482, 0
+  %.360.not = icmp eq i64 %flowing.4.1475, 0
   %or.cond395 = select i1 %.339.not, i1 %.360.not, i1 false
   br i1 %or.cond395, label %common.ret, label %B204.backedge
 B1118:
   %.1213.pre-phi = phi double [ %.pre, %B448.B1118_crit_edge ], [ %.625, %B454 ]
-  br i1 %.502487.not536, label %B1696, label %B1164.if
+  br i1 %.502480.not529, label %B1696, label %B1164.if
 B1386:
-  %.1430 = getelementptr i64, ptr %arg.active, i64 %kept.2.2499
+  %.1430 = getelementptr i64, ptr %arg.active, i64 %kept.2.2492
   store i64 %.1345, ptr %.1430, align 8
-  %.1435 = add nsw i64 %kept.2.2499, 1
+  %.1435 = add nsw i64 %kept.2.2492, 1
   br label %B1722
 B1554:
   %.1647 = getelementptr double, ptr %arg.added, i64 %"$phi1488.4.2.5"
@@ -459,43 +471,40 @@ B1554:
   br i1 %.1668.not, label %B1646, label %B1723
 B1646:
   %.1672 = add nsw i64 %"$phi1488.4.2.5", 1
-  %.28.not.i431 = icmp eq i64 %size.13.4494, 0
-  br i1 %.28.not.i431, label %after3, label %B12.i432
-B12.i432:
-  %.38.i433 = add nsw i64 %size.13.4494, -1
-  %.41.i434 = ashr i64 %.38.i433, 1
-  %.43.i435 = getelementptr double, ptr %arg.heap_s, i64 %.41.i434
-  %.44.i436 = load double, ptr %.43.i435, align 8
-  %.46.i437 = fcmp ogt double %.44.i436, %.1652
-  br i1 %.46.i437, label %B48.i442, label %after3
-B48.i442:
-  %at.2.1.i443 = phi i64 [ %.53.i445, %B136.i453 ], [ %size.13.4494, %B12.i432 ]
-  %.52.i444 = add nsw i64 %at.2.1.i443, -1
-  %.53.i445 = ashr i64 %.52.i444, 1
-  %.55.i446 = getelementptr double, ptr %arg.heap_s, i64 %.53.i445
-  %.56.i447 = load double, ptr %.55.i446, align 8
-  %.59.i448 = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i443
-  store double %.56.i447, ptr %.59.i448, align 8
-  %.65.i449 = getelementptr i64, ptr %arg.heap, i64 %.53.i445
-  %.66.i450 = load i64, ptr %.65.i449, align 8
-  %.69.i451 = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i443
-  store i64 %.66.i450, ptr %.69.i451, align 8
-  %.83.not.i452 = icmp eq i64 %.53.i445, 0
-  br i1 %.83.not.i452, label %after3, label %B136.i453
-B136.i453:
-  %.92.i454 = add nsw i64 %.53.i445, -1
-  %.95.i455 = ashr i64 %.92.i454, 1
-  %.97.i456 = getelementptr double, ptr %arg.heap_s, i64 %.95.i455
-  %.98.i457 = load double, ptr %.97.i456, align 8
-  %.100.i458 = fcmp ogt double %.98.i457, %.1652
-  br i1 %.100.i458, label %B48.i442, label %after3
+  %.26.not.i428 = icmp eq i64 %size.13.4487, 0
+  br i1 %.26.not.i428, label %after3, label %B12.i429
+B12.i429:
+  %at.2.1.i430 = phi i64 [ %.35.i432, %B102.i438 ], [ %size.13.4487, %B1646 ]
+  %.34.i431 = add nsw i64 %at.2.1.i430, -1
+  %.35.i432 = ashr i64 %.34.i431, 1
+  %.41.i433 = getelementptr double, ptr %arg.heap_s, i64 %.35.i432
+  %.42.i434 = load double, ptr %.41.i433, align 8
+  %.44.i435 = fcmp olt double %.42.i434, %.1652
+  br i1 %.44.i435, label %after3, label %B52.i436
+B52.i436:
+  %.51.i437 = fcmp oeq double %.42.i434, %.1652
+  br i1 %.51.i437, label %B76.i448, label %B102.i438
+B76.i448:
+  %.55.i449 = getelementptr i64, ptr %arg.heap, i64 %.35.i432
+  %.56.i450 = load i64, ptr %.55.i449, align 8
+  %.58.i451.not = icmp sgt i64 %.56.i450, %"$phi1488.4.2.5"
+  br i1 %.58.i451.not, label %B102.i438, label %after3
+B102.i438:
+  %.74.i439 = getelementptr double, ptr %arg.heap_s, i64 %at.2.1.i430
+  store double %.42.i434, ptr %.74.i439, align 8
+  %.78.i440 = getelementptr i64, ptr %arg.heap, i64 %.35.i432
+  %.79.i441 = load i64, ptr %.78.i440, align 8
+  %.82.i442 = getelementptr i64, ptr %arg.heap, i64 %at.2.1.i430
+  store i64 %.79.i441, ptr %.82.i442, align 8
+  %.91.not.i443 = icmp eq i64 %.35.i432, 0
+  br i1 %.91.not.i443, label %after3, label %B12.i429
 after3:
-  %at.3.0.i438 = phi i64 [ %size.13.4494, %B12.i432 ], [ 0, %B1646 ], [ %.53.i445, %B136.i453 ], [ 0, %B48.i442 ]
-  %.116.i439 = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i438
-  store double %.1652, ptr %.116.i439, align 8
-  %.125.i440 = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i438
-  store i64 %.1672, ptr %.125.i440, align 8
-  %.134.i441 = add nsw i64 %size.13.4494, 1
+  %at.3.0.i444 = phi i64 [ 0, %B1646 ], [ 0, %B102.i438 ], [ %at.2.1.i430, %B76.i448 ], [ %at.2.1.i430, %B12.i429 ]
+  %.103.i445 = getelementptr double, ptr %arg.heap_s, i64 %at.3.0.i444
+  store double %.1652, ptr %.103.i445, align 8
+  %.112.i446 = getelementptr i64, ptr %arg.heap, i64 %at.3.0.i444
+  store i64 %.1672, ptr %.112.i446, align 8
+  %.121.i447 = add nsw i64 %size.13.4487, 1
   br label %B1723
 B1696:
   %size.11.2.lcssa = phi i64 [ %size.10.2, %B1118 ], [ %size.12.3, %B1722 ]
@@ -506,33 +515,33 @@ B1696:
   br i1 %or.cond, label %B204.backedge, label %common.ret
 B204.backedge:
   %size.10.2.be = phi i64 [ %size.11.2.lcssa, %B1696 ], [ %size.8.2, %B1114 ]
-  %flowing.5.2.be = phi i64 [ %kept.2.2.lcssa, %B1696 ], [ %flowing.4.1482, %B1114 ]
+  %flowing.5.2.be = phi i64 [ %kept.2.2.lcssa, %B1696 ], [ %flowing.4.1475, %B1114 ]
   %now_s.3.2.be = phi double [ %.1213.pre-phi, %B1696 ], [ %.622, %B1114 ]
-  %stale.4.2.be = phi i1 [ true, %B1696 ], [ %stale.6.1480, %B1114 ]
+  %stale.4.2.be = phi i1 [ true, %B1696 ], [ %stale.6.1473, %B1114 ]
   br label %B204
 common.ret:
   ret i32 0
 B1722:
-  %size.12.3 = phi i64 [ %size.11.2498, %B1386 ], [ %size.14.5, %B1723 ]
-  %kept.3.3 = phi i64 [ %.1435, %B1386 ], [ %kept.2.2499, %B1723 ]
-  %exitcond531.not = icmp eq i64 %flowing.5.2, %.1318
-  br i1 %exitcond531.not, label %B1696, label %B1164.if
+  %size.12.3 = phi i64 [ %size.11.2491, %B1386 ], [ %size.14.5, %B1723 ]
+  %kept.3.3 = phi i64 [ %.1435, %B1386 ], [ %kept.2.2492, %B1723 ]
+  %exitcond524.not = icmp eq i64 %flowing.5.2, %.1318
+  br i1 %exitcond524.not, label %B1696, label %B1164.if
 B1723:
-  %size.14.5 = phi i64 [ %size.13.4494, %B1438.if ], [ %size.13.4494, %B1554 ], [ %.134.i441, %after3 ]
-  br i1 %exitcond530.not, label %B1722, label %B1438.if
+  %size.14.5 = phi i64 [ %size.13.4487, %B1438.if ], [ %size.13.4487, %B1554 ], [ %.121.i447, %after3 ]
+  br i1 %exitcond523.not, label %B1722, label %B1438.if
 B38.if:
-  %size.5.0486 = phi i64 [ %size.6.1, %B180 ], [ 0, %entry ]
-  %.115.0485 = phi i64 [ %.186, %B180 ], [ 0, %entry ]
-  %.186 = add nuw nsw i64 %.115.0485, 1
-  %.220 = getelementptr i64, ptr %arg.first, i64 %.115.0485
+  %size.5.0479 = phi i64 [ %size.6.1, %B180 ], [ 0, %entry ]
+  %.115.0478 = phi i64 [ %.186, %B180 ], [ 0, %entry ]
+  %.186 = add nuw nsw i64 %.115.0478, 1
+  %.220 = getelementptr i64, ptr %arg.first, i64 %.115.0478
   %.221 = load i64, ptr %.220, align 8
   %.223 = icmp slt i64 %.221, %arg.num_turns
   br i1 %.223, label %B66, label %B180
 B306.if:
-  %least_s.2.2490 = phi double [ %.13.i461, %B306.if ], [ 0x7FF0000000000000, %B262 ]
-  %.446.0489 = phi i64 [ %.515, %B306.if ], [ 0, %B262 ]
-  %.515 = add nuw nsw i64 %.446.0489, 1
-  %.541 = getelementptr i64, ptr %arg.active, i64 %.446.0489
+  %least_s.2.2483 = phi double [ %.13.i454, %B306.if ], [ 0x7FF0000000000000, %B262 ]
+  %.446.0482 = phi i64 [ %.515, %B306.if ], [ 0, %B262 ]
+  %.515 = add nuw nsw i64 %.446.0482, 1
+  %.541 = getelementptr i64, ptr %arg.active, i64 %.446.0482
   %.542 = load i64, ptr %.541, align 8
   %.544 = getelementptr double, ptr %arg.left, i64 %.542
   %.545 = load double, ptr %.544, align 8
@@ -541,14 +550,14 @@ B306.if:
   %.575 = getelementptr double, ptr %arg.rate, i64 %.542
   %.576 = load double, ptr %.575, align 8
   %.580 = fdiv double %.13.i, %.576
-  %.12.i460 = fcmp olt double %.580, %least_s.2.2490
-  %.13.i461 = select i1 %.12.i460, double %.580, double %least_s.2.2490
-  %exitcond529.not = icmp eq i64 %flowing.5.2, %.515
-  br i1 %exitcond529.not, label %B448, label %B306.if
+  %.12.i453 = fcmp olt double %.580, %least_s.2.2483
+  %.13.i454 = select i1 %.12.i453, double %.580, double %least_s.2.2483
+  %exitcond522.not = icmp eq i64 %flowing.5.2, %.515
+  br i1 %exitcond522.not, label %B448, label %B306.if
 B558.if:
-  %.660.0503 = phi i64 [ 0, %B558.if.lr.ph ], [ %.729, %B558.if ]
-  %.729 = add nuw nsw i64 %.660.0503, 1
-  %.755 = getelementptr i64, ptr %arg.active, i64 %.660.0503
+  %.660.0496 = phi i64 [ 0, %B558.if.lr.ph ], [ %.729, %B558.if ]
+  %.729 = add nuw nsw i64 %.660.0496, 1
+  %.755 = getelementptr i64, ptr %arg.active, i64 %.660.0496
   %.756 = load i64, ptr %.755, align 8
   %.758 = getelementptr double, ptr %arg.left, i64 %.756
   %.759 = load double, ptr %.758, align 8
@@ -557,15 +566,15 @@ B558.if:
   %.766 = fmul double %.765, %.762
   %.767 = fsub double %.759, %.766
   store double %.767, ptr %.758, align 8
-  %exitcond532.not = icmp eq i64 %flowing.5.2, %.729
-  br i1 %exitcond532.not, label %B640.preheader, label %B558.if
+  %exitcond525.not = icmp eq i64 %flowing.5.2, %.729
+  br i1 %exitcond525.not, label %B640.preheader, label %B558.if
 B880.if:
-  %size.16.4508 = phi i64 [ %size.17.5, %B1062 ], [ %.11.i, %B818 ]
-  %.950.0507 = phi i64 [ %.1012, %B1062 ], [ %.960, %B818 ]
-  %.947.0506 = phi i64 [ %.1016, %B1062 ], [ %.916, %B818 ]
-  %.1012 = add nsw i64 %.950.0507, -1
-  %.1016 = add i64 %.947.0506, 1
-  %.1046 = getelementptr i64, ptr %arg.message_of, i64 %.947.0506
+  %size.16.4501 = phi i64 [ %size.17.5, %B1062 ], [ %.11.i, %B818 ]
+  %.950.0500 = phi i64 [ %.1012, %B1062 ], [ %.960, %B818 ]
+  %.947.0499 = phi i64 [ %.1016, %B1062 ], [ %.916, %B818 ]
+  %.1012 = add nsw i64 %.950.0500, -1
+  %.1016 = add i64 %.947.0499, 1
+  %.1046 = getelementptr i64, ptr %arg.message_of, i64 %.947.0499
   %.1047 = load i64, ptr %.1046, align 8
   %.1077 = getelementptr i64, ptr %arg.absent, i64 %.1047
   %.1078 = load i64, ptr %.1077, align 8
@@ -574,19 +583,19 @@ B880.if:
   %.1088.not = icmp eq i64 %.1079, 0
   br i1 %.1088.not, label %B974, label %B1062
 B1164.if:
-  %kept.2.2499 = phi i64 [ %kept.3.3, %B1722 ], [ 0, %B1118 ]
-  %size.11.2498 = phi i64 [ %size.12.3, %B1722 ], [ %size.10.2, %B1118 ]
-  %.1248.0496 = phi i64 [ %.1318, %B1722 ], [ 0, %B1118 ]
-  %.1318 = add nuw nsw i64 %.1248.0496, 1
-  %.1344 = getelementptr i64, ptr %arg.active, i64 %.1248.0496
+  %kept.2.2492 = phi i64 [ %kept.3.3, %B1722 ], [ 0, %B1118 ]
+  %size.11.2491 = phi i64 [ %size.12.3, %B1722 ], [ %size.10.2, %B1118 ]
+  %.1248.0489 = phi i64 [ %.1318, %B1722 ], [ 0, %B1118 ]
+  %.1318 = add nuw nsw i64 %.1248.0489, 1
+  %.1344 = getelementptr i64, ptr %arg.active, i64 %.1248.0489
   %.1345 = load i64, ptr %.1344, align 8
   %.1351 = getelementptr double, ptr %arg.left, i64 %.1345
   %.1352 = load double, ptr %.1351, align 8
-  %.12.i462 = fcmp olt double %.1352, 0.000000e+00
-  %.13.i463 = select i1 %.12.i462, double 0.000000e+00, double %.1352
+  %.12.i455 = fcmp olt double %.1352, 0.000000e+00
+  %.13.i456 = select i1 %.12.i455, double 0.000000e+00, double %.1352
   %.1383 = getelementptr double, ptr %arg.rate, i64 %.1345
   %.1384 = load double, ptr %.1383, align 8
-  %.1388 = fdiv double %.13.i463, %.1384
+  %.1388 = fdiv double %.13.i456, %.1384
   %.1398 = fmul double %least_s.2.2.lcssa, %.1384
   %.1399 = fsub double %.1352, %.1398
   store double %.1399, ptr %.1351, align 8
@@ -599,9 +608,9 @@ B1164.if:
   %.1419 = fcmp ogt double %.1388, %.1418
   br i1 %.1419, label %B1386, label %B1438.if
 B1438.if:
-  %size.13.4494 = phi i64 [ %size.14.5, %B1723 ], [ %size.11.2498, %B1164.if ]
+  %size.13.4487 = phi i64 [ %size.14.5, %B1723 ], [ %size.11.2491, %B1164.if ]
   %arg.of_src.arg.of_dst = phi ptr [ %arg.of_dst, %B1723 ], [ %arg.of_src, %B1164.if ]
-  %exitcond530.not = phi i1 [ true, %B1723 ], [ false, %B1164.if ]
+  %exitcond523.not = phi i1 [ true, %B1723 ], [ false, %B1164.if ]
   %"$phi1488.4.2.5.in" = getelementptr i64, ptr %arg.of_src.arg.of_dst, i64 %.1345
   %"$phi1488.4.2.5" = load i64, ptr %"$phi1488.4.2.5.in", align 8
   %.1619 = getelementptr i64, ptr %arg.missing, i64 %"$phi1488.4.2.5"

@@ -1,23 +1,11 @@
-"""The loop over events of flows.py, in Python that Numba compiles: of numbers, and arrays that are only indexed.
+"""The loop over events of flows.py, which is compiled beforehand (see compiled_loops.py).
 
-No rank waits for Numba, though (see kernels/cpu/from_python.py): flow_events.ll, beside this file, is made of it by
-
-    python -m lanterne.collectives.topology.flow_events
-
-and a test fails until that was done after a change here. Sizes come first; then arrays, of messages, of turns (see
-flows.Turns), and to work in. A heap has what is to come: turns that begin, by their numbers, and messages that begin to
-flow, behind those.
+Sizes come first; then arrays, of messages, of turns (see flows.Turns), and to work in. The heap has turns that begin, by
+their numbers, and messages that begin to flow, behind those.
 """
 
-import hashlib
-from importlib.metadata import version
-from pathlib import Path
+from lanterne.collectives.topology.event_heap import Ints, Numbers, pop, push
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
-Numbers = NDArray[np.float64]
 # A flow with so small a part left is done; events are at once that differ by such a part of the time.
 DONE, AT_ONCE = 1e-9, 1e-12
 # The rate of a flow that crosses no link with a limit; later than all that happens.
@@ -183,48 +171,3 @@ def share(
                 if spare[link] < NEVER_S:
                     spare[link] = max(spare[link] - its, 0.0)
         unfixed = kept
-
-
-def push(heap_s: Numbers, heap: Ints, size: int, time_s: float, what: int) -> int:
-    """Put `what` at `time_s` into the heap of `size`; its new size."""
-    at = size
-    while at and heap_s[(at - 1) >> 1] > time_s:
-        heap_s[at] = heap_s[(at - 1) >> 1]
-        heap[at] = heap[(at - 1) >> 1]
-        at = (at - 1) >> 1
-    heap_s[at] = time_s
-    heap[at] = what
-    return size + 1
-
-
-def pop(heap_s: Numbers, heap: Ints, size: int) -> int:
-    """Take out the first of the heap of `size`; its new size."""
-    size -= 1
-    time_s = heap_s[size]
-    what = heap[size]
-    at = 0
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and heap_s[child + 1] < heap_s[child]:
-            child += 1
-        if heap_s[child] >= time_s:
-            break
-        heap_s[at] = heap_s[child]
-        heap[at] = heap[child]
-        at = child
-    heap_s[at] = time_s
-    heap[at] = what
-    return size
-
-
-def text_of_ir() -> str:
-    """What flow_events.ll is to have: by whom it was made, of what, and LLVM's code."""
-    from lanterne.kernels.cpu.from_python import ir_of
-
-    made = ", ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite"))
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    return f"; {made}\n; of flow_events.py, sha256 {digest}\n{ir_of(run_events, (push, pop, share), Numbers)}"
-
-
-if __name__ == "__main__":
-    Path(__file__).with_suffix(".ll").write_text(text_of_ir())

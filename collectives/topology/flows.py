@@ -6,22 +6,21 @@ flows at the rate that all flows of that moment leave it. What happens at the sa
 or nodes differ, prices are what this says; elsewhere it shares none of the model, and judges it.
 
 The loop over events (flow_events.py) is compiled when it first runs, in some 20 ms. Then 16 ranks take a millisecond,
-and 1,024 ranks in the rounds of a hierarchical all-reduce a second.
+and 1,024 ranks in the rounds of a hierarchical all-reduce a second or some more.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import numpy as np
 
 from lanterne.collectives.schedule.cost import CostModel, chunk_nbytes, num_messages
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Ints
+from lanterne.collectives.topology.compiled_loops import addresses, compiled
 from lanterne.collectives.topology.crossing import SharedLinks
-from lanterne.collectives.topology.flow_events import Numbers, run_events
-from lanterne.kernels.cpu.jit import compile_ir
+from lanterne.collectives.topology.event_heap import Numbers
+from lanterne.collectives.topology.flow_events import run_events
 
 # The beta of links without an end to their rate, s per byte.
 LEAST_BETA = 1e-30
@@ -31,7 +30,7 @@ class Messages(NamedTuple):
     """The messages of a schedule: arrays (messages,); `links` (messages, classes * 2), of `capacity`, bytes per s.
 
     A message that crosses fewer links has the last one for the others, which is without end. `start_s` is what passes
-    before its bytes move, `reduced` of how many chunks its receiver adds.
+    before its bytes move, `reduced` of how many chunks its receiver adds, `of_transfer` the message of each transfer.
     """
 
     round: Ints
@@ -42,6 +41,7 @@ class Messages(NamedTuple):
     links: Ints
     start_s: Numbers
     capacity: Numbers
+    of_transfer: Ints
 
 
 class Turns(NamedTuple):
@@ -76,7 +76,7 @@ def simulate_flows(
     """
     finish_s = np.zeros(schedule.world_size) if start_s is None else np.array(start_s, float)
     arguments = arguments_of(schedule, nbytes, topology, finish_s)
-    _events()(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
+    _events()(*addresses(arguments))
     return finish_s
 
 
@@ -108,11 +108,7 @@ def arguments_of(
 
 @functools.cache
 def _events() -> Callable[..., None]:
-    """The C function of run_events; an array is its address."""
-    ir = Path(__file__).with_name("flow_events.ll").read_text()
-    kinds = {int: ctypes.c_int64, float: ctypes.c_double}
-    _, *hints, _ = get_type_hints(run_events).values()
-    return compile_ir(ir, [kinds.get(hint, ctypes.c_void_p) for hint in hints])
+    return compiled(run_events)
 
 
 def messages_of(schedule: CollectiveSchedule, unit: float, topology: SharedLinks) -> Messages:
@@ -141,7 +137,7 @@ def messages_of(schedule: CollectiveSchedule, unit: float, topology: SharedLinks
     listed = np.stack(columns, axis=1) if columns else np.zeros((len(keys), 1), np.int64)
     limits = np.concatenate([*capacity, [np.inf]])
     listed[listed < 0] = len(limits) - 1
-    return Messages(keys // p**2, src, dst, nbytes, reduced, listed, start_s, limits)
+    return Messages(keys // p**2, src, dst, nbytes, reduced, listed, start_s, limits, inverse)
 
 
 def _line_of(model: CostModel, nbytes: Numbers) -> tuple[Numbers, Numbers, float]:

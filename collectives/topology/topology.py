@@ -90,6 +90,8 @@ class Topology:
         links: LinkClass tuple; several trunks stand for several levels.
         gamma_s_per_byte: time to add one received byte, s per byte.
         name: for people.
+        in_rounds: ranks are done with a round before they go on, as streams are; False: a message leaves once what it
+            carries has come, as hosts have it (auto/queued.py).
 
     Raises:
         InputError: a rank twice, missing or on no link that it needs; names the place.
@@ -99,6 +101,7 @@ class Topology:
     links: tuple[LinkClass, ...]
     gamma_s_per_byte: float = 0.0
     name: str = "topology"
+    in_rounds: bool = True
 
     def __post_init__(self) -> None:
         _check(self)
@@ -255,7 +258,7 @@ class Topology:
     def with_models(self, change: Callable[[CostModel], CostModel]) -> "Topology":
         """The same with `change`d models of all links."""
         links = tuple(LinkClass(at.kind, change(at.model), at.shared_by, at.slowdown) for at in self.links)
-        return Topology(self.nodes, links, self.gamma_s_per_byte, self.name)
+        return replace(self, links=links)
 
     def of_ranks(self, rank_of: Sequence[int]) -> "Topology":
         """Of the ranks `rank_of` alone, in whose places are 0, 1, ...; links that none of them uses are left out."""
@@ -272,7 +275,7 @@ class Topology:
             if (used or at.kind == MESH) and (kind.inside or len(nodes) > 1):
                 slowdown = tuple(at.slowdown[number] for number in used) if at.slowdown else ()
                 links.append(LinkClass(at.kind, at.model, tuple(named(at.shared_by[i]) for i in used), slowdown))
-        return Topology(nodes, tuple(links), self.gamma_s_per_byte, self.name)
+        return replace(self, nodes=nodes, links=tuple(links))
 
 
 def equal_links(world_size: int, model: CostModel) -> Topology:

@@ -4,9 +4,13 @@ Numba takes a second and 100 MB to load, and some more to compile once per machi
 here is text for any 64-bit processor, of which compile_ir (jit.py) makes a C function in some 20 ms.
 """
 
+import hashlib
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 from types import FunctionType
 from typing import Any, get_type_hints
 
@@ -22,6 +26,19 @@ _BESIDE = re.compile(
 _RESULTS = re.compile(r"ptr %retptr, ptr %excinfo, |^ *store ptr null, ptr %retptr.*\n", re.MULTILINE)
 # Names of blocks after functions that were put in.
 _MANGLED = re.compile(r"\b_ZN[\w.]+")
+
+
+def text_of(kernel: Callable[..., None], helpers: Sequence[Callable[..., Any]], numbers: Any) -> str:
+    """What a file is to have: by whom it was made, of what source (source_digest), and ir_of."""
+    made = ", ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite"))
+    ir = ir_of(kernel, helpers, numbers)
+    return f"; {made}\n; {kernel.__name__}, sha256 {source_digest((kernel, *helpers))}\n{ir}"
+
+
+def source_digest(functions: Sequence[Callable[..., Any]]) -> str:
+    """The SHA-256 of the files that `functions` are in."""
+    sources = dict.fromkeys(Path(inspect.getsourcefile(each) or "").read_text() for each in functions)
+    return hashlib.sha256("".join(sources).encode()).hexdigest()
 
 
 def ir_of(kernel: Callable[..., None], helpers: Sequence[Callable[..., Any]], numbers: Any) -> str:

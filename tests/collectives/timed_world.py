@@ -1,7 +1,8 @@
 """A world of virtual time: ports of a rate, ranks whose work costs nothing, letters to the board that take their time.
 
 All ranks live in one thread. A message of more than SMALL_NBYTES leaves once its receive is posted and a start has
-passed, and then takes the sender's port, and the receiver's, as long as the rate says, one message after the other.
+passed, and then takes the sender's port, and the receiver's, as long as the rate of each says, one message after the
+other; it has come no sooner than the slower one has it.
 Ranks of a node share its port, and what goes between them takes INSIDE of that time, of ports of their own. So what a
 call takes is a number, the same on every machine: of protocol and schedules, not of whoever else computes here.
 """
@@ -89,7 +90,8 @@ class TimedWorld(Machine):
             receives.append((target, op, request))
         while sends and receives:
             nodes = self._node_of.get(source, -1), self._node_of.get(target, -2)
-            slowdown = INSIDE if nodes[0] == nodes[1] else max(self.slowdown[source], self.slowdown[target])
+            inside = nodes[0] == nodes[1]
+            slowdown = (INSIDE, INSIDE) if inside else (self.slowdown[source], self.slowdown[target])
             message = _Message(sends.popleft(), receives.popleft(), slowdown)
             if nodes[0] != nodes[1]:
                 message.ports = tuple(
@@ -100,9 +102,9 @@ class TimedWorld(Machine):
     def _leave(self, message):
         """It stands behind what its sender has sent before."""
         begins_s = max(self.at_s, self._out_s[message.ports[0]])
-        self._out_s[message.ports[0]] = begins_s + message.takes_s
+        self._out_s[message.ports[0]] = begins_s + message.leaves_s
         self.at(begins_s, lambda: self._enter(message))
-        self.at(begins_s + message.takes_s, lambda: self._have_left(message))
+        self.at(begins_s + message.leaves_s, lambda: self._have_left(message))
 
     def _have_left(self, message):
         message.read()
@@ -110,9 +112,9 @@ class TimedWorld(Machine):
 
     def _enter(self, message):
         """The network holds it until its receiver's port has taken in what came before."""
-        ends_s = max(self.at_s, self._in_s[message.ports[1]]) + message.takes_s
+        ends_s = max(self.at_s, self._in_s[message.ports[1]]) + message.enters_s
         self._in_s[message.ports[1]] = ends_s
-        self.at(ends_s, lambda: self._arrive(message))
+        self.at(max(ends_s, self.at_s + message.leaves_s), lambda: self._arrive(message))
 
     def _arrive(self, message):
         message.deliver()
@@ -139,7 +141,7 @@ class _Message:
         self.source, self._send, self.send_request, self._data = send
         self.target, self._receive, self.receive_request = receive
         assert self._send.nbytes == self._receive.nbytes, "a message met a receive of another size"
-        self.takes_s = slowdown * self._send.nbytes / RATE_BYTES_PER_S
+        self.leaves_s, self.enters_s = (each * self._send.nbytes / RATE_BYTES_PER_S for each in slowdown)
         # What it takes of its sender and its receiver.
         self.ports = self.source, self.target
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lanterne.kernels.cpu.from_python import ir_of
+from lanterne.kernels.cpu.from_python import ir_of, source_digest, text_of
 from lanterne.kernels.cpu.jit import compile_ir
 
 Numbers = NDArray[np.float64]
@@ -57,3 +57,11 @@ def test_what_was_set_of_numba_stays():
     with pytest.raises(Exception, match="larger"):
         ir_of(scale, (), Numbers)
     assert config.OPT == before
+
+
+def test_a_text_says_of_what_it_is():
+    made, source, ir = text_of(scale, (doubled, larger), Numbers).split("\n", 2)
+    assert made.startswith("; numba ")
+    assert source == f"; scale, sha256 {source_digest((scale,))}"
+    assert ir == ir_of(scale, (doubled, larger), Numbers)
+    assert source_digest((scale, ir_of)) != source_digest((scale,))

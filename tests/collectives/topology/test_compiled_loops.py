@@ -1,0 +1,82 @@
+"""The loops over events as they are run, LLVM's code from files: made of this source, and the same bits as Python's."""
+
+import itertools
+import re
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from lanterne.bench.topology.random_clusters import random_topologies
+from lanterne.collectives.algorithms.catalogue import make_schedule
+from lanterne.collectives.schedule.cost import late_start
+from lanterne.collectives.topology import flows, queues
+from lanterne.collectives.topology.compiled_loops import FOLDER, texts_of_ir
+from lanterne.collectives.topology.flow_events import run_events
+from lanterne.collectives.topology.queue_events import run_queues
+
+MADE = texts_of_ir()
+HAD = {name: (FOLDER / name).read_text() for name in MADE}
+MAKE = "run python -m lanterne.collectives.topology.compiled_loops"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_files_are_of_this_source(name):
+    assert HAD[name].splitlines()[1] == MADE[name].splitlines()[1], MAKE
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_they_are_made_again_the_same(name):
+    had, made = (texts[name].splitlines()[0] for texts in (HAD, MADE))
+    if made != had:
+        pytest.skip(f"made by{had[1:]}, here are{made[1:]}")
+    assert MADE[name] == HAD[name], MAKE
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "allpairs", "hier_ring", "hier_late_join"])
+@pytest.mark.parametrize("number", range(12))
+def test_flows_do_what_python_does_to_the_bit(number, name):
+    topology, late = next(itertools.islice(random_topologies(number + 1, 77), number, None))
+    expected = late if "late" in name else None
+    schedule = make_schedule("all_reduce", name, topology.world_size, late_rank=expected, nodes=topology.nodes)
+    start_s = late_start(topology.world_size, late, 1e-3 * number)
+    finish_s = start_s.copy()
+    run_events(*flows.arguments_of(schedule, 1 << 20, topology, finish_s))
+    np.testing.assert_array_equal(flows.simulate_flows(schedule, 1 << 20, topology, start_s), finish_s)
+    assert (finish_s > start_s).all()
+
+
+@pytest.mark.parametrize("cells", [1, 3])
+@pytest.mark.parametrize("name", ["ring", "tree", "hier_bruck", "hier_late_join"])
+@pytest.mark.parametrize("number", range(8))
+def test_queues_do_what_python_does_to_the_bit(number, name, cells):
+    topology, late = next(itertools.islice(random_topologies(number + 1, 78), number, None))
+    size, node_of = topology.world_size, np.array(topology.node_of)
+    expected, window = (late, np.full(size, 2)) if "late" in name else (None, None)
+    schedule = make_schedule("all_reduce", name, size, late_rank=expected, nodes=topology.nodes)
+    starts_s = np.stack([np.zeros(size), late_start(size, late, 1e-3 * number)])
+    found_s = queues.simulate_queues(schedule, 1 << 20, topology, node_of, starts_s, queues.Pacing(cells, window))
+    cut = queues.cut(schedule, cells)
+    for start_s, its_s in zip(starts_s, found_s, strict=True):
+        finish_s = start_s.copy()
+        run_queues(*queues.arguments_of(cut, 1 << 20, topology, node_of, window), finish_s)
+        np.testing.assert_array_equal(its_s, finish_s, err_msg=f"from {start_s}")
+    assert (found_s > starts_s).all()
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    ("machine", "cpu"),
+    [("x86_64", "x86-64"), ("x86_64", "x86-64-v4"), ("aarch64", "generic"), ("aarch64", "neoverse-v2")],
+)
+def test_they_are_for_any_processor_and_call_but_memset(name, machine, cpu):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple(f"{machine}-linux-gnu").create_target_machine(cpu=cpu, opt=3)
+    assembly = target.emit_assembly(llvm.parse_assembly(HAD[name]))
+    assert set(re.findall(r"\t(?:callq?|bl|jmp|b)\t([a-zA-Z_]\w*)", assembly)) <= {"memset"}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_they_name_no_machine(name):
+    assert not re.search(r"target |x86|/|Numba|\bPy", re.sub(r"^;.*\n", "", HAD[name], flags=re.MULTILINE))
