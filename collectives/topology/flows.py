@@ -11,6 +11,7 @@ and 1,024 ranks in the rounds of a hierarchical all-reduce a second or some more
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -122,12 +123,12 @@ def messages_of(schedule: CollectiveSchedule, unit: float, topology: SharedLinks
     src, dst, nbytes = keys // p % p, keys % p, np.asarray(chunks * unit, np.float64)
     start_s, columns, capacity = np.zeros(len(keys)), [], [np.zeros(0)]
     for model, (mask, leaves, enters, size, slowdown) in topology.crossed(src, dst):
-        alpha_s, slower_s, beta = _line_of(model, nbytes[mask] * np.maximum(slowdown[leaves], slowdown[enters]))
+        alpha_s, starts_s, beta = _line_of(model, nbytes[mask] * np.maximum(slowdown[leaves], slowdown[enters]))
         if model.serial_messages:
             rounds = keys[mask] // p**2
             ports = (rounds * p + src[mask], rounds * p + dst[mask], rounds * size + leaves, rounds * size + enters)
-            alpha_s = alpha_s * num_messages(*ports)
-        start_s[mask] += alpha_s + slower_s
+            starts_s += alpha_s * (num_messages(*ports) - 1)
+        start_s[mask] += starts_s
         for side in (leaves, enters):
             used, place = np.unique(side, return_inverse=True)
             column = np.full(len(keys), -1, np.int64)
@@ -141,13 +142,14 @@ def messages_of(schedule: CollectiveSchedule, unit: float, topology: SharedLinks
 
 
 def _line_of(model: CostModel, nbytes: Numbers) -> tuple[Numbers, Numbers, float]:
-    """(alpha_s, slower_s, beta) of messages of `nbytes`: alone each takes alpha_s + slower_s + beta * nbytes.
+    """(alpha_s, start_s, beta) of messages of `nbytes`: alone each takes start_s + beta * nbytes, of which alpha_s.
 
-    A link has one rate, that of the longest of them: what shorter ones take longer than by that passes beside it.
+    A link has one rate, that of long messages, whatever caches or a token bucket's credit make of a short one that is
+    alone: what short ones take longer than by that rate passes before their bytes move.
     """
-    alpha_s, betas = model.alpha_beta(nbytes)
-    beta = float(betas[nbytes.argmax()]) if len(nbytes) else model.beta_s_per_byte
-    return alpha_s, np.maximum((betas - beta) * nbytes, 0.0), beta
+    alpha_s, _ = model.alpha_beta(nbytes)
+    beta = model.pieces[-1].beta_s_per_byte if model.pieces else model.beta_s_per_byte
+    return alpha_s, np.maximum(replace(model, serial_messages=False).message_s(nbytes) - beta * nbytes, 0.0), beta
 
 
 def turns_of(messages: Messages, world_size: int) -> Turns:

@@ -121,6 +121,9 @@ def test_starts_are_those_of_messages_of_their_size():
     assert ends_s(cluster(1.0, 1.0, 1.0, model=model), [(0, 2, 2)])[2] == pytest.approx(4.5)
     found = ends_s(cluster(1.0, 1.0, 1.0, model=model), [(0, 2, 2), (3, 1, 8)])
     np.testing.assert_allclose(found[[2, 3]], [4.5, 9.0])
+    # A token bucket's credit, which one short message has, is none of many.
+    bucket = CostModel(0.5, 0.25, pieces=(Piece(4, 0.0, 1.0),))
+    assert ends_s(cluster(1.0, 1.0, 1.0, model=bucket), [(0, 2, 2)])[2] == pytest.approx(2.0)
     serial = CostModel(0.5, 1.0, serial_messages=True)
     assert ends_s(cluster(1.0, 1.0, 1.0, model=serial), [(0, 2, 1), (0, 3, 1)])[0] == pytest.approx(3.0)
 
