@@ -133,7 +133,7 @@ def single_options(collective: str, world_size: int, nbytes: int, links: Links, 
         names += () if many else _crowded_names(collective, world_size, nbytes, links)
         return [make_option(collective, name, world_size, nbytes, links) for name in names]
     with _making:
-        kinds = [part for kind in kinds_of(links) for part in _by_join(kind, collective, nbytes, links)]
+        kinds = [part for kind in kinds_of(links) for part in _by_join(kind, names, collective, nbytes, links)]
         places = [place for kind in kinds for place in _places_in(kind, names, collective, nbytes, links)]
     places = _merged(places)
     found = []
@@ -163,26 +163,28 @@ def _places_in(kind: RankKind, names: Sequence[str], collective: str, nbytes: in
     return places
 
 
-def _by_join(kind: RankKind, collective: str, nbytes: int, topology: Topology) -> list[RankKind]:
-    """`kind` by what a join of nodes takes without each, where NICs differ: by where the node stands in their order."""
+def _by_join(kind: RankKind, names: Sequence[str], collective: str, nbytes: int, topology: Topology) -> list[RankKind]:
+    """`kind` by what joins take without each node, where NICs differ: by where the node stands in their order."""
     first = {topology.node_of[rank]: rank for rank in reversed(kind.ranks)}
     if len(first) == 1 or not topology.is_uneven or topology.world_size > POLICY.placed_ranks:
         return [kind]
     samples = first | {topology.node_of[kind.sample]: kind.sample}
-    join_s = {
-        node: _option(collective, NODE_ALGORITHMS[0], topology.world_size, nbytes, topology, rank).join_s
+    joins_s = {
+        node: [_option(collective, name, topology.world_size, nbytes, topology, rank).join_s for name in names]
         for node, rank in samples.items()
     }
-    ordered = sorted(samples, key=lambda node: (join_s[node], node))
-    found: list[RankKind] = []
-    for node, before in zip(ordered, [None, *ordered], strict=False):
-        ranks = tuple(rank for rank in kind.ranks if topology.node_of[rank] == node)
-        if before is None or join_s[node] > APART * join_s[before]:
-            found.append(RankKind(ranks, samples[node]))
-        else:
-            sample = kind.sample if kind.sample in ranks else found[-1].sample
-            found[-1] = RankKind(tuple(sorted((*found[-1].ranks, *ranks))), sample)
-    return found
+    found: dict[int, list[int]] = {}
+    for node in sorted(samples, key=lambda node: (node != topology.node_of[kind.sample], min(joins_s[node]), node)):
+        like = next((other for other in found if _join_alike(joins_s[node], joins_s[other])), node)
+        found.setdefault(like, []).append(node)
+    parts = {like: [rank for rank in kind.ranks if topology.node_of[rank] in nodes] for like, nodes in found.items()}
+    return [RankKind(tuple(ranks), samples[like]) for like, ranks in parts.items()]
+
+
+def _join_alike(one_s: Sequence[float], other_s: Sequence[float]) -> bool:
+    """Whether what joins soonest without either takes about as long without the other."""
+    soonest = one_s.index(min(one_s)), other_s.index(min(other_s))
+    return all(max(one_s[each], other_s[each]) <= APART * min(one_s[each], other_s[each]) for each in soonest)
 
 
 def _by_chain(

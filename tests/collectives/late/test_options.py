@@ -189,6 +189,8 @@ def test_a_chain_pays_where_no_slow_nic_is_on_its_way():
         pytest.param(3001, 31, id="hier_ring 1.076"),
         # Prices that were not those of flows.
         pytest.param(3002, 95, id="hier_late_slow.1.2.3.4.5 1.133"),
+        # Of nodes without which hier_late_join takes as long, but hier_late_slow.3 does not.
+        pytest.param(9001, 77, id="hier_late_slow.3 1.200"),
         # late_join_allpairs with the chunks of messages that are posted ahead, and the price of whole starts.
         pytest.param(5004, 154, id="ring 1.066"),
     ],
