@@ -138,11 +138,12 @@ class Topology:
 
         Of those as fast the one with the most ranks, since the others share what it has to carry inside; where the one
         with the most ranks of all is not slow beside it, all but that one, too. Where NICs differ and no node is slow
-        the slowest counts as one.
+        the slowest counts as one, also where that is but for a NIC of one of its ranks.
         """
         takes = self.node_takes
         slowest = (int(takes.argmax()),)
-        slow = self.slow_nodes or (slowest if takes.max() > SLOW * takes.min() else ())
+        differ = takes.max() > SLOW * takes.min() or max(self.nic_slowdown) > SLOW
+        slow = self.slow_nodes or (slowest if differ else ())
         nodes = range(len(takes))
         if not slow or len(nodes) > MOST_STAR:
             return (slow,) if slow else ()

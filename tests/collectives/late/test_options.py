@@ -211,6 +211,8 @@ def test_what_is_taken_for_a_late_rank_is_about_the_best(seed, number):
         pytest.param(3001, 151, id="hier_ring 1.169"),
         # One of three slow nodes alone.
         pytest.param(5005, 190, id="ring 1.057"),
+        # A node that is not slow, of which a rank has a NIC of its own that is.
+        pytest.param(9003, 144, id="hier_ring 1.068"),
         # hier_join, whose price was raised for what flows count.
         pytest.param(6001, 184, id="allpairs 1.058"),
     ],
