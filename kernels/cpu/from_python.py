@@ -6,8 +6,10 @@ here is text for any 64-bit processor, of which compile_ir (jit.py) makes a C fu
 
 import hashlib
 import inspect
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +20,7 @@ from lanterne.kernels.cpu.jit import load_compiler
 
 # What Numba and LLVM say beside the code: of this machine's types, attributes, metadata, comments.
 _BESIDE = re.compile(
-    r"^(?:;|source_filename|target |attributes |!).*\n|, !\w+ !\d+| #\d+| +; preds = .*"
+    r"^(?:;|source_filename|target |attributes |!).*\n|, ![\w.]+ !\d+| #\d+| +; preds = .*"
     r"| (?:noundef|noalias|writeonly|readonly|readnone|captures\(none\)|local_unnamed_addr)",
     re.MULTILINE,
 )
@@ -52,7 +54,6 @@ def ir_of(kernel: Callable[..., None], helpers: Sequence[Callable[..., Any]], nu
     """
     from numba import cfunc, njit, types
 
-    config: Any = import_module("numba.core.config")
     kinds: dict[Any, Any] = {int: types.int64, float: types.float64, numbers: types.CPointer(types.float64)}
     *hints, _ = get_type_hints(kernel).values()
     signature = types.void(*(kinds.get(hint, types.CPointer(types.int64)) for hint in hints))
@@ -61,14 +62,31 @@ def ir_of(kernel: Callable[..., None], helpers: Sequence[Callable[..., Any]], nu
         namespace = dict(getattr(function, "__globals__")) | namespace
     for helper in helpers:
         namespace[helper.__name__] = njit(error_model="numpy")(_within(namespace, helper))
-    optimised = config.OPT
     # What is made is optimised below, without what this processor alone can do.
-    config.OPT = type(optimised)(0)
-    try:
+    with _numba_optimises("0"):
         made = cfunc(signature, error_model="numpy")(_within(namespace, kernel))
         return _plain(made.inspect_llvm(), made.native_name.removeprefix("cfunc."))
+
+
+@contextmanager
+def _numba_optimises(level: str) -> Iterator[None]:
+    """Have Numba's level by its environment, which it reads anew whenever that has changed."""
+    config: Any = import_module("numba.core.config")
+    before = os.environ.get("NUMBA_OPT")
+    _set_environment("NUMBA_OPT", level)
+    config.reload_config()
+    try:
+        yield
     finally:
-        config.OPT = optimised
+        _set_environment("NUMBA_OPT", before)
+        config.reload_config()
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def _within(namespace: dict[str, Any], function: Any) -> Any:

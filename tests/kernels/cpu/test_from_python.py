@@ -48,6 +48,13 @@ def test_its_text_says_nothing_else():
     assert not re.search(r"^(?:@|declare (?!.*@llvm))|attributes|target|retptr|excinfo|<\d+ x", ir, re.MULTILINE)
 
 
+def test_numba_that_reads_its_environment_anew_makes_the_same(monkeypatch):
+    """As it does once a variable of its has changed: it then made vectors of this processor."""
+    before = ir_of(scale, (doubled, larger), Numbers)
+    monkeypatch.setenv("NUMBA_DEVELOPER_MODE", "0")
+    assert ir_of(scale, (doubled, larger), Numbers) == before
+
+
 def test_what_was_set_of_numba_stays():
     from numba.core import config
 
