@@ -40,7 +40,8 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
     """Columns of the plan on one chain, from a start at 0 to the makespan, in which each waits for the one before.
 
     Where two neighbours are on different ranks a message lies between; it may have waited for its link. Before the
-    first column there may be a data-parallel all-gather, behind the last a reduction.
+    first column there may be a data-parallel all-gather, behind the last a reduction; none where those of a rank, one
+    after the other, are the whole chain.
 
     Raises:
         InputError: as slack.
@@ -49,6 +50,8 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
     plan, start, end = timeline.plan, timeline.start, timeline.end
     sender, before_on_link = senders(timeline), _before_on_link(timeline)
     at = _last(timeline)
+    if at is None:
+        return ()
     path = [at]
     # `sent` is worked out backwards from the arrival, so it may be rounded.
     rounding = 1e-9 * timeline.makespan
@@ -116,8 +119,8 @@ def _links(timeline: Timeline) -> list[Ints]:
     ]
 
 
-def _last(timeline: Timeline) -> int:
-    """The column that the makespan waits for."""
+def _last(timeline: Timeline) -> int | None:
+    """The column that the makespan waits for; None: it waits for all-gathers before reductions alone."""
     plan, last = timeline.plan, int(np.argmax(timeline.end))
     if timeline.end[last] == timeline.makespan:
         return last
@@ -129,7 +132,8 @@ def _last(timeline: Timeline) -> int:
     while first and lane[first - 1][1] == lane[first][0]:
         first -= 1
     on_stage = np.flatnonzero(plan.columns[STAGE] == lane[first][2])
-    return int(on_stage[np.argmax(timeline.end[on_stage])])
+    at = int(on_stage[np.argmax(timeline.end[on_stage])])
+    return at if timeline.end[at] == lane[first][0] else None
 
 
 def _latest_starts(timeline: Timeline) -> Floats:

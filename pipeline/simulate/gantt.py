@@ -169,7 +169,7 @@ def _bars(axis: "Axes", timeline: Timeline, bordered: bool, critical: bool) -> N
                 )
             )
     if critical:
-        at = np.array(critical_path(timeline))
+        at = np.array(critical_path(timeline), np.int64)
         boxes = _boxes(timeline.start[at], timeline.end[at], plan.rank_of[at], 0.38)
         outline: dict[str, Any] = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.9, "zorder": 4}
         axis.add_collection(PolyCollection(boxes, label="critical path", **outline))

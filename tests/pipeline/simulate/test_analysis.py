@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from problems import PLACEMENTS, placements, plans, problems
 
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import DataParallel, Problem
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time, critical_path, memory_profile, senders, slack
 from lanterne.pipeline.simulate.check_plan import check
@@ -66,12 +67,28 @@ def test_data_parallel_reductions_shorten_the_slack_of_their_stage(data):
 def test_the_critical_path_has_no_slack_and_no_gap(data):
     timeline = drawn(data)
     path = list(critical_path(timeline))
+    if not path:
+        # All-gathers and reductions follow each other without a pause.
+        assert slack(timeline).min() > 0
+        return
     np.testing.assert_allclose(slack(timeline)[path], 0, atol=1e-9)
     first = timeline.start[path[0]]
     gathers = [end for _, action, _, end in timeline.data_parallel if action.kind == "AG"]
     assert first == 0 or any(first == pytest.approx(end) for end in gathers)
     for a, b in zip(path[:-1], path[1:], strict=True):
         assert timeline.end[a] <= timeline.start[b] + 1e-9, (a, b)
+
+
+def test_where_all_gathers_and_reductions_are_the_chain_no_action_is_on_it():
+    """Both stages of one rank gather for 5 each and reduce for 3: the second gather ends at 10, all actions by 12."""
+    work = DataParallel("zero1", reduce=(3.0,), all_gather=(5.0,))
+    problem = Problem(1, 2, 1, 1, 0, data_parallel=work)
+    columns = np.array([[0, 3, 0, 3], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], np.int32)
+    made = Plan(PLACEMENTS["bidirectional"](1), 2, columns, np.array([0, 4]), "by hand")
+    timeline = simulate(made, problem)
+    assert timeline.makespan == 16
+    assert critical_path(timeline) == ()
+    assert slack(timeline).min() > 0
 
 
 @pytest.mark.parametrize("scheduler", ["1f1b", "zb_h1", "zb_v"])
