@@ -34,6 +34,10 @@ class Traffic(Enum):
 
 
 ROUNDS, STREAM, PIECES, EXCHANGES, CROSSINGS = Traffic
+# Receives from a peer of the same node that are posted at once: enough for memory to be busy, and few, since a rank
+# that posts hundreds when the late one comes keeps its core from those beside it (2 hosts of 4 ranks on 2 cores: 500
+# posts, 10 to 160 ms).
+NEIGHBOUR_CREDITS = 8
 
 @steers
 @dataclass(frozen=True)

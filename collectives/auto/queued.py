@@ -9,7 +9,7 @@ from typing import TypeGuard
 import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import Algorithm
-from lanterne.collectives.auto.pacing import over_nodes, segment_nbytes, traffic_of, window
+from lanterne.collectives.auto.pacing import NEIGHBOUR_CREDITS, over_nodes, segment_nbytes, traffic_of, window
 from lanterne.collectives.schedule.cost import chunk_nbytes, late_start
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.queues import Pacing, simulate_queues
@@ -56,4 +56,4 @@ def pacing_of(schedule: CollectiveSchedule, line: Algorithm, nbytes: float, link
     sharers = [links.sharers_of_nic(rank) if line.nodes else 1 for rank in range(links.world_size)]
     windows = [window(model, segment, traffic, its) for its in sharers]
     few = None if None in windows else np.array(windows, np.int64)
-    return Pacing(-(-chunk // segment), few)
+    return Pacing(-(-chunk // segment), few, NEIGHBOUR_CREDITS)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
+from lanterne.collectives.auto.pacing import NEIGHBOUR_CREDITS
 from lanterne.collectives.execute.messages import Cell, MessageCutter, Part
 from lanterne.collectives.execute.rank_program import (
     IN,
@@ -38,10 +39,6 @@ from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 
 # More inputs than this are folded in several steps: the time to compile a kernel grows with their number.
 MAX_FOLD_INPUTS = 16
-# Receives from a peer of the same node that are posted at once: enough for memory to be busy, and few, since a rank
-# that posts hundreds when the late one comes keeps its core from those beside it (2 hosts of 4 ranks on 2 cores: 500
-# posts, 10 to 160 ms).
-NEIGHBOUR_CREDITS = 8
 
 # What two actions conflict on: a slot of scratch, or one cell of an array; by its buffer.
 Storage: TypeAlias = tuple[int, int | Cell]

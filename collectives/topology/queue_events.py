@@ -9,6 +9,7 @@ from lanterne.collectives.topology.event_heap import Ints, Numbers, pop, push
 def run_queues(
     num_ranks: int,
     num_messages: int,
+    num_links: int,
     columns: int,
     nbytes: Numbers,
     start_s: Numbers,
@@ -21,27 +22,31 @@ def run_queues(
     first: Ints,
     followers: Ints,
     next_post: Ints,
+    left: Ints,
     free_s: Numbers,
     heap_s: Numbers,
     heap: Ints,
     came_s: Numbers,
     finish_s: Numbers,
 ) -> None:
-    """Turn `finish_s`, when each rank comes, into when it is done.
+    """Turn `finish_s`, when each rank comes, into when it is done. What else it changes is room to work in.
 
     Args:
         added_s: what the receiver of each message adds, in the end.
         links: of message m those from m * columns on: by turns one that it leaves by, and one that it enters by.
         waits: for how much each message waits. One that has arrived is an end of waiting of followers[first[m]] to
             followers[first[m + 1] - 1]; one that is ready of next_post[m], unless that is -1.
-        free_s: of each link, from when nothing stands in line before it: 0.
-        heap_s, heap: room for as many as there are messages.
-        came_s: room for a number of each rank.
+        left, heap_s, heap: room for a number of each message.
+        free_s: of each link: from when nothing stands in line before it.
+        came_s: of each rank.
     """
     for rank in range(num_ranks):
         came_s[rank] = finish_s[rank]
+    for link in range(num_links):
+        free_s[link] = 0.0
     size = 0
     for message in range(num_messages):
+        left[message] = waits[message]
         if waits[message] == 0:
             size = push(heap_s, heap, size, 0.0, message)
     while size:
@@ -54,8 +59,8 @@ def run_queues(
             size = push(heap_s, heap, size, begins_s + float(start_s[message]), message + num_messages)
             after = int(next_post[message])
             if after >= 0:
-                waits[after] -= 1
-                if waits[after] == 0:
+                left[after] -= 1
+                if left[after] == 0:
                     size = push(heap_s, heap, size, now_s, after)
         elif what < 2 * num_messages:
             for column in range(0, columns, 2):
@@ -66,16 +71,16 @@ def run_queues(
         elif what < 3 * num_messages:
             ends_s = now_s
             for column in range(0, columns, 2):
-                left = links[message * columns + column]
+                way_out = links[message * columns + column]
                 link = links[message * columns + column + 1]
                 free_s[link] = max(now_s, float(free_s[link])) + nbytes[message] / capacity[link]
-                ends_s = max(ends_s, float(free_s[link]), now_s + float(nbytes[message] / capacity[left]))
+                ends_s = max(ends_s, float(free_s[link]), now_s + float(nbytes[message] / capacity[way_out]))
             size = push(heap_s, heap, size, ends_s + float(added_s[message]), message + 3 * num_messages)
         else:
             finish_s[src[message]] = max(now_s - float(added_s[message]), float(finish_s[src[message]]))
             finish_s[dst[message]] = max(now_s, float(finish_s[dst[message]]))
             for place in range(first[message], first[message + 1]):
                 follower = int(followers[place])
-                waits[follower] -= 1
-                if waits[follower] == 0:
+                left[follower] -= 1
+                if left[follower] == 0:
                     size = push(heap_s, heap, size, now_s, follower)

@@ -6,7 +6,7 @@ once all that it carries has come to its sender and its receiver has made room:
 - the messages of a pair leave in the order of the rounds;
 - sums land in slots of scratch, twice as many as the fullest round needs, one after the other;
 - where messages are not to meet (auto/pacing.py) a rank has few of them under way to it at once: from other nodes in
-  the order of the rounds, in a node smaller than others from each node so; from each rank of its node NEIGHBOURS.
+  the order of the rounds, in a node smaller than others from each node so; from each rank of its own node so many.
 
 A link carries one message after the other, the one first that came first, as socket buffers and switches have it with
 messages of some 10 to 100 KB. Streams, which go by rounds, share links by flows instead (flows.py).
@@ -27,19 +27,20 @@ from lanterne.collectives.topology.event_heap import Numbers
 from lanterne.collectives.topology.flows import Messages, messages_of
 from lanterne.collectives.topology.queue_events import run_queues
 
-# Messages under way from a rank of the same node; of execute/compile_program.py.
-NEIGHBOURS = 8
-# Slots of scratch for each sum that comes in the fullest round.
+# Slots of scratch for each sum that comes in the fullest round, as of execute/scratch.py.
 SLOTS = 2
 
 
 class Pacing(NamedTuple):
-    """How messages are cut and posted: `cells` of a chunk, one behind the other; `window` (world_size,) of each rank,
-    messages that are under way to it from other nodes at once; None: any number.
+    """How messages are cut and posted.
+
+    Attributes: `cells` of a chunk, one behind the other; `window` (world_size,) of each rank, messages that are under way
+    to it from other nodes at once, None: any number from all; `neighbours`, the same from each rank of its own.
     """
 
     cells: int = 1
     window: Ints | None = None
+    neighbours: int = 1
 
 
 def simulate_queues(
@@ -57,11 +58,10 @@ def simulate_queues(
         node_of: (world_size,) the node of each rank.
         starts_s: (calls, world_size) when each rank comes.
     """
-    arguments = arguments_of(cut(schedule, pacing.cells), nbytes, topology, node_of, pacing.window)
-    finish_s = np.array(starts_s, float)
-    for its in finish_s:
-        own = [*(each.copy() if isinstance(each, np.ndarray) else each for each in arguments), its]
-        _events()(*addresses(own))
+    arguments = arguments_of(cut(schedule, pacing.cells), nbytes, topology, node_of, pacing)
+    finish_s = np.array(starts_s, float, order="C")
+    for its_s in finish_s:
+        _events()(*addresses([*arguments, its_s]))
     return finish_s
 
 
@@ -90,14 +90,14 @@ def arguments_of(
     nbytes: float,
     topology: SharedLinks,
     node_of: Ints,
-    window: Ints | None = None,
+    pacing: Pacing = Pacing(),
 ) -> list[int | Numbers | Ints]:
-    """The arguments of run_queues but for the last one, which it changes; otherwise as of simulate_queues."""
+    """The arguments of run_queues but for the last one, of a schedule that is cut; otherwise as of simulate_queues."""
     unit = chunk_nbytes(schedule, nbytes)
     messages = messages_of(schedule, unit, topology)
     edges = [_carried(schedule, messages), _in_slots(messages, schedule.world_size)]
-    if window is not None:
-        edges.append(_few_at_once(messages, node_of, window))
+    if pacing.window is not None:
+        edges.append(_few_at_once(messages, node_of, pacing.window, pacing.neighbours))
     before, after = np.concatenate(edges, axis=1)
     count = len(messages.src)
     next_post = _next_of_pair(messages, schedule.world_size)
@@ -106,10 +106,10 @@ def arguments_of(
     arrays = (
         *(messages.nbytes, messages.start_s, messages.reduced * (topology.gamma_s_per_byte * unit)),
         *(messages.links.ravel(), messages.capacity, messages.src, messages.dst, waits, first),
-        *(after[np.argsort(before)], next_post, np.zeros(len(messages.capacity))),
+        *(after[np.argsort(before)], next_post, np.empty(count, np.int64), np.empty(len(messages.capacity))),
         *(np.empty(count), np.empty(count, np.int64), np.empty(schedule.world_size)),
     )
-    return [schedule.world_size, count, messages.links.shape[1], *map(np.ascontiguousarray, arrays)]
+    return [schedule.world_size, count, len(messages.capacity), messages.links.shape[1], *map(np.ascontiguousarray, arrays)]
 
 
 def _carried(schedule: CollectiveSchedule, messages: Messages) -> Ints:
@@ -135,17 +135,17 @@ def _in_slots(messages: Messages, world_size: int) -> Ints:
     return _behind(sums, dst, SLOTS * fullest)
 
 
-def _few_at_once(messages: Messages, node_of: Ints, window: Ints) -> Ints:
+def _few_at_once(messages: Messages, node_of: Ints, window: Ints, neighbours: int) -> Ints:
     """(2, edges): the second is let come once the first has."""
     src, dst = messages.src, messages.dst
     size = len(node_of)
     members = np.bincount(node_of)
-    neighbours = node_of[src] == node_of[dst]
+    is_near = node_of[src] == node_of[dst]
     by_node = members[node_of[dst]] < members.max()
-    flow = np.where(neighbours, size + src, np.where(by_node, node_of[src], 2 * size))
+    flow = np.where(is_near, size + src, np.where(by_node, node_of[src], 2 * size))
     flows, of_flow = np.unique(dst * (3 * size) + flow, return_inverse=True)
     most = np.zeros(len(flows), np.int64)
-    most[of_flow] = np.where(neighbours, NEIGHBOURS, window[dst])
+    most[of_flow] = np.where(is_near, neighbours, window[dst])
     return _behind(np.arange(len(src)), of_flow, most)
 
 

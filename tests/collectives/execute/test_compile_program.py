@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from interpreter import Deadlock, reducing_transfers, run_group
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS
-from lanterne.collectives.execute.compile_program import NEIGHBOUR_CREDITS, compile_program
+from lanterne.collectives.auto.pacing import NEIGHBOUR_CREDITS
+from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Fold, Message, Move
 from lanterne.collectives.schedule.contracts import CONTRACTS

@@ -55,11 +55,12 @@ def test_queues_do_what_python_does_to_the_bit(number, name, cells):
     expected, window = (late, np.full(size, 2)) if "late" in name else (None, None)
     schedule = make_schedule("all_reduce", name, size, late_rank=expected, nodes=topology.nodes)
     starts_s = np.stack([np.zeros(size), late_start(size, late, 1e-3 * number)])
-    found_s = queues.simulate_queues(schedule, 1 << 20, topology, node_of, starts_s, queues.Pacing(cells, window))
+    pacing = queues.Pacing(cells, window, 3)
+    found_s = queues.simulate_queues(schedule, 1 << 20, topology, node_of, starts_s, pacing)
     cut = queues.cut(schedule, cells)
     for start_s, its_s in zip(starts_s, found_s, strict=True):
         finish_s = start_s.copy()
-        run_queues(*queues.arguments_of(cut, 1 << 20, topology, node_of, window), finish_s)
+        run_queues(*queues.arguments_of(cut, 1 << 20, topology, node_of, pacing), finish_s)
         np.testing.assert_array_equal(its_s, finish_s, err_msg=f"from {start_s}")
     assert (found_s > starts_s).all()
 
