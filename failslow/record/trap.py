@@ -8,6 +8,7 @@ Paper: Wu et al. (GREYHOUND), section 4.3, the suspension of training by trappin
 call, so that nobody is caught in the middle of another, and an end to waiting for a rank that does not come.
 """
 
+import fcntl
 import mmap
 import sys
 import time
@@ -70,10 +71,11 @@ class Trap:
         progress: Callable[[], object] = lambda: None,
     ) -> None:
         size = 8 * (SLOTS + world_size)
-        with open(path, "w+b" if rank == 0 else "r+b") as file:
-            if rank == 0:
-                file.truncate(size)
-            self._map = mmap.mmap(file.fileno(), size)
+        # What is decided, is so under its lock.
+        self._file = open(path, "w+b" if rank == 0 else "r+b")  # noqa: SIM115
+        if rank == 0:
+            self._file.truncate(size)
+        self._map = mmap.mmap(self._file.fileno(), size)
         # Whole words: nobody sees half of a number.
         self._words = memoryview(self._map).cast("Q")
         self._rank = rank
@@ -107,20 +109,30 @@ class Trap:
         words = self._words
         words[SLOTS + self._rank] = at
         limit_s = time.monotonic() + self._patience_s * (1 if self._rank == 0 else 2)
-        while words[GO] != at and words[OFF] != at and time.monotonic() < limit_s:
+        while at not in (words[GO], words[OFF]):
             if self._rank == 0 and all(words[SLOTS + rank] == at for rank in range(self._world_size)):
-                words[GO] = at
-                break
-            self._progress()
-            time.sleep(POLICY.nap_s)
-        if self._rank == 0 and words[GO] != at:
-            words[OFF] = at
+                self._decide(GO, at)
+            elif time.monotonic() >= limit_s:
+                self._decide(OFF, at)
+            else:
+                self._progress()
+                time.sleep(POLICY.nap_s)
         return words[GO] == at
+
+    def _decide(self, word: int, at: int) -> None:
+        """What holds of call `at`, GO or OFF, unless that is decided: a rank that has given up does not come back."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            if at not in (self._words[GO], self._words[OFF]):
+                self._words[word] = at
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Unmap the page."""
         self._words.release()
         self._map.close()
+        self._file.close()
 
 
 def trapped(

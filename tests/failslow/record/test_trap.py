@@ -113,3 +113,18 @@ def test_one_rank_cannot_be_compared():
 
     with pytest.raises(InputError, match="got validates and 1 rank"):
         lanterne.spawn(1, main)
+
+
+def test_rank_0_that_comes_when_the_others_have_gone_on_holds_nobody(tmp_path):
+    first, other = (Trap(tmp_path / "trap", rank, 2, patience_s=0.05) for rank in range(2))
+    other.ask()
+    assert not first.holds() and not other.holds()
+    # It waits for twice as long as rank 0 would, and gives up.
+    assert not other.holds()
+    assert not first.holds()
+    other.ask()
+    assert not first.holds() and not other.holds()
+    thread = threading.Thread(target=first.holds)
+    thread.start()
+    assert other.holds()
+    thread.join(30)
