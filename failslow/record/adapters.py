@@ -4,7 +4,7 @@ Nothing is imported here. `install` puts a finder on sys.meta_path which, when o
 it load and then wraps its calls. The program's own code stays as it is. Standard library only.
 
 What an adapter records of a call: its name; how many ranks take part in it; a number for its communicator which is the
-same on all of them; and its bytes. Those that are queued on a GPU's stream are timed there (device_times.py). Calls
+same on all of them; and its bytes. Those that are queued on a GPU's stream are timed there (stream_times.py). Calls
 that do not pass Python cannot be seen: those that torch's DistributedDataParallel issues from C++. There `forward`
 tells the iterations, and the autograd engine when a rank has all its gradients, and when those of all are summed.
 """
@@ -18,7 +18,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 from lanterne.failslow.record.recorder import (
     FOLDER_VARIABLE,
@@ -349,19 +351,23 @@ def adapt_ddp(module: Any, recorder: Recorder) -> None:
     """
     kind = module.DistributedDataParallel
     recorder.queued.add(DDP_FORWARD)
-    models: dict[int, DdpModel] = {}
+    # Numbered in the order of their first calls, the same on all ranks; identifiers come again once a model is gone.
+    models: WeakKeyDictionary[Any, DdpModel] = WeakKeyDictionary()
+    order = count()
     # Those whose last output led to their backward.
-    followed: set[int] = set()
+    followed: WeakSet[Any] = WeakSet()
 
     def known(model: Any) -> DdpModel:
-        if id(model) not in models:
+        found = models.get(model)
+        if found is None:
             if getattr(model, "device_type", "cpu") != "cpu":
                 recorder.queued.add(DDP_BACKWARD)
             with suppress(Exception):  # The calls are recorded without it, too.
                 recorder.path(f"torch.distributed over {module.dist.get_backend(model.process_group)}")
-            numbers = (number_of((name, len(models))) for name in (DDP_FORWARD, DDP_BACKWARD))
-            models[id(model)] = DdpModel(environment_rank(), model.process_group.size(), *numbers)
-        return models[id(model)]
+            at = next(order)
+            numbers = (number_of((name, at)) for name in (DDP_FORWARD, DDP_BACKWARD))
+            found = models[model] = DdpModel(environment_rank(), model.process_group.size(), *numbers)
+        return found
 
     def synchronizes(model: Any) -> bool:
         return bool(model.require_backward_grad_sync and module.torch.is_grad_enabled())
@@ -369,16 +375,16 @@ def adapt_ddp(module: Any, recorder: Recorder) -> None:
     def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
         model = args[0]
         found = known(model)
-        ranks = (1 if id(model) in followed else found.ranks) if synchronizes(model) else 0
+        ranks = (1 if model in followed else found.ranks) if synchronizes(model) else 0
         return found.rank, DDP_FORWARD, ranks, found.forward, nbytes_of(args[1:2])
 
     def follow(model: Any, output: Any) -> None:
         """Record the backward pass that begins at `output`."""
         tensors = [tensor for tensor in module._find_tensors(output) if tensor.requires_grad]
         if not tensors:
-            followed.discard(id(model))
+            followed.discard(model)
             return
-        followed.add(id(model))
+        followed.add(model)
         found = known(model)
         channel = recorder.channel(found.rank, DDP_BACKWARD, found.ranks, found.backward)
         engine, begun = module.torch.autograd.Variable._execution_engine, list[int]()

@@ -179,8 +179,12 @@ class QueuedCalls:
 
     def look(self) -> None:
         """Write down what is done; never waits for a stream."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         # A device that has failed answers nothing any more; its calls stay open.
-        with self._lock, suppress(Exception):
+        with suppress(Exception):
             if self._clock is None:
                 self._clock = DeviceClock(self._source)
             if not self._pending or not self._clock.anchor():
@@ -203,8 +207,12 @@ class QueuedCalls:
         """A last look: the program ends."""
         if self._thread is not None:
             self._ended.set()
-            self.look()
-            # It may be in a driver that hangs.
+            # The thread may be in a driver that hangs, and holds the lock then.
+            if self._lock.acquire(timeout=POLICY.look_s):
+                try:
+                    self._look()
+                finally:
+                    self._lock.release()
             self._thread.join(POLICY.look_s)
 
 

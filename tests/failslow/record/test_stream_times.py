@@ -1,5 +1,6 @@
 """Calls that are queued on a device's streams: their times are the device's, and nothing waits for a stream."""
 
+import gc
 import sys
 import threading
 import time
@@ -265,3 +266,43 @@ def test_lanterne_over_nccl(tmp_path):
         assert len(calls) == 3 and reader.timed == 2 and reader.faults == 0, rank
         held = max(calls, key=lambda call: call.nbytes * call.start_s)
         assert held.end_s >= held.start_s > returned_s[rank] + 0.1, rank
+
+
+def test_a_driver_that_hangs_does_not_keep_a_program_from_ending(tmp_path, device, monkeypatch):
+    monkeypatch.setattr(stream_times, "POLICY", replace(stream_times.POLICY, look_s=0.05))
+    recorder, calls = Recorder(tmp_path), QueuedCalls(device)
+    asked, hangs = threading.Event(), threading.Event()
+
+    def is_done(_event):
+        asked.set()
+        return hangs.wait(30)
+
+    monkeypatch.setattr(device, "is_done", is_done)
+    queued_call(recorder, calls)()
+    assert asked.wait(30)
+    ending = threading.Thread(target=calls.stop)
+    ending.start()
+    ending.join(20)
+    was_alive = ending.is_alive()
+    hangs.set()
+    ending.join(30)
+    recorder.end()
+    assert not was_alive
+
+
+def test_models_are_numbered_as_they_come_though_earlier_ones_are_gone(tmp_path, torch):
+    class Model:
+        process_group, require_backward_grad_sync, device_type = SimpleNamespace(size=lambda: 4), True, "cpu"
+
+        def forward(self, x):
+            return x
+
+    module = SimpleNamespace(DistributedDataParallel=Model, torch=torch, _find_tensors=lambda output: [])
+    recorder = Recorder(tmp_path)
+    adapt_ddp(module, recorder)
+    for _ in range(4):
+        # Each takes the place of the one before in memory.
+        Model().forward(0)
+        gc.collect()
+    recorder.end()
+    assert len({call.communicator for call in reader_of(tmp_path).take()}) == 4
