@@ -102,7 +102,12 @@ class RingWriter:
         # The reader finds the file complete, or not at all.
         partial = f"{path}.new"
         with open(partial, "w+b") as file:
-            file.truncate(size)
+            try:
+                # Where there is no room this raises; a page without room ends the program as it is written to.
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError:
+                os.unlink(partial)
+                raise
             self._map = mmap.mmap(file.fileno(), size)
         self._map[: len(text)] = text
         os.rename(partial, path)
@@ -160,8 +165,7 @@ class RingWriter:
         if number is None:
             number = self._names[name] = min(len(self._names), MAX_NAMES - 1)
             offset = 4096 + number * NAME_NBYTES
-            encoded = name.encode()[: NAME_NBYTES - 1]
-            self._map[offset : offset + len(encoded)] = encoded
+            self._map[offset : offset + NAME_NBYTES] = name.encode()[: NAME_NBYTES - 1].ljust(NAME_NBYTES, b"\0")
         return number
 
     def fault(self) -> None:
@@ -185,13 +189,18 @@ class RingReader:
     """
 
     def __init__(self, path: str | Path) -> None:
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self.header: dict[str, Any] = json.loads(self._map[:BEGUN_OFFSET].rstrip(b"\0"))
+        if not isinstance(self.header, dict) or not isinstance(self.header.get("capacity"), int):
+            raise ValueError("call log: its header has no capacity")
         self._capacity: int = self.header["capacity"]
         self._size: int = self.header.get("record_nbytes", OLD_RECORD_NBYTES)
         if self._size not in (RECORD.size, OLD_RECORD_NBYTES):
             raise ValueError(f"call log: got records of {self._size} bytes, expected {RECORD.size}: of a later version")
+        expected = HEADER_NBYTES + self._capacity * self._size
+        if self._capacity < 1 or len(self._map) != expected:
+            raise ValueError(f"call log: got {len(self._map)} bytes, expected {expected}: it is not whole")
         self._end_offset = self._size - END.size
         self._next = 1
         self._names: dict[int, str] = {}
@@ -251,7 +260,14 @@ class RingReader:
         return [self._call(records[at : at + RECORD.size]) for at in range(0, len(records), RECORD.size)]
 
     def take_records(self) -> bytes:
-        """As `take`, the calls as RECORDs; `name` tells their names."""
+        """As `take`, the calls as RECORDs; `name` tells their names.
+
+        Raises:
+            ValueError: another program has cut the file short.
+        """
+        if os.fstat(self._file.fileno()).st_size != len(self._map):
+            # What is mapped there would end this program, not raise.
+            raise ValueError("call log: it was cut short while it was read")
         found = self._take_open() if self.open else []
         while self._take_on(found):
             pass
@@ -329,6 +345,7 @@ class RingReader:
     def close(self) -> None:
         """Unmap the file."""
         self._map.close()
+        self._file.close()
 
 
 def recorded(record: bytes, name_of: Callable[[int], str]) -> RecordedCall:

@@ -19,10 +19,8 @@ import threading
 import time
 import weakref
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -82,6 +80,8 @@ class Recorder:
         self._paths: set[str] = set()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
         self.notes: set[str] = set()
         # Names of calls that return before all ranks have come to them.
         self.queued: set[str] = set()
@@ -138,14 +138,18 @@ class Recorder:
         self.notes.add(text)
 
     def _channel(self, rank: int, name: str, ranks: int, communicator: int) -> Channel:
-        if rank not in self._rings and len(self._rings) >= 1024:
+        # A forked child, where nothing is recorded, may find the lock held by a thread that it has not.
+        if self._stopped:
             return IGNORE
-        try:
-            ring = self._rings.get(rank) or self._open(rank)
-        except (OSError, ValueError):
-            # No room for a log: the program goes on without.
-            self.stop()
-            return IGNORE
+        with self._lock:
+            if rank not in self._rings and len(self._rings) >= 1024:
+                return IGNORE
+            try:
+                ring = self._rings.get(rank) or self._open(rank)
+            except (OSError, ValueError):
+                # No room for a log: the program goes on without.
+                self.stop()
+                return IGNORE
         if len(self._channels) >= MAX_CHANNELS:
             self._channels.clear()
         found = ring.channel(name, ranks & 0xFFFF, communicator & 0xFFFFFFFF)
@@ -162,7 +166,7 @@ class Recorder:
             "host": socket.gethostname(),
             "boot": boot_id(),
             "world_size": environment_world_size(),
-            "program": " ".join(sys.argv)[:512],
+            "program": program_text(),
             "notes": sorted(self.notes),
             "queued": sorted(self.queued),
             "gpu": rank_gpu(os.environ),
@@ -178,33 +182,48 @@ class Recorder:
             arguments = self._itself, self._ended
             self._thread = threading.Thread(target=_beats, args=arguments, name="lanterne-recorder", daemon=True)
             self._thread.start()
+            if self._speaks_for_host():
+                # A thread of its own: a driver that hangs must not stop the beats.
+                about = os.fspath(self._folder), self._ended
+                threading.Thread(target=_tell_of_host, args=about, name="lanterne-host", daemon=True).start()
         return ring
 
-    def _beat(self, told: _Told) -> bool:
-        """Say that Python runs, and where each rank is that has begun no call since the last time; False at the end."""
+    def _beat(self, told: dict[int, int]) -> bool:
+        """Say that Python runs, and where each rank is that has begun no call since the last time; False at the end.
+
+        Args:
+            told: how many calls each rank had begun then.
+        """
         now_s = time.monotonic()
-        if told.telemetry is not None and now_s >= told.due_s:
-            told.due_s = now_s + TELEMETRY_S
-            with suppress(Exception):
-                host = socket.gethostname()
-                _write(os.path.join(self._folder, f"host-{host}.telemetry"), {"host": host, **told.telemetry.read()})
         for rank, ring in list(self._rings.items()):
             ring.beat(now_s)
-            if told.begun.get(rank) == ring.begun:
+            if told.get(rank) == ring.begun:
                 with suppress(OSError):
                     record = {"time_s": now_s, "frames": stack_of(self._threads[rank])}
                     _write(os.path.join(self._folder, f"rank-{rank}-{os.getpid()}.stack"), record)
-            told.begun[rank] = ring.begun
+            told[rank] = ring.begun
         return bool(self._rings)
 
     def _speaks_for_host(self) -> bool:
-        """Whether this process is the first of its host."""
+        """Whether this process is the first of its host, or follows one that is gone."""
+        path = os.path.join(self._folder, f"host-{socket.gethostname()}.owner")
+        own = f"{path}-{os.getpid()}"
         try:
-            path = os.path.join(self._folder, f"host-{socket.gethostname()}.owner")
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except OSError:
+            _write(own, [os.getpid(), start_of(os.getpid())])
+            try:
+                os.link(own, path)
+            except FileExistsError:
+                with open(path) as file:
+                    pid, started = json.load(file)
+                if start_of(int(pid)) == started:
+                    return False
+                os.replace(own, path)
+            return True
+        except (OSError, ValueError, TypeError):
             return False
-        return True
+        finally:
+            with suppress(OSError):
+                os.unlink(own)
 
     def end(self) -> None:
         """The program, or the watched block, has ended in order: nothing is recorded any more."""
@@ -222,24 +241,23 @@ class Recorder:
 
     def stop(self) -> None:
         """Record nothing any more."""
+        self._stopped = True
         self._rings = {}
-        self._channels = defaultdict(lambda: IGNORE)
+        self._channels = {}
 
 
-@dataclass
-class _Told:
-    """What a recorder's thread knows: what its host tells, when that is due, and how many calls each rank had begun."""
-
-    telemetry: HostTelemetry | None
-    due_s: float = 0.0
-    begun: dict[int, int] = field(default_factory=dict)
+def _tell_of_host(folder: str, ended: threading.Event) -> None:
+    """Write what this host tells of itself, every TELEMETRY_S until `ended`."""
+    telemetry, host = HostTelemetry(), socket.gethostname()
+    while not ended.is_set():
+        with suppress(Exception):
+            _write(os.path.join(folder, f"host-{host}.telemetry"), {"host": host, **telemetry.read()})
+        ended.wait(TELEMETRY_S)
 
 
 def _beats(itself: weakref.ref[Recorder], ended: threading.Event) -> None:
     """Every second until the end of the recorder."""
-    recorder = itself()
-    told = _Told(HostTelemetry() if recorder is not None and recorder._speaks_for_host() else None)
-    del recorder
+    told: dict[int, int] = {}
     while not ended.wait(BEAT_S):
         recorder = itself()
         if recorder is None or not recorder._beat(told):
@@ -278,6 +296,12 @@ def _write(path: str, value: object) -> None:
     with open(f"{path}.new", "w") as file:
         json.dump(value, file)
     os.replace(f"{path}.new", path)
+
+
+def program_text() -> str:
+    """This program's arguments, cut: in a log's header, as JSON, a character takes up to 12 bytes."""
+    text = " ".join(sys.argv)
+    return text[:512] if text.isascii() else text[:128]
 
 
 def start_of(pid: int) -> int:

@@ -7,11 +7,13 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanterne.failslow.record import recorder as recording
 from lanterne.failslow.record.call_ring import (
     HEADER_NBYTES,
     MAX_NAMES,
@@ -21,6 +23,7 @@ from lanterne.failslow.record.call_ring import (
     RingReader,
     RingWriter,
 )
+from lanterne.failslow.record.recorder import Recorder
 
 
 def write(writer, *indices):
@@ -56,12 +59,12 @@ def test_a_log_of_before_records_told_of_waits_is_read(tmp_path):
     content[:3000] = json.dumps(header).encode().ljust(3000, b"\0")
     for index, end_s in enumerate((1.5, 2.5, OPEN_S)):
         old.pack_into(content, HEADER_NBYTES + index * old.size, index + 1, 0, 4, 7, 8, index + 1.0, end_s)
-    path.write_bytes(content)
+    path.write_bytes(content[: HEADER_NBYTES + 16 * old.size])
     reader = RingReader(path)
     assert reader.take() == [RecordedCall("call", 4, 7, 8, 1.0, 1.5), RecordedCall("call", 4, 7, 8, 2.0, 2.5)]
     assert reader.open == {2: RecordedCall("call", 4, 7, 8, 3.0, OPEN_S)}
     old.pack_into(content, HEADER_NBYTES + 2 * old.size, 3, 0, 4, 7, 8, 3.0, 3.5)
-    path.write_bytes(content)
+    path.write_bytes(content[: HEADER_NBYTES + 16 * old.size])
     assert RingReader(path).take()[2] == RecordedCall("call", 4, 7, 8, 3.0, 3.5)
 
 
@@ -115,6 +118,10 @@ def test_names_beyond_the_last_share_one(tmp_path):
     assert len(names) == MAX_NAMES + 20
     assert len(set(names)) == MAX_NAMES
     assert names[0].startswith("name 0x")
+    shared = RingWriter(tmp_path / "shared", {}, 256)
+    for name in [*map(str, range(MAX_NAMES - 1)), "reduce_scatter", "send"]:
+        shared.channel(name, 1, 1)(1, 0.0, 0.0)
+    assert RingReader(tmp_path / "shared").take()[-1].name == "send"
 
 
 def test_a_name_is_found_by_its_own_number_not_by_that_of_one_that_ends_with_it(tmp_path):
@@ -169,3 +176,69 @@ def test_what_is_known_later_of_calls_that_were_queued(tmp_path):
     # Its place is another's by now.
     channel.begun(places[2], 4.0)
     assert {8 * call.start_s - call.nbytes for call in reader.take()} == {0.0} and reader.timed == 1
+
+
+def test_a_log_for_which_there_is_no_room_is_none(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    recorder = Recorder(tmp_path)
+    for _ in range(2):
+        recorder.channel(0, "all_reduce", 2, 0)(8, 1.0, 2.0)
+    recorder.end()
+    assert not [*tmp_path.glob("rank-*")]
+
+
+@pytest.mark.parametrize("nbytes", [0, 40, HEADER_NBYTES - 1, HEADER_NBYTES, HEADER_NBYTES + 7])
+def test_part_of_a_log_is_refused_and_one_that_is_cut_short_is_read_no_further(tmp_path, nbytes):
+    path = tmp_path / "rank-0-1.calls"
+    write(RingWriter(path, {"rank": 0}, 16), 1, 2, 3)
+    (tmp_path / "part").write_bytes(path.read_bytes()[:nbytes])
+    with pytest.raises(ValueError):
+        RingReader(tmp_path / "part")
+    reader = RingReader(path)
+    os.truncate(path, nbytes)
+    with pytest.raises(ValueError, match="cut short"):
+        reader.take()
+
+
+@pytest.mark.parametrize("header", [[], {"capacity": "x"}, {"capacity": 0}, {"capacity": -1}])
+def test_a_header_that_says_no_capacity_is_refused(tmp_path, header):
+    path = tmp_path / "calls"
+    RingWriter(path, {"rank": 0}, 16)
+    content = path.read_bytes()
+    path.write_bytes(json.dumps(header).encode().ljust(4000, b"\0") + content[4000:])
+    with pytest.raises(ValueError, match="call log"):
+        RingReader(path)
+
+
+def test_threads_of_a_rank_write_one_log(tmp_path, monkeypatch):
+    made, make = [], recording.RingWriter
+
+    def slowly(*args):
+        made.append(args)
+        time.sleep(0.05)
+        return make(*args)
+
+    monkeypatch.setattr(recording, "RingWriter", slowly)
+    recorder = Recorder(tmp_path)
+    threads = [
+        threading.Thread(target=lambda name=name: recorder.channel(0, name, 2, 0)(8, 1.0, 2.0)) for name in ("a", "b")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    recorder.end()
+    (path,) = tmp_path.glob("rank-*.calls")
+    assert len(made) == 1 and {call.name for call in RingReader(path).take()} == {"a", "b"}
+
+
+def test_arguments_of_any_letters_fit_into_a_header(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "\N{SNOWMAN}\U0001f600\udcff" * 400])
+    recorder = Recorder(tmp_path)
+    recorder.channel(0, "all_reduce", 2, 0)(8, 1.0, 2.0)
+    recorder.end()
+    (path,) = tmp_path.glob("rank-*.calls")
+    assert RingReader(path).header["program"].startswith("train.py")

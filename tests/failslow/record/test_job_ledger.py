@@ -1,6 +1,7 @@
 """What a ledger keeps of a job: its status, its incidents with telemetry, what it hands on, thresholds that change."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -287,3 +288,18 @@ def test_what_is_over_is_written_once_and_counted_once(tmp_path):
     for onset in range(100, 100 + MAX_DOCUMENTS):
         log.slow(over | {"onset": onset})
     assert log.slow(over) == path and log.counts == {"slow": 1 + MAX_DOCUMENTS}
+
+
+def test_who_tells_of_a_host_is_followed_once_its_process_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "TELEMETRY_S", 0.01)
+    (tmp_path / f"host-{socket.gethostname()}.owner").write_text(json.dumps([2**22 + 1, 1]))
+    one = Recorder(tmp_path)
+    one.channel(0, "all_reduce", 2, 0)(8, 1.0, 2.0)
+    path = tmp_path / f"host-{socket.gethostname()}.telemetry"
+    deadline_s = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    one.end()
+    assert path.exists()
+    (owner,) = tmp_path.glob("host-*.owner*")
+    assert json.loads(owner.read_text())[0] == os.getpid()
