@@ -36,9 +36,9 @@ class Hang:
 
     Attributes: `kind`: "missing" (ranks have not come), "order" (some are in other calls than the rest) or "call" (all
     have come and none leaves); `name`, `number` (from 1), `communicator`, `nbytes` of the call; `culprits`: where the
-    ranks are that it waits for; `others`: the calls that they are in, or made last; `came`: ranks in it; `unknown`: how
-    many more ranks of it are not known; `wait_s`; `is_incident`: beyond patience, or hopeless; `ended_after_s`: None
-    while it lasts.
+    ranks are that it waits for, or that died in it; `others`: the calls that they are in, or made last; `came`: ranks
+    in it; `unknown`: how many more ranks of it are not known; `wait_s`; `is_incident`: beyond patience, or hopeless;
+    `ended_after_s`: None while it lasts.
     """
 
     kind: str
@@ -79,9 +79,11 @@ class Hang:
         """What happened while it lasted, in one line."""
         call = self.call
         lasts = f"{'HANGS' if self.is_incident else 'waiting'} for {self.wait_s:.1f} s: {call}"
-        if self.kind == "call":
+        if self.kind == "call" and not self.culprits:
             return f"{lasts}: {join_ranks(self.came)} came, none leaves it: a link, the network, or the call itself"
         shown = self.culprits[:MAX_SHOWN]
+        if self.kind == "call":
+            return f"{lasts}: all came, but {'; '.join(f'rank {one.rank}: {one}' for one in shown)}"
         if self.kind == "order":
             where = "; ".join(f"rank {one.rank} is in {self.others[one.rank]} ({one})" for one in shown)
             return f"{lasts}, but {where}: a call was left out, or the order is another"
@@ -141,6 +143,13 @@ class SeenCalls:
             key = call.communicator, call.name
             if key in self._longest_s or len(self._longest_s) < MAX_NAMES:
                 self._longest_s[key] = max(call.end_s - call.start_s, self._longest_s.get(key, 0.0))
+
+    def restart(self) -> None:
+        """The job was started again: calls are counted anew."""
+        self.last.clear()
+        self.lost.clear()
+        self._ended.clear()
+        self._groups.clear()
 
     def waited(self, communicator: int, name: str, wait_s: float) -> None:
         """A call took so long, and was seen while it did."""
@@ -233,6 +242,12 @@ class ToldHangs:
         """Whether one lasts that was told."""
         return self._now is not None
 
+    def restart(self) -> None:
+        """The job was started again: a call that lasted is over."""
+        if self._now is not None:
+            self._over(self._now)
+        self._now = self._told = None
+
     def take(self, hang: Hang | None) -> list[Hang]:
         """What is to be told, `hang` being what lasts now: that, or also that what was told has gone on."""
         found: list[Hang] = []
@@ -304,6 +319,12 @@ class HangFinder:
     def add_rank(self, rank: int, queued: Iterable[str]) -> None:
         """Expect calls of `rank`, of which those named in `queued` return before all have come: it waits later."""
         self._seen.queued[rank] = frozenset(queued)
+
+    def restart(self) -> None:
+        """The job was started again: `add_rank` follows."""
+        self.told.restart()
+        self._seen.restart()
+        self._since.clear()
 
     def lose(self, rank: int) -> None:
         """Calls of `rank` were lost: nobody knows which of its calls is which, so it is no suspect."""
@@ -430,7 +451,9 @@ class HangFinder:
             kind, others = "order", {r: together[r] for r in culprits}
         else:
             apart = {r: b for r, b in blocked.items() if r not in together}
-            kind, culprits = ("order", sorted(apart)) if apart else ("call", [])
+            # Of those that came some may have died in the call.
+            lost_in_it = [r for r in together if self._where(r).state in DECISIVE] if not apart else []
+            kind, culprits = ("order", sorted(apart)) if apart else ("call", lost_in_it)
             others = {r: f"{b.call.name} {b.number or ''}".strip() for r, b in apart.items()}
         where = tuple(self._where(rank) for rank in sorted(culprits))
         inside = tuple(sorted(r for r in together if r not in culprits))

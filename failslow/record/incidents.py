@@ -89,7 +89,7 @@ class IncidentLog:
             "call": call | {"came": list(hang.came), "unknown": hang.unknown, "wait_s": hang.wait_s},
             "ranks": [one.record() for one in hang.culprits],
             "evidence": [f"rank {one.rank}: {one}" for one in hang.culprits] or [hang.text],
-            "remedy": REMEDIES[hang.kind if hang.kind in REMEDIES else state],
+            "remedy": REMEDIES[hang.kind if hang.kind == "order" or not hang.culprits else state],
         }
         return self._write("hang", (hang.communicator, hang.number), hang.story, about, hang.wait_s)
 

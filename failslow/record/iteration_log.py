@@ -432,8 +432,25 @@ class IterationLog:
         found, self._found = self._found, []
         return found
 
+    def restart(self, world_size: int | None) -> None:
+        """The job was started again: its iterations go on, and are learned anew."""
+        end = self._close(world_size)
+        self._marks = Marks()
+        self._matcher.restart()
+        self._stretch = Stretch(self.iterations, self.late, self._matcher, end)
+
     def _new_marker(self, calls: int, world_size: int | None) -> None:
-        """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more.
+        """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more."""
+        end = self._close(world_size)
+        spacing = self._marks.spacing
+        assert spacing is not None
+        self._matcher.set_spacing(spacing)
+        # Where spells are known, no iteration has the number of one before it.
+        first_row = max(calls // spacing, end if self._earlier else 0)
+        self._stretch = Stretch(self.iterations, self.late, self._matcher, first_row, spacing)
+
+    def _close(self, world_size: int | None) -> int:
+        """The iterations up to now are all of their kind: the number of the next one.
 
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
@@ -444,12 +461,9 @@ class IterationLog:
         for record in stretch.incidents():
             self._unlisted += len(self._earlier) == self._earlier.maxlen
             self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
-        spacing = self._marks.spacing
-        assert spacing is not None
-        self._matcher.set_spacing(spacing)
         self.iterations.clear()
         self.late.clear()
-        self._stretch = Stretch(self.iterations, self.late, self._matcher, calls // spacing, spacing)
+        return end
 
     def age_s(self, index: int) -> float:
         """How long before the latest iteration iteration `index` ended; 0 where neither is known."""
@@ -462,8 +476,12 @@ class IterationLog:
         """The slow spells up to now, each with its cause, counted in iterations of the job."""
         return [*self._earlier, *self._stretch.incidents()]
 
-    def notes(self, *, runs: bool) -> Iterator[str]:
-        """What there is to say beside; not of the end, while the job runs."""
+    def notes(self, lead: int | None, *, runs: bool) -> Iterator[str]:
+        """What there is to say beside, `lead` giving the iterations; not of the end, while the job runs."""
+        if dropped := self._marks.dropped:
+            yield f"the clock of rank {lead} went backwards {dropped} times"
+        if lead is not None and not self.iterations:
+            yield "no call recurs evenly: no iterations were found"
         tracker = self._stretch.tracker
         if self.iterations and tracker.row < 2 * SKIPPED_ROWS:
             timed = f"{tracker.row} of the iterations were timed, too few to judge"
@@ -472,11 +490,6 @@ class IterationLog:
             yield f"{self._unlisted} incidents before those listed are only counted"
         if not runs and any(incident.relief is None for incident in tracker.incidents):
             yield "the job ended inside an incident"
-
-    @property
-    def dropped(self) -> int:
-        """How often the lead's clock went backwards."""
-        return self._marks.dropped
 
     def _tell(self, world_size: int | None) -> None:
         """See what there is to say of the iterations that have ended."""

@@ -1,13 +1,14 @@
 """A job as its call logs show it: iteration times, incidents as they happen, which rank comes last, and a report.
 
-One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports.
+One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports
+at first, of those that are started again, too.
 """
 
 import json
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -80,6 +81,8 @@ class JobLogPolicy:
 
 POLICY = JobLogPolicy()
 
+# States of a process (whereabouts.py) that makes no calls any more, where another reports as its rank.
+OVER = ("ended", "gone", "unresponsive")
 # Bits of a name's number.
 NAME_BITS = 16
 
@@ -196,20 +199,24 @@ class HeldRecords:
 class CallLogs:
     """The call logs in `folder`.
 
-    Attributes: `readers`, by rank; `refused`: why other files are not read.
+    Attributes: `readers`, by rank; `refused`: why other files are not read; `restarts`: how often all ranks were
+    started again.
     """
 
     def __init__(self, folder: Path) -> None:
         self.readers: dict[int, RingReader] = {}
         self.refused: list[str] = []
         self._folder = folder
+        self.restarts: int = 0
         self._seen: set[Path] = set()
+        # Of ranks whose first log is not over, as far as is known.
+        self._next: dict[int, RingReader] = {}
         self._found_s = -inf  # when logs were looked for
 
-    def find(self, world_size: int | None) -> list[int]:
-        """Look for logs, where not all of so many ranks report, or now and then; the ranks whose logs are new."""
+    def find(self, world_size: int | None, *, now: bool = False) -> list[int]:
+        """Look for logs, where not all of so many ranks report, or now and then, or `now`; whose logs are new."""
         now_s = time.monotonic()
-        if len(self.readers) == world_size and now_s < self._found_s + POLICY.look_s:
+        if len(self.readers) == world_size and now_s < self._found_s + POLICY.look_s and not now:
             return []
         self._found_s = now_s
         found = []
@@ -218,16 +225,41 @@ class CallLogs:
             try:
                 reader = RingReader(path)
                 rank = int(reader.header["rank"])
-            except (OSError, ValueError, KeyError) as error:
+                int(reader.header.get("world_size") or 0)
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 self.refused.append(f"{path.name} cannot be read: {error}")
                 continue
             if rank in self.readers:
-                counts = self.readers[rank].header["pid"]
-                self.refused.append(f"rank {rank} reported from two processes; that of {counts} counts")
+                known = self._next.get(rank)
+                if known is None or known.beat_s < reader.beat_s:
+                    self._next[rank] = reader
                 continue
             self.readers[rank] = reader
             found.append(rank)
         return found
+
+    def are_over(self, where: Callable[[int], Whereabouts]) -> bool:
+        """Whether the processes that are read make no calls any more, and others report as the same ranks."""
+        return bool(self._next) and all(where(rank).state in OVER for rank in self.readers)
+
+    def restart(self) -> None:
+        """Read the others' logs instead."""
+        for reader in self.readers.values():
+            reader.close()
+        self.readers.clear()
+        self.readers.update(self._next)
+        self._next.clear()
+        self.restarts += 1
+
+    def notes(self) -> list[str]:
+        """What there is to say of the files."""
+        twice = [
+            f"rank {rank} reported from two processes; that of {self.readers[rank].header['pid']} counts"
+            for rank in sorted(self._next)
+        ]
+        times = "once" if self.restarts == 1 else f"{self.restarts} times"
+        again = [f"the job was started again {times}: its iterations are counted on"] if self.restarts else []
+        return [*self.refused, *twice, *again]
 
     @property
     def filled(self) -> float:
@@ -240,7 +272,7 @@ class CallLogs:
 
     def close(self) -> None:
         """Unmap them."""
-        for reader in self.readers.values():
+        for reader in (*self.readers.values(), *self._next.values()):
             reader.close()
 
 
@@ -329,7 +361,15 @@ class JobLog:
     def _read(self) -> None:
         """Read what is new; what there is to say of it is `_untold`."""
         self._find_logs()
-        if self.lead is None and self._readers:
+        self._take_records()
+        if self._unsettled.nbytes >= POLICY.max_unsettled_nbytes:
+            self._iterations.judge(self.world_size)
+        self._untold[1].extend(self._find_hangs())
+        self._untold[0].extend(self._iterations.take(self.world_size))
+
+    def _take_records(self) -> None:
+        """Take the calls that are new."""
+        if self.lead not in self._readers and self._readers:
             self.lead = min(self._readers)
         records: dict[int, bytes] = {}
         for rank, reader in sorted(self._readers.items()):
@@ -345,10 +385,6 @@ class JobLog:
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
         if self.lead is not None and (read := records[self.lead]):
             self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
-        if self._unsettled.nbytes >= POLICY.max_unsettled_nbytes:
-            self._iterations.judge(self.world_size)
-        self._untold[1].extend(self._find_hangs())
-        self._untold[0].extend(self._iterations.take(self.world_size))
 
     def _settle(self) -> None:
         """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
@@ -369,19 +405,32 @@ class JobLog:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(now_s, opened, self._usual_s, self.world_size, ended)
-
-    def _usual_s(self) -> float:
-        """What an iteration takes as a rule."""
-        return median([time_s for _, _, time_s in islice(reversed(self.iterations), BLAME.usual)] or [0.0])
+        return self._finder.look(now_s, opened, lambda: _usual_s(self.iterations), self.world_size, ended)
 
     def _find_logs(self) -> None:
-        for rank in self.logs.find(self.world_size):
+        # Where a call hangs, or a program has ended, others may have been started instead.
+        is_odd = self._finder.told.lasts or any(reader.ended for reader in self._readers.values())
+        for rank in self.logs.find(self.world_size, now=is_odd):
             self._settle()
-            header = self._readers[rank].header
-            self._matcher.add_rank(rank, header.get("boot"))
-            self._finder.add_rank(rank, header.get("queued", ()))
-            self.world_size = self.world_size or int(header.get("world_size", 0)) or None
+            self._expect(rank)
+        if self.logs.are_over(self.where):
+            self._restart()
+
+    def _expect(self, rank: int) -> None:
+        header = self._readers[rank].header
+        self._matcher.add_rank(rank, header.get("boot"))
+        self._finder.add_rank(rank, header.get("queued", ()))
+        self.world_size = self.world_size or int(header.get("world_size") or 0) or None
+
+    def _restart(self) -> None:
+        # What they wrote last.
+        self._take_records()
+        self._settle()
+        self.logs.restart()
+        self._finder.restart()
+        self._iterations.restart(self.world_size)
+        for rank in sorted(self._readers):
+            self._expect(rank)
 
     def report(self) -> dict[str, Any]:
         """What is known up to now, as a document of lists, dicts, numbers and texts."""
@@ -417,21 +466,10 @@ class JobLog:
         self._read()
         if time.monotonic() - self._settled_s >= POLICY.settle_s:
             self._iterations.judge(self.world_size)
-        times_s = [time_s for *_, time_s in islice(reversed(self.iterations), ITERATIONS.latest_times)]
-        lasting = self._iterations.lasting
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
             "reported": len(self._readers),
-            "iterations": {
-                "count": self.iterations[-1][0] + 1 if self.iterations else 0,
-                "total_s": self._iterations.total_s,
-                "last_s": times_s[0] if times_s else None,
-                "median_s": median(times_s) if times_s else None,
-                "usual_s": self._iterations.usual_s,
-                "ratio": 1.0 if lasting is None else lasting.ratio,
-                "slow": lasting is not None,
-                "recent": [[*one] for one in self._iterations.recent()],
-            },
+            "iterations": _iterations_now(self._iterations),
             "late": _late_now(self._readers, self._matcher, self._iterations.late),
             "thresholds": self.thresholds.to_json(),
             "notes": self._notes(runs=True),
@@ -452,12 +490,8 @@ class JobLog:
     def _notes(self, *, runs: bool = False) -> list[str]:
         """What there is to say beside it; not of the end, while the job runs."""
         names = self._calls.names()
-        notes = [*self.logs.refused, *_log_notes(self._readers, self.world_size, names, runs=runs)]
-        if dropped := self._iterations.dropped:
-            notes.append(f"the clock of rank {self.lead} went backwards {dropped} times")
-        if self._readers and not self.iterations:
-            notes.append("no call recurs evenly: no iterations were found")
-        return [*notes, *self._iterations.notes(runs=runs)]
+        notes = [*self.logs.notes(), *_log_notes(self._readers, self.world_size, names, runs=runs)]
+        return [*notes, *self._iterations.notes(self.lead, runs=runs)]
 
     def close(self) -> None:
         """Unmap the logs."""
@@ -471,6 +505,26 @@ def _paths(folder: Path) -> list[str]:
         with suppress(OSError, ValueError):
             found.add(str(json.loads(path.read_text())))
     return sorted(found)
+
+
+def _usual_s(iterations: deque[tuple[int, float, float]]) -> float:
+    """What an iteration takes as a rule."""
+    return median([time_s for _, _, time_s in islice(reversed(iterations), BLAME.usual)] or [0.0])
+
+
+def _iterations_now(log: IterationLog) -> dict[str, Any]:
+    times_s = [time_s for *_, time_s in islice(reversed(log.iterations), ITERATIONS.latest_times)]
+    lasting = log.lasting
+    return {
+        "count": log.iterations[-1][0] + 1 if log.iterations else 0,
+        "total_s": log.total_s,
+        "last_s": times_s[0] if times_s else None,
+        "median_s": median(times_s) if times_s else None,
+        "usual_s": log.usual_s,
+        "ratio": 1.0 if lasting is None else lasting.ratio,
+        "slow": lasting is not None,
+        "recent": [[*one] for one in log.recent()],
+    }
 
 
 def _iteration_times(iterations: Sequence[tuple[int, float, float]]) -> dict[str, Any]:

@@ -221,6 +221,13 @@ class Matcher:
         self.last.setdefault(rank, 0)
         self.waited_s.setdefault(rank, 0.0)
 
+    def restart(self) -> None:
+        """The job was started again: calls are counted anew, `add_rank` follows; what was matched stays."""
+        self._clocks = Clocks()
+        for known in (self._open, self._idle, self._waited, self._left, self._broken):
+            known.clear()
+        self.silent = frozenset()
+
     def lose(self, rank: int) -> None:
         """Calls of `rank` were lost: from now on nobody knows which of its calls is which."""
         self._broken.add(rank)

@@ -339,3 +339,57 @@ def test_of_ever_new_communicators_the_first_are_counted_on(tmp_path, monkeypatc
         seen.add(new_calls({0: [("a", 2, c, 8, 10.0 * i + c, 10.0 * i + c) for c in range(2 + 2 * i)]}))
     assert [seen.ended(0, communicator) for communicator in range(6)] == [3, 3, 2, 2, 0, 0]
     assert seen.lost == {0}
+
+
+def test_who_died_in_a_call_to_which_all_came_is_named(tmp_path):
+    job = Job(tmp_path, {1: "gone", 2: "gone"})
+    job.call(range(RANKS))
+    job.run(STATUS_S + 1)
+    (hang,) = job.told
+    assert (hang.kind, hang.ranks, hang.came, hang.is_incident) == ("call", (1, 2), (0, 3), True)
+    assert "all came, but rank 1: its process is gone" in hang.text and "link" not in hang.text
+
+
+@pytest.mark.parametrize("how", ["killed in a call", "ended in order"])
+def test_a_job_that_is_started_again_is_watched_on(tmp_path, how):
+    """Its iterations go on, its calls are counted anew, and what it hung in before is over."""
+    dead = {"boot": boot_id(), "pids": pid_namespace(), "started": 1, "pid": 2**22 + 1, "world_size": 2}
+    job, hung = JobLog(tmp_path, None, Thresholds(status_s=0.2)), []
+
+    def run(about, iterations):
+        paths = [tmp_path / f"rank-{rank}-{about['pid']}.calls" for rank in (0, 1)]
+        writers = [RingWriter(path, about | {"rank": rank}) for rank, path in enumerate(paths)]
+        now_s = time.monotonic() - 0.01 * iterations
+        for _ in range(iterations):
+            for _ in range(3):
+                for writer in writers:
+                    writer.channel("all_reduce", 2, 0)(8, now_s, now_s + 1e-3)
+                now_s += 3e-3
+            for writer in writers:
+                writer.channel("barrier", 2, 0)(0, now_s, now_s + 5e-4)
+            now_s += 1e-3
+        return writers
+
+    for writer in run(dead, 50):
+        if how == "ended in order":
+            writer.end()
+        else:
+            writer.channel("all_reduce", 2, 0).begin(8, time.monotonic())
+    # The second: processes that live.
+    ends_s = time.monotonic() + (0.8 if how == "killed in a call" else 0.0)
+    while time.monotonic() < ends_s:
+        job.poll()
+        hung += job.hangs
+        time.sleep(0.05)
+    job.poll()
+    assert {hang.ranks for hang in hung} == ({(0, 1)} if how == "killed in a call" else set())
+    own = {"started": start_of(os.getpid()), "pid": os.getpid()}
+    run(dead | own, 60)
+    job.poll()
+    job.poll()
+    found = job.report()
+    assert found["iterations"]["count"] >= 105 and found["reported"] == [0, 1] and not found["incidents"]
+    assert found["arrivals"]["matched"] >= 200
+    assert any("started again once" in note for note in found["notes"])
+    assert all(hang["ended_after_s"] is not None for hang in found["hangs"])
+    job.close()
