@@ -5,10 +5,10 @@
   lanterne locate trace.parquet --meta meta.yaml --json -
 
 A FOLDER may hold NCCL Inspector's JSON lines, NCCL RAS documents, PyTorch Flight Recorder dumps (pickles are read
-without running anything in them), Kineto traces, and the call logs of `lanterne watch --folder`; formats are told by
-content. Clocks may be apart, ranks and rows missing: what cannot be used is counted and named. A verdict of cause
-"worker" whose evidence says "missing" names ranks that others wait for, "silent" such that wrote nothing; "none" says
-what would tell more.
+without running anything in them), Kineto traces, and the call logs of `lanterne watch --folder DIR --keep`; formats are
+told by content. Clocks may be apart, ranks and rows missing: what cannot be used is counted and named. A verdict of
+cause "worker" whose evidence says "missing" names ranks that others wait for, "silent" such of which nothing was read;
+"none" says what would tell more.
 
 A trace has one record per operation: dp_rank, stage, rank, step, optype, start_ts, duration, mb_id (and mc where
 schedules interleave); parquet, CSV, or JSON. `saving` is what the step would gain without the cause: its dependency
@@ -157,8 +157,8 @@ def _because(verdict: Verdict) -> str:
 
 def _state(evidence: Mapping[str, Any]) -> str:
     if evidence["state"] == "missing":
-        first = evidence["missing"][0]
-        return f"missing: rank {first['rank']}: {first['because']}"
+        shown = "; ".join(f"rank {one['rank']}: {one['because']}" for one in evidence["missing"][:3])
+        return f"missing: {shown}" + ("; ..." if len(evidence["missing"]) > 3 else "")
     if evidence["state"] == "late":
         return f"comes last to {100 * evidence['last_arriver_share']:.0f} % of what others wait for, by its short calls"
     return f"{evidence['state']}: {evidence['because']}"

@@ -17,6 +17,8 @@ from lanterne.failslow.locate.locate import Verdict, locate
 from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -69,7 +71,9 @@ NEEDS = (
 def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
     """(verdicts, notes) on calls of all ranks. Cost: 2 s for 10^6 calls."""
     missing = _missing(table)
-    silent = _silent(table, {rank for verdict in missing for rank in verdict.ranks})
+    read = _read(table)
+    unread = [rank for rank in table.expected if rank not in read]
+    silent = _silent(table, unread)
     found, notes = activity(table), []
     slow: list[Verdict] = []
     if found.trace is not None:
@@ -80,8 +84,13 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         slow = _late(table)
     verdicts = [*missing, *slow, *silent]
     if not verdicts:
-        verdicts = [Verdict("none", (), None, 0.0, {"calls": len(table.rank), "needs": found.why and NEEDS})]
-        notes += [f"{found.why}: {NEEDS}"] if found.why else []
+        needs, why = NEEDS, found.why
+        if unread and (table.state != DONE).any():
+            shown = ", ".join(map(str, unread[:8])) + (", ..." if len(unread) > 8 else "")
+            needs = f"what ranks {shown} wrote would tell whom calls wait for"
+            why = "of too many ranks nothing was read"
+        verdicts = [Verdict("none", (), None, 0.0, {"calls": len(table.rank), "needs": why and needs})]
+        notes += [f"{why}: {needs}"] if why else []
     return [_named(verdict, table) for verdict in verdicts], notes
 
 
@@ -98,6 +107,7 @@ def _missing(table: CallTable) -> list[Verdict]:
     import numpy as np
 
     behind: dict[int, str] = dict(table.behind)
+    read = _read(table)
     collective = (table.peer < 0) & (table.number >= 0)
     waiting: set[int] = set()
     for group in np.unique(table.group[collective & (table.state != DONE)]).tolist():
@@ -109,7 +119,8 @@ def _missing(table: CallTable) -> list[Verdict]:
             reached[rank] = int(table.number[rows[table.rank[rows] == rank]].max())
         # The first call that does not end, of those that every rank has begun or not yet.
         number = int(table.number[pending].min())
-        absent = sorted(rank for rank, last in reached.items() if last < number)
+        # Of whom nothing was read, it is not known what they came to.
+        absent = sorted(rank for rank, last in reached.items() if last < number and rank in read)
         here = rows[table.number[rows] == number]
         names = {rank: table.names[table.name[row]] for row in here.tolist() for rank in [int(table.rank[row])]}
         waiting |= {int(rank) for rank in np.unique(table.rank[pending]).tolist()}
@@ -131,14 +142,17 @@ def _missing(table: CallTable) -> list[Verdict]:
     return [Verdict("worker", ranks, None, 0.0, about)]
 
 
-def _silent(table: CallTable, named: set[int]) -> list[Verdict]:
-    """The ranks that the job has and that wrote nothing at all, where they are few and not `named` already."""
-    told = set(table.rank.tolist()) | set(table.processes) | named
-    silent = tuple(rank for rank in table.expected if rank not in told)
-    if not silent or len(silent) > POLICY.silent_share * len(table.expected):
+def _read(table: CallTable) -> set[int]:
+    """The ranks of which something was read, or whose source says that they are lost."""
+    return set(table.rank.tolist()) | set(table.processes) | set(table.behind)
+
+
+def _silent(table: CallTable, unread: Sequence[int]) -> list[Verdict]:
+    """The ranks of which nothing was read, where they are few, or a single one."""
+    if not unread or len(unread) > max(1, POLICY.silent_share * len(table.expected)):
         return []
-    because = "it wrote nothing: lost, or the one that all wait for; its host's own records would tell"
-    return [Verdict("worker", silent, None, 0.0, {"state": "silent", "because": because})]
+    because = "nothing of it was read: lost, or the one that all wait for; its host's own records would tell"
+    return [Verdict("worker", tuple(unread), None, 0.0, {"state": "silent", "because": because})]
 
 
 def _late(table: CallTable) -> list[Verdict]:

@@ -157,6 +157,17 @@ def test_the_rank_that_did_not_come_to_a_collective(tmp_path, missing, seq):
     assert "all_reduce 61" in verdict.evidence["missing"][0]["because"]
 
 
+@pytest.mark.parametrize(("unread", "found"), [((1,), [((2,), "missing"), ((1,), "silent")]), ((1, 2), [])])
+def test_a_rank_whose_dump_was_not_read_is_not_said_to_have_not_come(tmp_path, unread, found):
+    for rank in range(4):
+        content = dump(60, state="completed") if rank == 2 else dump(61)
+        data = pickle.dumps(content)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data[:20] if rank in unread else data)
+    verdicts, notes = verdicts_of(tmp_path)
+    assert [(v.ranks, v.evidence["state"]) for v in verdicts if v.cause == "worker"] == found
+    assert found or any("what ranks 1, 2 wrote would tell" in note for note in notes)
+
+
 def test_dumps_of_several_versions_are_read_together(tmp_path):
     versions = {"1.0": "seq_id", "2.2": "seq_id", "2.4": "collective_seq_id", None: "seq_id"}
     for rank, (version, seq) in enumerate(versions.items()):
