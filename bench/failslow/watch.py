@@ -106,6 +106,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of -n: mpiexec (default, where there is one), or torchrun's variables",
     )
     parser.add_argument("--folder", metavar="DIR", help="where the ranks' call logs meet: one that all hosts share")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the latest calls of each rank in --folder, for `lanterne locate`"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
     parser.add_argument(
         "--incidents", default="lanterne-incidents", metavar="DIR",
@@ -142,8 +145,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--json: got {args.json}, whose folder does not exist")
     if args.incidents != "none" and Path(args.incidents).exists() and not Path(args.incidents).is_dir():
         raise InputError(f"--incidents: got {shown(args.incidents)}, expected a folder, or none yet")
+    if args.incidents != "none" and not _can_be_made(Path(args.incidents)):
+        raise InputError(f"--incidents: got {shown(args.incidents)}, which cannot be made there")
+    if args.folder is not None and not Path(args.folder).is_dir():
+        raise InputError(f"--folder: got {shown(args.folder)}, expected a folder that is there")
     if args.folder is not None and not os.access(args.folder, os.W_OK):
-        raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
+        raise InputError(f"--folder: got {shown(args.folder)}, expected a folder that can be written")
+    if args.keep and args.folder is None:
+        raise InputError("--keep: expected --folder, where the calls are left")
     if args.attach is not None:
         return attach(args, command)
     if args.fail_on and not ours:
@@ -216,6 +225,25 @@ def prepare(folder: Path) -> bool:
         raise InputError(f"watch: cannot make {folder}: {error.strerror}") from error
 
 
+def put_away(folder: Path, *, keep: bool) -> None:
+    """Remove the `folder` of a job's logs; where they are to `keep`, the calls are left beside it."""
+    if keep:
+        kept = folder.with_name(f"calls-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}")
+        with suppress(OSError):
+            kept.mkdir()
+            for pattern in ("rank-*.calls", "group-*.json"):
+                for path in folder.glob(pattern):
+                    path.rename(kept / path.name)
+            print(f"lanterne watch: the calls are left in {kept}", file=sys.stderr)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Whether `folder` is there, or may be made where it is named."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return above.is_dir() and os.access(above, os.W_OK)
+
+
 def _detach(task: Callable[[int], None]) -> None:
     """Run `task(pid of this process)` in a process of its own that outlives us, whoever ends us, and how."""
     program = os.getpid()
@@ -242,7 +270,7 @@ def follow(args: argparse.Namespace, command: list[str], folder: Path, program: 
         _wait_for_others(folder)
         _finish(args, command, watching)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        put_away(folder, keep=args.keep)
 
 
 def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: dict[str, str]) -> int:
@@ -255,7 +283,7 @@ def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: 
     finally:
         if watching is not None:
             _finish(args, command, watching, code)
-        shutil.rmtree(folder, ignore_errors=True)
+        put_away(folder, keep=args.keep)
 
 
 def attach(args: argparse.Namespace, command: list[str]) -> int:

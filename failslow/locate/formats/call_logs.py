@@ -1,4 +1,4 @@
-"""Our own records: the call logs that `lanterne watch --folder` leaves of each rank (record/call_ring.py)."""
+"""Our own records: the call logs that `lanterne watch --keep` leaves of each rank (record/call_ring.py)."""
 
 from __future__ import annotations
 

@@ -262,3 +262,31 @@ def test_what_is_an_incident_since_it_lasts_is_said(capsys):
     assert first.endswith("it lasts: an incident by now") and second == "lanterne watch:   written to slow-1.json"
     teller.look()
     assert capsys.readouterr().err == ""
+
+
+def test_calls_that_are_kept_can_be_located(tmp_path, capsys):
+    """Of ranks of which one is late in every iteration; nothing else is left in the folder."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    result, _ = watch(tmp_path, LOOP, "-n", "3", "--folder", str(shared), "--keep")
+    assert result.returncode == 0, result.stderr
+    (kept,) = shared.iterdir()
+    assert f"the calls are left in {kept}" in result.stderr
+    assert len([*kept.glob("rank-*.calls")]) == 3
+    assert cli.main(["locate", str(shared), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--keep",), "--keep: expected --folder"),
+        (("--folder", "{}/none"), "expected a folder that is there"),
+        (("--incidents", "{}/file/incidents"), "which cannot be made there"),
+    ],
+)
+def test_folders_that_cannot_be_are_refused_before_anything_starts(tmp_path, capsys, options, told):
+    (tmp_path / "file").write_text("")
+    words = [word.format(tmp_path) for word in options]
+    assert cli.main(["watch", *words, "--", "touch", str(tmp_path / "started")]) == 2
+    assert told in capsys.readouterr().err and not (tmp_path / "started").exists()
