@@ -656,6 +656,7 @@ class Blame:
         least = POLICY.latest if known and known < self._latest[1] else POLICY.in_a_row
         if self._times < least and (late is None or not late.ranks <= {*now.ranks}):
             return None
+        now = now._replace(since=since) if now.since is None else now
         told.append(now)
         return now
 
@@ -705,7 +706,7 @@ class Blame:
     def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:
         """The Causes of a spell [onset, relief), as JSON: those of all onsets in it; at least one, perhaps unknown."""
         told = [
-            cause
+            cause if begin == onset or cause.since is not None else cause._replace(since=begin)
             for begin in sorted([at for at in self.causes if onset <= at and (relief is None or at < relief)])
             for cause in self.causes[begin]
         ]

@@ -93,6 +93,7 @@ class Spells:
         self.latecomers: Latecomers = Latecomers(late, first_row + SKIPPED_ROWS // 2)
         self._matcher = matcher
         self._first_row = first_row
+        self._calm_from = first_row  # since when nothing was slow, before the spell that lasts
 
     def judge(self, event: LevelEvent, index: int, *, slow: bool, late: Latecomer | None = None) -> Cause | None:
         """Who made iterations slow, as known at `index`; None of an event that says nothing about it.
@@ -110,6 +111,7 @@ class Spells:
             self.latecomers.forget()
             return self.blame.begin(usual[0], at, index, self._time_s(at, index) - usual[1], self._silent(), late)
         if event.ratio < 1.0 and (event.kind == "relief" or not slow):
+            self._calm_from = at
             first, self.lasting = self.lasting is None and not self.blame.causes, None
             self.latecomers.forget()
             if first and event.kind == "relief":
@@ -146,6 +148,9 @@ class Spells:
     def _usual(self, onset: int) -> tuple[int, float] | None:
         """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
         first = max(onset - BLAME.usual, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
+        # A spell before this one says nothing of what is usual, if some iterations between do.
+        if onset - self._calm_from >= POLICY.latest_times:
+            first = max(first, self._calm_from)
         return (first, self._time_s(first, onset - 1)) if first < onset else None
 
     def _time_s(self, first: int, last: int) -> float:

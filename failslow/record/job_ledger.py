@@ -226,7 +226,7 @@ class JobLedger:
         with suppress(OSError), os.scandir(self._job.folder) as entries:
             for entry in entries:
                 if entry.name.startswith("host-") and entry.name.endswith(".telemetry"):
-                    with suppress(OSError, ValueError):
+                    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
                         self._read_host(Path(entry.path), entry.stat().st_mtime_ns)
 
     def _read_host(self, path: Path, stamp: int) -> None:

@@ -209,6 +209,8 @@ class CallLogs:
         self._folder = folder
         self.restarts: int = 0
         self._seen: set[Path] = set()
+        # Ranks whose log can be read no further.
+        self._broken: list[int] = []
         # Of ranks whose first log is not over, as far as is known.
         self._next: dict[int, RingReader] = {}
         self._found_s = -inf  # when logs were looked for
@@ -237,6 +239,27 @@ class CallLogs:
             self.readers[rank] = reader
             found.append(rank)
         return found
+
+    def take(self) -> tuple[dict[int, bytes], list[int]]:
+        """What is new, as RECORDs by rank, and the ranks of whose calls some are lost; `drop` is to follow these."""
+        records: dict[int, bytes] = {}
+        lost = []
+        for rank, reader in sorted(self.readers.items()):
+            known = reader.lost
+            try:
+                records[rank] = reader.take_records()
+            except ValueError as error:
+                self.refused.append(f"the log of rank {rank} is read no further: {error}")
+                self._broken.append(rank)
+            if rank not in records or reader.lost > known:
+                lost.append(rank)
+        return records, lost
+
+    def drop(self) -> None:
+        """Read no further the logs that cannot be."""
+        for rank in self._broken:
+            self.readers.pop(rank).close()
+        self._broken.clear()
 
     def are_over(self, where: Callable[[int], Whereabouts]) -> bool:
         """Whether the processes that are read make no calls any more, and others report as the same ranks."""
@@ -369,21 +392,20 @@ class JobLog:
 
     def _take_records(self) -> None:
         """Take the calls that are new."""
+        records, lost = self.logs.take()
+        if lost:
+            self._settle()
+            for rank in lost:
+                self._matcher.lose(rank)
+            self.logs.drop()
         if self.lead not in self._readers and self._readers:
             self.lead = min(self._readers)
-        records: dict[int, bytes] = {}
-        for rank, reader in sorted(self._readers.items()):
-            lost = reader.lost
-            records[rank] = reader.take_records()
-            if reader.lost > lost:
-                self._settle()
-                self._matcher.lose(rank)
         before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         for rank, read in records.items():
             if read:
                 self._unsettled.add(rank, read)
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
-        if self.lead is not None and (read := records[self.lead]):
+        if self.lead is not None and (read := records.get(self.lead)):
             self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
 
     def _settle(self) -> None:

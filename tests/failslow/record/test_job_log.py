@@ -3,6 +3,8 @@
 import gc
 import io
 import json
+import os
+import random
 from dataclasses import replace
 from math import inf
 from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
@@ -14,7 +16,7 @@ from lanterne.bench.failslow.watch import print_report
 from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record import blame, hangs, incidents, iteration_log, job_log, lateness, period
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.call_ring import RingWriter
+from lanterne.failslow.record.call_ring import BEGUN_OFFSET, RECORD, RingWriter
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
@@ -504,3 +506,51 @@ def test_who_asks_how_a_job_is_hears_of_what_is_new_and_the_next_poll_tells_it(t
     assert counts[-6:] == [69, 79, 89, 99, 109, 119] and not job.is_calm()
     assert [notice.cause.ranks for notice in job.poll() if notice.cause is not None] == [(1,)]
     assert job.poll() == []
+
+
+def test_a_log_that_is_cut_short_ends_no_other(tmp_path):
+    logs = job_calls(3, 60)
+    writers = write_logs(tmp_path, {rank: [] for rank in logs}, ended=False)
+    job = JobLog(tmp_path, 3)
+    for begin in (0, 120):
+        for rank, calls in logs.items():
+            # Its program could not write there, either.
+            for name, *rest in calls[begin : begin + 120] if rank or not begin else ():
+                writers[rank].channel(name, *rest[:2])(*rest[2:])
+        job.poll()
+        if not begin:
+            (path,) = tmp_path.glob("rank-0-*")
+            os.truncate(path, 100)
+    found = job.report()
+    assert found["reported"] == [1, 2] and found["lead"] == 1 and found["iterations"]["count"] >= 25
+    assert any(note.startswith("the log of rank 0 is read no further") for note in found["notes"])
+    assert job.status()["iterations"]["count"] >= 25
+
+
+@pytest.mark.parametrize("header", [[], {"rank": None}, {"rank": 1, "world_size": "many"}, {"rank": 1, "capacity": 0}])
+def test_a_log_whose_header_makes_no_sense_is_named_and_left(tmp_path, header):
+    write_logs(tmp_path, job_calls(2, 60))
+    content = next(tmp_path.glob("rank-1-*")).read_bytes()
+    about = {"capacity": 16384, "record_nbytes": RECORD.size} | header if isinstance(header, dict) else header
+    text = json.dumps(about).encode().ljust(BEGUN_OFFSET, b"\0")
+    (tmp_path / "rank-1-99.calls").write_bytes(text + content[len(text) :])
+    job = JobLog(tmp_path, 2)
+    job.poll()
+    found = job.report()
+    assert found["reported"] == [0, 1]
+    assert any(note.startswith("rank-1-99.calls cannot be read") for note in found["notes"])
+
+
+def test_what_is_usual_before_a_spell_is_not_that_of_the_one_before(tmp_path):
+    """A rank is slow, for eight iterations nobody is, then all alike are: not for want of calls."""
+    draw, now_s, logs = random.Random(1), 100.0, {rank: [] for rank in range(4)}
+    for i in range(110):
+        own_s = 0.05 + draw.gauss(0.0, 0.0006) + (0.015 if 69 <= i < 95 else 0.0)
+        come_s = [now_s + own_s + draw.uniform(0.0, 4e-4) + (0.05 if r == 2 and 30 <= i < 60 else 0.0) for r in range(4)]
+        now_s = max(come_s) + 1e-3
+        for rank in range(4):
+            logs[rank].append(("all_reduce", 4, 0, 8000, come_s[rank], now_s))
+    found, _ = report_of(tmp_path, logs)
+    causes = [cause for incident in found["incidents"] for cause in incident["causes"]]
+    assert [(cause["kind"], cause["since"]) for cause in causes] == [("rank", 31), ("unknown", 69)]
+    assert "all are slow alike" in causes[1]["evidence"]
