@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
@@ -135,10 +136,11 @@ class Publisher:
         return [status] if status is not None else []
 
     def close(self) -> None:
-        """Push what was published last, and end."""
+        """Push what was published last, and end: within about 2 * PUSH_LIMIT_S, whatever the receiver does."""
         self._ended.set()
         if self._pusher is not None:
-            self._pusher.join()
+            # A push may outlast its limit, which is of each byte that comes; the thread ends with the process then.
+            self._pusher.join(2 * PUSH_LIMIT_S)
         if self.server is not None:
             self.server.close()
 
@@ -161,7 +163,8 @@ class Publisher:
             with _OPENER.open(request, timeout=PUSH_LIMIT_S) as answer:
                 answer.read(1 << 16)
             self._failed = False
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # The last: what answers there does not speak HTTP.
             if not self._failed:
                 log.warning("metrics: %s does not take them: %s", self._url, error)
             self._failed = True
