@@ -70,13 +70,14 @@ class HostTelemetry:
             ("cpu", "clocks of cores: no cpufreq", self._cpu),
             ("celsius", "temperatures: no thermal zone", self._celsius),
             ("nics", "network interfaces: none that leaves the host", self._nics),
-            ("gpus", "", self._gpus),
+            ("gpus", "" if self._nvml is None else "GPUs: none that NVML can be asked of", self._gpus),
         )
         found: dict[str, Any] = {}
         absent = list(self._absent)
         for name, words, read in readers:
             value = None
-            with suppress(OSError, ValueError, IndexError):
+            # Also what NVML's bindings raise, which have classes of their own: nothing here may end the telemetry.
+            with suppress(Exception):
                 value = read()
             if value:
                 found[name] = value
@@ -156,7 +157,11 @@ class HostTelemetry:
             return []
         found = []
         for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except Exception:
+                # One that has fallen off its bus; the others are there.
+                continue
             gpu: dict[str, Any] = {"index": index}
             for key, ask in NVML_VALUES.items():
                 # Some GPUs do not know all of it.
@@ -202,7 +207,7 @@ def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[st
             than = f" ({usual:.0%} before)" if before else ""
             found.append(f"work waits for {name} in {share:.0%} of the time{than}")
     cpu, cpu_was = now.get("cpu", {}), was.get("cpu", {})
-    if cpu.get("mhz", 0) < SLOW_CLOCK * cpu_was.get("mhz", 0):
+    if _is_slower(cpu, cpu_was, "mhz"):
         found.append(f"cores run at {cpu['mhz']} MHz ({cpu_was['mhz']} before)")
     found += _grown("the cores", cpu, cpu_was, {"throttled": "were throttled by heat"}) if cpu_was else []
     if now.get("celsius", 0) >= HOT_CELSIUS:
@@ -229,11 +234,16 @@ def _gpu_changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> li
     if new:
         heat = f", {now['celsius']} degrees" if "celsius" in now else ""
         found.append(f"{name} is throttled: {', '.join(new)}; {now.get('sm_mhz', '?')} MHz{heat}")
-    elif before and before.get("busy", 0) and now.get("sm_mhz", 0) < SLOW_CLOCK * before.get("sm_mhz", 0):
+    elif before and before.get("busy", 0) and _is_slower(now, before, "sm_mhz"):
         found.append(f"{name} runs at {now['sm_mhz']} MHz ({before['sm_mhz']} before)")
     if before:
         found += _grown(name, now, before, {"ecc_errors": "uncorrected errors of memory", "replays": "PCIe replays"})
     return found
+
+
+def _is_slower(now: Mapping[str, Any], before: Mapping[str, Any], clock: str) -> bool:
+    """Whether this clock is clearly below what it was; of one that was not read, then or now, nobody knows."""
+    return clock in now and clock in before and bool(now[clock] < SLOW_CLOCK * before[clock])
 
 
 def _grown(name: str, now: Mapping[str, Any], before: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
