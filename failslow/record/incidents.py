@@ -11,6 +11,7 @@ added.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -45,17 +46,20 @@ REMEDIES = {
     "unknown": "record all ranks (`--folder` on a shared one), or trace some steps (`lanterne locate`)",
 }
 
+log: logging.Logger = logging.getLogger(__name__)
+
 
 class IncidentLog:
     """Writes incidents into `folder`, which is made with the first; None: they are only counted.
 
     Args:
-        job: what names the job, of ledger.about_run.
+        job: what names the job, of job_ledger.about_run.
         where: tells where a rank is.
         troubles: tells what telemetry of `hosts` (none: all) speaks for trouble, beside that of so many seconds ago.
 
-    Attributes: `counts`, of incidents by kind; `documents`, the latest by id; `failures`, why files could not be
-    written.
+    What fails, a file or telemetry, is logged once for each reason; the documents are here all the same.
+
+    Attributes: `counts`, of incidents by kind; `documents`, the latest by id.
     """
 
     def __init__(
@@ -67,11 +71,12 @@ class IncidentLog:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.documents: dict[str, dict[str, Any]] = {}
-        self.failures: list[str] = []
         self._troubles = troubles
         self._folder = None if folder is None else Path(folder)
         self._job = dict(job)
         self._where = where
+        # Why files could not be written, or telemetry not be asked: what is logged already.
+        self._warned: set[str] = set()
         # (kind, what it is of) -> (id, time) of those that may be said more of.
         self._ids: dict[tuple[str, Any], tuple[str, str]] = {}
 
@@ -135,7 +140,7 @@ class IncidentLog:
         told = self.documents.get(name, {}).get("telemetry", [])
         if document["lasts"]:
             hosts = [one["host"] for one in document["ranks"] if one["host"]]
-            told = self._troubles(list(dict.fromkeys(hosts)), ago_s) or told
+            told = self._ask(list(dict.fromkeys(hosts)), ago_s) or told
         document["telemetry"] = told
         self.documents[name] = document
         if len(self.documents) > MAX_DOCUMENTS:
@@ -149,7 +154,19 @@ class IncidentLog:
             partial.write_text(json.dumps(document, indent=1) + "\n")
             partial.replace(path)
         except OSError as error:
-            self.failures.append(f"{path}: {error.strerror}")
+            self._warn(f"cannot be written: {error.strerror}", str(path))
             return None
         return path
 
+    def _ask(self, hosts: Sequence[str], ago_s: float) -> list[str]:
+        """What `troubles` tells; nothing where it fails, since hosts write what they like: the incident counts more."""
+        try:
+            return self._troubles(hosts, ago_s)
+        except Exception as error:
+            self._warn(f"telemetry cannot be judged: {type(error).__name__}", str(error))
+            return []
+
+    def _warn(self, why: str, of: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            log.warning("incidents: %s (%s)", why, of)

@@ -274,10 +274,24 @@ def test_one_process_of_a_host_tells_of_it(tmp_path, monkeypatch):
     assert {"gpu", "nic"} <= set(header)
 
 
+SPELL = {"onset": 40, "relief": None, "ratio": 2.0, "lasts": True}
+SPELL["causes"] = [{"kind": "calls", "evidence": "long", "ranks": []}]
+
+
+def test_an_incident_that_cannot_be_written_is_kept_and_said_once(tmp_path, caplog):
+    def fail(hosts, ago_s):
+        raise KeyError("mhz")
+
+    (tmp_path / "incidents").write_text("a file")
+    log = IncidentLog(tmp_path / "incidents", {"program": "x"}, lambda rank: None, fail)
+    assert log.slow(SPELL) is None and log.slow(SPELL | {"onset": 90}) is None
+    assert [one["telemetry"] for one in log.documents.values()] == [[], []] and log.counts == {"slow": 2}
+    assert caplog.text.count("cannot be written: File exists") == caplog.text.count("telemetry cannot be judged") == 1
+
+
 def test_what_is_over_is_written_once_and_counted_once(tmp_path):
     log = IncidentLog(tmp_path / "incidents", {"program": "x"}, lambda rank: None)
-    cause = {"kind": "calls", "evidence": "long", "ranks": []}
-    spell = {"onset": 40, "relief": None, "ratio": 2.0, "lasts": True, "causes": [cause]}
+    spell = SPELL
     path = log.slow(spell)
     over = spell | {"relief": 60, "lasts": False}
     assert log.slow(over) == path and json.loads(path.read_text())["iterations"]["relief"] == 60
