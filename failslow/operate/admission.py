@@ -5,9 +5,9 @@ takes on a link and its latency, within the host and to others. Kept in a histor
 "sweep", `host`, `time_s`, `job`, `values`.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -72,4 +72,5 @@ def judge_sweep(entries: Sequence[Mapping[str, Any]], host: str, values: Mapping
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value) and value > 0
+    # An int may be too large for a float.
+    return isinstance(value, (int, float)) and 0.0 < value <= sys.float_info.max

@@ -8,12 +8,13 @@ of one: admission.py), `time_s` of the Unix clock, `job`, and of an incident `id
 import fcntl
 import json
 import logging
+import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from lanterne.errors import InputError, shown
 from lanterne.failslow.operate.redis_client import SCHEMES, RedisKey, connect
@@ -22,6 +23,10 @@ SCHEMA_VERSION = 1
 KEY = "lanterne/history"
 # Entries that Redis keeps; a longer one than this is none.
 MAX_ENTRIES, MAX_ENTRY_NBYTES = 100_000, 1 << 16
+# A time beyond the year 9999, such as one in ms or ns, is none.
+END_S = 253_402_300_800.0
+# How long to wait for others that hold a history's file, and until the next try: whoever waits reads a job's calls.
+LOCK_S, TRY_S = 2.0, 0.01
 # A host is bad if it was named in so many jobs, and in this share of those it took part in.
 CHRONIC_JOBS, CHRONIC_SHARE = 3, 0.25
 # It had a bad time if so many incidents of it, all that there are, lie within so long.
@@ -79,8 +84,12 @@ class FileHistory:
         data = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
         try:
             # Of several jobs, also over NFS: whole lines.
-            with open(self._path, "ab") as file:
-                fcntl.lockf(file, fcntl.LOCK_EX)
+            with open(self._path, "a+b") as file:
+                _lock(file)
+                # Who died while writing has left half a line, which must not swallow this one.
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    data = data if file.read(1) == b"\n" else b"\n" + data
                 file.write(data)
         except OSError as error:
             if not self._failed:
@@ -96,6 +105,18 @@ class FileHistory:
             return [], 0
         except OSError as error:
             raise InputError(f"history: cannot read {self._path}: {error.strerror}") from None
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock it, or raise BlockingIOError (PermissionError on some systems) where others hold it for LOCK_S."""
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(TRY_S)
 
 
 class RedisHistory:
@@ -140,7 +161,10 @@ class IncidentFolder:
         for path in sorted(self._path.glob("*.json")):
             try:
                 document = json.loads(path.read_bytes()[:MAX_ENTRY_NBYTES])
-                found += incident_entries(document, path.stat().st_mtime)
+                entries = incident_entries(document, path.stat().st_mtime)
+                for entry in entries:
+                    _check_entry(entry)
+                found += entries
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 unused += 1
         return sorted(found, key=lambda entry: entry["time_s"]), unused
@@ -156,7 +180,7 @@ def parse_entries(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int]:
             entry = json.loads(line)
             entry["time_s"] = float(entry["time_s"])
             _check_entry(entry)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             unused += bool(line.strip())
             continue
         found.append(entry)
@@ -176,7 +200,7 @@ def _check_entry(entry: dict[str, Any]) -> None:
     for name in ("hosts", "gpus", "nics"):
         if not all(isinstance(one, str) for one in entry.get(name, ())):
             raise TypeError(name)
-    if not isfinite(entry["time_s"]):
+    if not 0.0 <= entry["time_s"] < END_S:
         raise ValueError("time_s")
 
 
@@ -190,7 +214,7 @@ def incident_entries(incident: Mapping[str, Any], time_s: float) -> list[dict[st
     about |= {"job": incident["job"].get("run", ""), **{key: incident[key] for key in ("id", "kind", "text")}}
     if incident["kind"] == "slow":
         about["ratio"] = incident["iterations"]["ratio"]
-    else:
+    elif incident["kind"] == "hang":
         about["wait_s"] = incident["call"]["wait_s"]
     return [
         about

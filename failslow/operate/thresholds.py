@@ -2,8 +2,8 @@
 
 import json
 import logging
+import sys
 from dataclasses import asdict, dataclass, fields
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ def read_thresholds(text: str, usual: Thresholds, where: str) -> Thresholds:
     for name, value in found.items():
         if name not in known:
             raise InputError(f"{where}: {one_of(name, known)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < inf:
+        # An int may be too large for a float.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= sys.float_info.max:
             raise InputError(f"{where}: {name}: got {value!r}, expected a positive number")
     return Thresholds(**(usual.to_json() | {name: float(value) for name, value in found.items()}))
 

@@ -34,7 +34,7 @@ def sweeps(host, values, first_s=0.0):
             1.3,
             [f"{NAME}: 1.30 times its own usual (16 sweeps)"],
         ),
-        (sweeps("h", ["x", None, -1.0, float("nan")]), 9.0, []),
+        (sweeps("h", ["x", None, -1.0, float("nan"), 10**400]), 9.0, []),
     ],
 )
 def test_against_sweeps_of_before(entries, now, words):

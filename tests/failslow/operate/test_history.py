@@ -1,6 +1,8 @@
 """Which host was named across jobs: patterns, what a file or Redis keeps, and entries that are none."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,6 +12,8 @@ from redis_stand_in import redis_server
 from statuses import ledger_of
 
 from lanterne.errors import InputError, Unavailable
+from lanterne.failslow.operate import history as history_module
+from lanterne.failslow.operate import page
 from lanterne.failslow.operate.history import (
     FileHistory,
     IncidentFolder,
@@ -22,6 +26,9 @@ from lanterne.failslow.operate.history import (
     patterns,
     told_patterns,
 )
+from lanterne.failslow.record.incidents import IncidentLog
+from lanterne.failslow.record.outside_view import OddRank
+from lanterne.failslow.record.whereabouts import Whereabouts
 
 HOUR_S = 3600.0
 
@@ -98,9 +105,35 @@ def test_several_jobs_append_whole_lines(tmp_path):
     assert (len(entries), unused) == (400, 0)
 
 
+def test_who_holds_the_file_holds_no_job(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(history_module, "LOCK_S", 0.1)
+    path = tmp_path / "h.jsonl"
+    holds = (
+        "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", holds, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        FileHistory(path).add([named("h", "a", 0.0)])
+        assert "cannot write" in caplog.text
+        other.kill()
+    FileHistory(path).add([named("h", "a", 1.0)])
+    assert FileHistory(path).read() == ([named("h", "a", 1.0)], 0)
+
+
+def test_half_a_line_swallows_no_other(tmp_path):
+    path = tmp_path / "h.jsonl"
+    path.write_text(json.dumps(named("h", "a", 0.0))[:-5])
+    FileHistory(path).add([named("h", "a", 1.0)])
+    FileHistory(path).add([named("h", "a", 2.0)])
+    assert FileHistory(path).read() == ([named("h", "a", 1.0), named("h", "a", 2.0)], 1)
+    assert path.read_bytes().count(b"\n") == 3
+
+
 JUNK = (
     *(b"\xff\xfe", b"{", b"[]", b"{}", b"null", b'{"what": "job"}', b'{"what": "incident", "time_s": "x"}'),
-    *(b"[" * 5000, b"1" * 70_000),
+    *(b"[" * 5000, b"1" * 70_000, b'{"what": "job", "job": "a", "hosts": [], "time_s": 1%b}' % (b"0" * 400)),
+    # In nanoseconds.
+    json.dumps(named("h", "a", 1.7e18)).encode(),
 )
 
 
@@ -109,6 +142,22 @@ def test_lines_that_are_no_entries_are_counted(junk):
     good = json.dumps(named("h", "a", 1.0)).encode()
     entries, unused = parse_entries([*junk, good, b"", b"\n"])
     assert entries == [named("h", "a", 1.0)] and unused == sum(bool(line.strip()) for line in junk)
+
+
+def test_any_time_that_is_one_can_be_shown():
+    entries, _ = parse_entries(json.dumps(named("h", "a", at)).encode() for at in (0.0, 253_402_300_799.0, 1.7e18))
+    assert "9999-12-31 23:59" in page.body([], [one.to_json() for one in patterns(entries)])
+
+
+def test_an_incident_of_a_process_that_is_not_recorded(tmp_path):
+    rank = Whereabouts(1, "h", 12, "stopped", (), None)
+    log = IncidentLog(tmp_path, {"run": "r"}, lambda _: rank)
+    log.process(OddRank(1, "stopped", 1.0, "rank 1 is stopped"), rank, True, 0.0)
+    (tmp_path / "other.json").write_text(
+        '{"ranks": [{"host": 5, "rank": 1}], "job": {}, "id": 1, "kind": "", "text": ""}'
+    )
+    ((incident,), unused) = IncidentFolder(tmp_path).read()
+    assert (incident["host"], incident["kind"], unused) == ("h", "process", 1) and "wait_s" not in incident
 
 
 def test_a_file_that_cannot_be_written_ends_no_job(tmp_path, caplog):

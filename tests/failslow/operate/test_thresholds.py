@@ -44,6 +44,7 @@ def test_it_follows_the_file(tmp_path, caplog):
         ('{"patience_s": true}', "got True, expected a positive number"),
         ('{"patience_s": "3"}', "got '3', expected a positive number"),
         ('{"slow_ratio": NaN}', "got nan, expected a positive number"),
+        (f'{{"slow_ratio": 1{"0" * 400}}}', "expected a positive number"),
         ('{"slow_ratio": 1e999}', "got inf, expected a positive number"),
     ],
 )
