@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import ipaddress
 import json
 import logging
@@ -30,8 +31,8 @@ from lanterne.failslow.operate.metrics import CONTENT_TYPE, exposition, job_metr
 
 TOKEN_VARIABLE = "LANTERNE_PAGE_TOKEN"
 COOKIE = "lanterne"
-# Connections at a time, and how long one may take to ask.
-MAX_CONNECTIONS, READ_S = 32, 5.0
+# Connections at a time, and how long one may take to ask; until the next try where none can be accepted.
+MAX_CONNECTIONS, READ_S, RETRY_S = 32, 5.0, 0.1
 MAX_FORM_NBYTES = 1024
 HISTORY_S = 10.0
 
@@ -64,6 +65,8 @@ def parse_address(text: str, option: str) -> Address:
         (*_, (address, *_)), *_ = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise InputError(f"{option}: got host {host!r}: {error.strerror}") from None
+    except UnicodeError:
+        raise InputError(f"{option}: got host {host!r}, expected a name of parts of 1 to 63 characters") from None
     return Address(str(address), int(port), ipaddress.ip_address(str(address).partition("%")[0]).is_loopback)
 
 
@@ -121,11 +124,24 @@ class StatusServer:
                 self.server_address = self.socket.getsockname()
                 self.server_name, self.server_port = address.host, self.server_address[1]
 
+            def get_request(self) -> Any:
+                try:
+                    return super().get_request()
+                except OSError:
+                    # Such as no file left: who waits to be let in would be tried again at once, and again.
+                    owner._ended.wait(RETRY_S)
+                    raise
+
             def process_request(self, request: Any, client_address: Any) -> None:
-                if owner._seats.acquire(blocking=False):
-                    super().process_request(request, client_address)
-                else:
+                if not owner._seats.acquire(blocking=False):
                     self.shutdown_request(request)
+                    return
+                try:
+                    super().process_request(request, client_address)
+                except BaseException:
+                    # No thread could be started.
+                    owner._seats.release()
+                    raise
 
             def process_request_thread(self, request: Any, client_address: Any) -> None:
                 try:
@@ -137,6 +153,7 @@ class StatusServer:
                 log.debug("page: a connection ended early", exc_info=True)
 
         self._seats = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._ended = threading.Event()
         try:
             self._server = Server((address.host, address.port), PageHandler)
         except OSError as error:
@@ -144,7 +161,6 @@ class StatusServer:
         self.port: int = self._server.server_address[1]
         shown = f"[{address.host}]" if ":" in address.host else address.host
         self.url: str = f"http://{shown}:{self.port}/"
-        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="lanterne-page", daemon=True)
         self._thread.start()
 
@@ -171,6 +187,35 @@ class StatusServer:
         self._server.server_close()
 
 
+class _Asked(io.RawIOBase):
+    """What a connection sends, within `limit_s` of `begin()`: a byte now and then holds no seat."""
+
+    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+        self._connection = connection
+        self._limit_s = limit_s
+        self._until_s = 0.0
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._until_s = time.monotonic() + self._limit_s
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes; TimeoutError when the time is over."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0.0:
+            raise TimeoutError("the request takes too long")
+        self._connection.settimeout(left_s)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            # An answer has its own.
+            self._connection.settimeout(self._limit_s)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """A request."""
 
@@ -179,6 +224,18 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = READ_S
     server_version, sys_version = "lanterne", ""
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        """Read with one limit for all of a request: the base's is for each of its bytes."""
+        super().setup()
+        self.rfile.close()
+        self._sent = _Asked(self.connection, self.timeout)
+        self.rfile = io.BufferedReader(self._sent)
+
+    def handle_one_request(self) -> None:
+        """The next of this connection."""
+        self._sent.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """The page, its body alone, metrics, or JSON."""

@@ -6,8 +6,12 @@ import http.client
 import json
 import re
 import socket
+import socketserver
+import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 from statuses import ledger_of
@@ -127,6 +131,74 @@ def test_those_who_say_nothing_hold_nobody_up(serve, monkeypatch):
     assert ask(server, "/metrics")[0] == 200
 
 
+def test_those_who_say_a_byte_now_and_then_hold_nobody_up(serve, monkeypatch):
+    monkeypatch.setattr(status_server._Handler, "timeout", 0.5)
+    server, ended = serve(), threading.Event()
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(status_server.MAX_CONNECTIONS)]
+
+    def drip():
+        said, there = 0, list(slow)
+        while not ended.wait(0.1):
+            for one in list(there):
+                try:
+                    one.sendall(b"GET / HTTP/1.1\r\nX: "[said : said + 1] or b"x")
+                except OSError:
+                    there.remove(one)
+            said += 1
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    code, until_s = 0, time.monotonic() + 20
+    while code != 200 and time.monotonic() < until_s:
+        time.sleep(0.1)
+        # Who has no seat is sent away.
+        with suppress(OSError, http.client.HTTPException):
+            code, _, _ = ask(server, "/metrics")
+    ended.set()
+    dripping.join()
+    for one in slow:
+        one.close()
+    assert code == 200
+
+
+def test_a_request_in_pieces_and_two_at_once_are_answered(serve):
+    with socket.create_connection(("127.0.0.1", serve().port), timeout=20) as one:
+        for piece in (b"GET /metr", b"ics HTTP/1.1\r\n", b"\r\nGET /none HTTP/1.1\r\nConnection: close\r\n\r\n"):
+            one.sendall(piece)
+            time.sleep(0.05)
+        answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+    assert [answer.count(code) for code in (b"HTTP/1.1 200", b"HTTP/1.1 404")] == [1, 1]
+
+
+def test_a_thread_that_cannot_be_started_costs_no_seat(serve, monkeypatch):
+    server = serve()
+    server._seats = threading.BoundedSemaphore(1)
+
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(server, "/metrics")
+    assert ask(server, "/metrics")[0] == 200
+
+
+def test_where_nobody_can_be_accepted_it_sleeps_between_tries(serve, monkeypatch):
+    server, tries = serve(), []
+
+    def fail(of):
+        tries.append(of)
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", fail)
+        with socket.create_connection(("127.0.0.1", server.port)):
+            time.sleep(0.5)
+            assert 1 <= len(tries) < 20
+    assert ask(server, "/metrics")[0] == 200
+
+
 @pytest.mark.parametrize(
     "junk", [b"\0\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n"]
 )
@@ -144,7 +216,9 @@ def test_addresses():
     assert parse_address("0.0.0.0:1", "--listen") == Address("0.0.0.0", 1, False)
 
 
-@pytest.mark.parametrize("text", ["", "x", "1:", ":1", "127.0.0.1:70000", "-1", "no such host:1"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "1:", ":1", "127.0.0.1:70000", "-1", "no such host:1", "a..b:80", "x" * 70 + ":80"]
+)
 def test_bad_addresses(text):
     with pytest.raises(InputError, match="--listen: got"):
         parse_address(text, "--listen")
