@@ -12,12 +12,13 @@ Tracker finds in the times, and nobody is named.
 """
 
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
-from lanterne.failslow.detect.events import Incident
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import Decision
@@ -26,14 +27,16 @@ from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
 from lanterne.failslow.record.job_ledger import about_run, utc
 from lanterne.pipeline.adapt.suspect import Suspect
 
-MAX_INCIDENTS = 256
+# Incidents that are told of; and how often iterations without a time may shift the others' numbers.
+MAX_INCIDENTS, MAX_SHIFTS = 256, 1024
 
 
 class Blamed(NamedTuple):
-    """What a Controller knew after an iteration, as its attributes have it."""
+    """What a Controller knew after an iteration, as its attributes have it; `count`: incidents, of which the latest."""
 
     usual_s: float | None
     saved_s: float
+    count: int
     incidents: tuple[dict[str, Any], ...]
     decisions: tuple[Decision, ...]
 
@@ -64,29 +67,45 @@ class TrainingStatus:
         self._about = about_run(program)
         self._tracker = Tracker()
         self._recent: deque[tuple[int, float]] = deque(maxlen=ITERATIONS.recent)
-        self._first = self._count = 0
+        self._count = 0
         self._total_s = 0.0
+        # (row of the tracker, what to add for the iteration's number) where that changes: some have no time.
+        self._shifts: list[tuple[int, int]] = []
+        # Incidents that the tracker does not hold any more.
+        self._forgotten = 0
         # id -> when it was first told of.
         self._since: dict[str, str] = {}
 
     def add(self, iteration: int, time_s: float) -> None:
-        """An iteration has ended, that took `time_s`."""
+        """An iteration has ended, that took `time_s`; of one that is no time only the number counts."""
         with self._lock:
-            if not self._count:
-                self._first = iteration
             self._count = iteration + 1
-            self._total_s += time_s
-            self._recent.append((iteration, time_s))
-            if time_s > 0.0:
-                self._tracker.update(time_s)
+            if 0.0 <= time_s < inf:
+                self._total_s += time_s
+                self._recent.append((iteration, time_s))
+            if 0.0 < time_s < inf:
+                self._track(iteration, time_s)
             # What the controller knows changes while the next iteration runs.
             self._blamed = self._blame()
+
+    def _track(self, iteration: int, time_s: float) -> None:
+        row = self._tracker.row
+        if not self._shifts or self._shifts[-1][1] != iteration - row:
+            self._shifts = [*self._shifts[1 - MAX_SHIFTS :], (row, iteration - row)]
+        self._tracker.update(time_s)
+        self._forgotten += self._tracker.forget(ITERATIONS.kept_events)
+
+    def _iteration(self, row: int) -> int:
+        """The number of the tracker's row; near it where it is older than all shifts that are known."""
+        at = bisect_right(self._shifts, row, key=lambda shift: shift[0])
+        return row + self._shifts[max(at - 1, 0)][1]
 
     def _blame(self) -> Blamed | None:
         of = self._controller
         if of is None:
             return None
-        return Blamed(of.health.usual_s, of.saved_s, (*map(dict, of.incidents),), (*of.decisions,))
+        latest = of.incidents[-MAX_INCIDENTS:]
+        return Blamed(of.health.usual_s, of.saved_s, len(of.incidents), (*map(dict, latest),), (*of.decisions,))
 
     def document(self, *, ended: bool = False) -> dict[str, Any]:
         """The status."""
@@ -95,7 +114,10 @@ class TrainingStatus:
 
     def _document(self, *, ended: bool) -> dict[str, Any]:
         blamed = self._blamed
-        found = list(self._found() if blamed is None else self._named(blamed))[-MAX_INCIDENTS:]
+        found = list(self._found() if blamed is None else self._named(blamed))
+        count = self._forgotten + len(self._tracker.incidents) if blamed is None else blamed.count
+        # Of those that are told of no more it need not be known.
+        self._since = {one["id"]: one["time"] for one in found}
         lasting = [one for one in found if one["lasts"]]
         latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times:]]
         usual_s = self._tracker.level_s if blamed is None else blamed.usual_s
@@ -123,15 +145,17 @@ class TrainingStatus:
             "late": [],
             "thresholds": {},
             "notes": [],
-            "counts": {"slow": len(found)},
+            "counts": {"slow": count},
             "incidents": found,
             "telemetry": {},
             **known,
         }
 
     def _found(self) -> Iterator[dict[str, Any]]:
-        for one in self._tracker.incidents:
-            yield self._incident(one, "iterations take longer", (), REMEDIES["unknown"])
+        for one in self._tracker.incidents[-MAX_INCIDENTS:]:
+            relief = None if one.relief is None else self._iteration(one.relief)
+            iterations = {"onset": self._iteration(one.onset), "relief": relief, "ratio": one.ratio}
+            yield self._incident(iterations, "iterations take longer", (), REMEDIES["unknown"])
 
     def _named(self, blamed: Blamed) -> Iterator[dict[str, Any]]:
         usual_s = blamed.usual_s or 1.0
@@ -143,19 +167,18 @@ class TrainingStatus:
             suspect, by = Suspect(one["what"]), one["severity"]
             size = f"computes {by:.2f} times as long" if suspect.is_rank else f"messages take {by * 1e3:.3g} ms more"
             evidence = [f"{one['what']}: {size}", *(each.evidence for each in named if each.evidence)]
-            ended = None if one["ended"] is None else one["ended"] - self._first
             ratio = max(before_s / usual_s, 1.0)
-            spell = Incident(one["suspected"] - self._first, ended, ratio, one["named"])
+            iterations = {"onset": one["suspected"], "relief": one["ended"], "ratio": ratio}
             ranks = suspect.ends if suspect.is_rank else ()
-            yield self._incident(spell, f"{suspect} is slow", evidence, remedy, ranks)
+            yield self._incident(iterations, f"{suspect} is slow", evidence, remedy, ranks)
 
     def _incident(
-        self, one: Incident, what: str, evidence: Sequence[str], remedy: str, ranks: Sequence[int] = ()
+        self, iterations: dict[str, Any], what: str, evidence: Sequence[str], remedy: str, ranks: Sequence[int] = ()
     ) -> dict[str, Any]:
-        onset, relief = self._first + one.onset, None if one.relief is None else self._first + one.relief
+        onset, relief = iterations["onset"], iterations["relief"]
         name = f"{self._about['run']}-{what.replace(' ', '-')}-{onset}"
         lasts = "lasts" if relief is None else f"ended at {relief}"
-        text = f"{what} since iteration {onset}, {lasts}: {one.ratio:.2f} times the usual time"
+        text = f"{what} since iteration {onset}, {lasts}: {iterations['ratio']:.2f} times the usual time"
         known: dict[str, Any] = {"host": None, "pid": None, "state": "runs", "frames": []}
         known["text"] = "named by the controller"
         return {
@@ -166,7 +189,7 @@ class TrainingStatus:
             "text": text,
             "job": self._about,
             "lasts": relief is None,
-            "iterations": {"onset": onset, "relief": relief, "ratio": one.ratio},
+            "iterations": iterations,
             "ranks": [{"rank": rank, **known} for rank in ranks],
             "evidence": list(evidence),
             "telemetry": [],

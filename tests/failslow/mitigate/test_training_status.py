@@ -2,10 +2,12 @@
 
 import json
 import threading
+from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
 
+from lanterne.failslow.mitigate import training_status
 from lanterne.failslow.mitigate.decision import Decision
 from lanterne.failslow.mitigate.training_status import TrainingStatus
 from lanterne.failslow.operate import page
@@ -64,6 +66,30 @@ def test_what_a_controller_blamed_did_and_saved():
     again = status.document(ended=True)
     assert again["ended"] and [one["id"] for one in again["incidents"]] == [one["id"] for one in (rank, link)]
     assert [one["time"] for one in again["incidents"]] == [rank["time"], link["time"]]
+
+
+@pytest.mark.parametrize("none", [0.0, inf, nan])
+def test_iterations_without_a_time_shift_no_numbers(none):
+    status = TrainingStatus(4, ["train.py"])
+    for i in range(20):
+        status.add(i, none)
+    document = filled(status, 20).document()
+    (incident,) = document["incidents"]
+    assert incident["iterations"]["onset"] == 80 and document["iterations"]["count"] == 110
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_old_incidents_are_counted_and_not_kept(monkeypatch):
+    monkeypatch.setattr(training_status, "ITERATIONS", SimpleNamespace(kept_events=4, recent=64, latest_times=16))
+    monkeypatch.setattr(training_status, "MAX_INCIDENTS", 3)
+    status, spells = TrainingStatus(4, ["train.py"]), 12
+    for i in range(100 * spells):
+        status.add(i, 0.1 * (1.0 + 0.01 * (i % 3)) * (2.0 if i % 100 >= 70 else 1.0))
+        if i % 10 == 0:
+            document = status.document()
+    assert document["counts"] == {"slow": spells} and len(status._tracker.events) <= 8
+    onsets = [one["iterations"]["onset"] for one in document["incidents"]]
+    assert onsets == [100 * spell + 70 for spell in range(spells - 3, spells)] and len(status._since) == 3
 
 
 def test_who_asks_while_an_iteration_is_added_sees_all_of_it_or_none(monkeypatch):
