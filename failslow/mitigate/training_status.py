@@ -32,11 +32,11 @@ MAX_INCIDENTS, MAX_SHIFTS = 256, 1024
 
 
 class Blamed(NamedTuple):
-    """What a Controller knew after an iteration, as its attributes have it; `count`: incidents, of which the latest."""
+    """What a Controller knew after an iteration, as its attributes have it: the latest `incidents`, of `total`."""
 
     usual_s: float | None
     saved_s: float
-    count: int
+    total: int
     incidents: tuple[dict[str, Any], ...]
     decisions: tuple[Decision, ...]
 
@@ -115,7 +115,7 @@ class TrainingStatus:
     def _document(self, *, ended: bool) -> dict[str, Any]:
         blamed = self._blamed
         found = list(self._found() if blamed is None else self._named(blamed))
-        count = self._forgotten + len(self._tracker.incidents) if blamed is None else blamed.count
+        count = self._forgotten + len(self._tracker.incidents) if blamed is None else blamed.total
         # Of those that are told of no more it need not be known.
         self._since = {one["id"]: one["time"] for one in found}
         lasting = [one for one in found if one["lasts"]]

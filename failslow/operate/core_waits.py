@@ -39,11 +39,6 @@ class CoreWaits:
         weakref.finalize(self, os.close, self._file).atexit = False
         self.due_s = -inf
 
-    @property
-    def are_known(self) -> bool:
-        """Whether the system tells."""
-        return self.due_s < inf
-
     def read(self, now_s: float) -> int:
         """What the thread has waited up to now."""
         try:

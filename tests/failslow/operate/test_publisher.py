@@ -45,8 +45,7 @@ def test_a_receiver_that_speaks_no_http_is_asked_again(status, caplog):
     with receiver(lambda one: one.sendall(b"hello there\r\n\r\n")) as (url, asked):
         pushing = Publisher(otlp=url, period_s=0.05)
         pushing.publish(status)
-        for _ in range(3):
-            assert asked.acquire(timeout=20)
+        assert all([asked.acquire(timeout=20) for _ in range(3)])
         pushing.close()
     assert caplog.text.count("does not take them") == 1
 
