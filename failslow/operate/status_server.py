@@ -229,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Read with one limit for all of a request: the base's is for each of its bytes."""
         super().setup()
         self.rfile.close()
-        self._sent = _Asked(self.connection, self.timeout)
+        self._sent = _Asked(self.connection, self.timeout or READ_S)
         self.rfile = io.BufferedReader(self._sent)
 
     def handle_one_request(self) -> None:
@@ -294,7 +294,8 @@ class _Handler(BaseHTTPRequestHandler):
         return expected is None or hmac.compare_digest(told.encode(), expected.encode())
 
     def _answer(self, code: HTTPStatus, kind: str, text: str, more: Mapping[str, str] | None = None) -> None:
-        data = text.encode()
+        # What programs and hosts are called may be no text: half of a surrogate pair ends no page.
+        data = text.encode(errors="replace")
         self.send_response(code)
         self.send_header("Content-Type", kind if "charset" in kind else f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))

@@ -74,6 +74,12 @@ def test_what_it_answers_with(serve, status):
     assert ask(server, "/", "DELETE")[0] == 501
 
 
+def test_a_name_that_is_no_text_is_shown_as_far_as_it_can_be(serve):
+    one = {"host": "h\udcff", "pattern": "once", "incidents": 1, "named_in": 1, "jobs": 1, "first_s": 0.0}
+    code, _, text = ask(serve(history=lambda: [one | {"last_s": 0.0, "gpus": [], "nics": []}]))
+    assert code == 200 and "<td>h?</td>" in text
+
+
 def test_nothing_but_its_own_style_and_script_may_load(serve):
     _, headers, page = ask(serve())
     policy = headers["Content-Security-Policy"]
