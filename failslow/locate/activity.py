@@ -127,12 +127,12 @@ def activity(table: CallTable) -> Activity:
         if rank in bounds:
             found = _kernels(table, rank, bounds[rank], ids)
             compute_s[:, column] = _gaps(table, known, free_s, rank, bounds[rank], ids) if found is None else found
-    return _activity(table, ids, layout, [compute_s[:, :, None]], [(("F", 0, 0),)], {}, coarse=True)
+    return _activity(ids, layout, [compute_s[:, :, None]], [(("F", 0, 0),)], {}, coarse=True)
 
 
 def _activity(
-    table: CallTable, ids: NDArray[np.int64], layout: NDArray[np.int64], compute_s: list[Array],
-    order: list[tuple[Operation, ...]], links: dict[StageLink, Array], coarse: bool,
+    ids: NDArray[np.int64], layout: NDArray[np.int64], compute_s: list[Array], order: list[tuple[Operation, ...]],
+    links: dict[StageLink, Array], coarse: bool,
     split: tuple[frozenset[int], ...] = (),
 ) -> Activity:  # fmt: skip
     """The Activity of (S, D, operations) seconds of each stage, NaN where not known, which is filled in."""
@@ -456,7 +456,7 @@ def _pipeline(
         for direction, step in (("forward", 1), ("backward", -1))
         if (alone := _alone(table, known, ids, bounds, layout, boundary, step)) is not None
     }
-    return _activity(table, ids, layout, compute_s, order, links, coarse=False, split=split)
+    return _activity(ids, layout, compute_s, order, links, coarse=False, split=split)
 
 
 def _split(first: Array, last: Array, order: list[tuple[Operation, ...]]) -> frozenset[int]:
