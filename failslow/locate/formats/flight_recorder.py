@@ -22,6 +22,7 @@ from lanterne.failslow.locate.formats.foreign_calls import (
     STARTED,
     CallBuilder,
     Process,
+    rank_told,
     ranks_in,
     real,
     whole,
@@ -77,7 +78,7 @@ def is_dump(content: Any) -> bool:
 def read(path: Path, content: Mapping[str, Any], into: CallBuilder) -> None:
     """Take the entries of a dump."""
     digits = re.search(r"(\d+)\D*$", path.name)
-    rank = whole(content.get("rank"), int(digits.group(1)) if digits else -1)
+    rank = rank_told(content.get("rank"), digits and digits.group(1))
     if rank < 0:
         into.skipped["a Flight Recorder dump without a rank in its name"] += 1
         return
@@ -110,7 +111,7 @@ def _entry(
     message, peer = MESSAGE.match(text), -1
     if message is not None or entry.get("is_p2p") is True:
         # From the rank's own place to the peer's, both of the group.
-        local = int(message.group(4)) if message is not None else -1
+        local = whole(message.group(4)) if message is not None else -1
         peer = ranks[local] if 0 <= local < len(ranks) else local
         number = whole(entry.get("p2p_seq_id", entry.get("seq_id")))
         text = message.group(1) if message is not None else text

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, nan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DONE, STARTED, QUEUED = 0, 1, 2
 # Seconds that no recorded call lasts: rubbish.
 LONGEST_S = 1e7
+# Ranks that no job has: rubbish, which would be counted up one by one.
+MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,11 @@ class CallBuilder:
             self.skipped["a time that is no number, or negative"] += 1
 
     def add_step(self, rank: int, step: int, start_s: float, took_s: float) -> None:
-        """Take a step that a profiler marked."""
-        self._steps.extend((rank, step, start_s, took_s))
+        """Take a step that a profiler marked; `step` is -1 where its number is none."""
+        if step >= 0 and 0.0 <= took_s < LONGEST_S and abs(start_s) < float("inf"):
+            self._steps.extend((rank, step, start_s, took_s))
+        else:
+            self.skipped["a step without its number or its times"] += 1
 
     def table(self) -> CallTable:
         """All that was taken; then nothing more is: the table's columns are the builder's own memory."""
@@ -168,14 +173,28 @@ def whole(value: Any, default: int = -1) -> int:
         return value if -(1 << 62) < value < 1 << 62 else default
     if isinstance(value, float):
         return int(value) if value == value and abs(value) < 1 << 53 else default
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal() and len(value) < 19:
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal() and len(value) < 19:
         return int(value)
     return default
 
 
 def real(value: Any, scale: float = 1.0) -> float:
-    """`value` times `scale` where it is a number; else NaN."""
-    return value * scale if isinstance(value, (int, float)) and not isinstance(value, bool) else nan
+    """`value` times `scale` where it is a number, infinite where it is too large for a float; else NaN."""
+    try:
+        return value * scale if isinstance(value, (int, float)) and not isinstance(value, bool) else nan
+    except OverflowError:
+        return inf
+
+
+def rank_told(*values: Any) -> int:
+    """The first of `values` that is a rank of a job's; -1 where none is."""
+    return next((rank for rank in map(whole, values) if 0 <= rank < MOST_RANKS), -1)
+
+
+def size_told(value: Any) -> int:
+    """`value` as the ranks that a job or group has; 0 where it is no number, or more than any has."""
+    size = whole(value)
+    return size if 0 < size <= MOST_RANKS else 0
 
 
 def ranks_in(value: Any) -> tuple[int, ...]:

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import nan
 from pathlib import Path
 from typing import Any
 
-from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, ranks_in, real, whole
+from lanterne.failslow.locate.formats.foreign_calls import (
+    CallBuilder,
+    Process,
+    rank_told,
+    ranks_in,
+    real,
+    size_told,
+    whole,
+)
 
 NAME = "Kineto"
 STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -56,20 +63,19 @@ class KinetoReader:
         """Put what was taken into the CallBuilder."""
         about = self._about
         digits = re.search(r"rank[-_]?(\d+)", self._path.name) or re.search(r"(\d+)\D*$", self._path.name)
-        rank = whole(about.get("rank"), int(digits.group(1)) if digits else -1)
+        rank = rank_told(about.get("rank"), digits and digits.group(1))
         into = self._into
         if rank < 0:
             into.skipped["a Kineto trace that does not tell its rank"] += 1
             return
-        if (size := whole(about.get("world_size"), 0)) > 0:
-            into.expected.update(range(min(size, 1 << 20)))
+        into.expected.update(range(size_told(about.get("world_size"))))
         into.processes.setdefault(rank, Process(content.get("hostname") or None))
         config = about.get("pg_config")
         told = [one for one in (config if isinstance(config, list) else ()) if isinstance(one, dict)]
         groups = {str(one.get("pg_name")): ranks_in(one.get("ranks")) for one in told}
         for kind, name, start_s, took_s, args in self._events:
             if kind == "step":
-                into.add_step(rank, int(name), start_s, took_s)
+                into.add_step(rank, whole(name), start_s, took_s)
                 continue
             self._call(rank, name, start_s, took_s, args if isinstance(args, dict) else {}, groups)
         for start_s, took_s in self._compute:
@@ -83,15 +89,13 @@ class KinetoReader:
         name = str(args.get("Collective name") or kernel)
         group_name = str(args.get("Process Group Name", "?"))
         ranks = ranks_in(args.get("Process Group Ranks")) or groups.get(group_name, ())
-        size = whole(args.get("Group size"), len(ranks))
+        size = size_told(args.get("Group size")) or len(ranks)
         group = self._into.group(("kineto", group_name, ranks), group_name, size, ranks)
         is_message = name.lower() in ("send", "recv") or "SendRecv" in kernel
         peer = whole(args.get("Dst Rank" if name.lower() == "send" else "Src Rank")) if is_message else -1
         peer = ranks[peer] if 0 <= peer < len(ranks) else peer
-        nelems, nbytes = whole(args.get("In msg nelems")), NBYTES.get(str(args.get("dtype")), 1)
+        nelems = whole(args.get("In msg nelems"))
+        nbytes = nelems * NBYTES.get(str(args.get("dtype")), 1) if 0 <= nelems < 1 << 59 else -1
         self._into.used[NAME] += 1
-        number = whole(args.get("Seq"))
-        self._into.add(
-            rank, group, name.lower() if is_message else name, number, peer, nelems * nbytes if nelems >= 0 else -1,
-            start_s, took_s if took_s == took_s else nan,
-        )  # fmt: skip
+        name = name.lower() if is_message else name
+        self._into.add(rank, group, name, whole(args.get("Seq")), peer, nbytes, start_s, took_s)

@@ -248,6 +248,36 @@ def test_what_cannot_be_used_is_counted_and_the_rest_used(tmp_path):
     assert [verdict.ranks for verdict in diagnose(calls)[0]] == [(9,)]
 
 
+HUGE = [10**30, 10**400, "9" * 400, float("inf"), "--5"]
+
+
+def used_of(path, one, two):
+    """How many calls rank 0's content and rank 1's tell, files `path` of a rank."""
+    for rank, content in enumerate((one, two)):
+        Path(str(path).format(rank)).write_text(content if isinstance(content, str) else json.dumps(content))
+    return sorted(read_folder(path.parent).calls.rank.tolist())
+
+
+@pytest.mark.parametrize("value", HUGE)
+@pytest.mark.parametrize("key", ["time_discovered_started_ns", "duration_ms", "collective_seq_id", "profiling_name"])
+def test_a_number_that_is_too_large_spoils_its_call_alone(tmp_path, key, value):
+    one = dump(9, state="completed")
+    one["entries"][3][key] = f"send 0->{value}" if key == "profiling_name" else value
+    used = used_of(tmp_path / "dump_{}", one, dump(9, state="completed"))
+    assert used.count(1) == 9 and used.count(0) >= 8
+
+
+@pytest.mark.parametrize("value", HUGE)
+def test_numbers_of_a_trace_that_are_too_large(tmp_path, value):
+    about = {"world_size": value, "rank": value}
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel", "ts": 1, "dur": 5, "args": {"Group size": value}}
+    events = [kernel, kernel | {"args": {"In msg nelems": 1 << 61, "dtype": "Long"}}, kernel | {"ts": value}]
+    events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{value}", "ts": 1, "dur": 9})
+    traces = [{"distributedInfo": one, "traceEvents": events} for one in (about, {"world_size": 2, "rank": 1})]
+    assert used_of(tmp_path / "trace-rank{}.json", *traces) == [0, 0, 0, 1, 1, 1]
+    assert read_folder(tmp_path).calls.expected == (0, 1)
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch /tmp/lanterne-was-here",)
