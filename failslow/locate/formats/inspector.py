@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from math import nan
 from typing import Any
 
-from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, real, whole
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, rank_told, real, size_told, whole
 
 NAME = "NCCL Inspector"
 # (host, pid)
@@ -49,13 +49,16 @@ class InspectorReader:
             into.skipped["an Inspector line without a call"] += 1
             return
         place, communicator = (str(about.get("hostname", "")), whole(about.get("pid"))), str(header.get("id"))
-        local = whole(header.get("rank"))
+        local, size = rank_told(header.get("rank")), size_told(header.get("n_ranks"))
         if local < 0:
             into.skipped["an Inspector line without a rank"] += 1
             return
+        if 0 < size <= local:
+            into.skipped["an Inspector line of a rank that its communicator does not have"] += 1
+            return
         members = self._communicators.get(communicator)
-        if members is None:
-            members = self._communicators[communicator] = whole(header.get("n_ranks"), 0), {}
+        if members is None or members[0] == 0 < size:
+            members = self._communicators[communicator] = size, members[1] if members else {}
         members[1][local] = place
         took_s = real(call.get(f"{kind}_exec_time_us"), 1e-6)
         processes, communicators, names = self._numbers
@@ -79,7 +82,8 @@ class InspectorReader:
             into.processes.setdefault(rank, Process(place[0] or None, place[1] if place[1] >= 0 else None))
         groups: dict[str, int] = {}
         for communicator, (size, members) in self._communicators.items():
-            known = tuple(ranks[members[local]] for local in range(size)) if len(members) == size else ()
+            is_complete = len(members) == size and max(members) < size
+            known = tuple(ranks[members[local]] for local in range(size)) if is_complete else ()
             groups[communicator] = into.group(("inspector", communicator), communicator, size, known)
         biggest = max((size for size, _ in self._communicators.values()), default=0)
         if biggest > len(ranks):
@@ -100,10 +104,14 @@ class InspectorReader:
         lost = messages & (other < 0)
         if lost.any():
             into.skipped["a message whose other rank wrote nothing"] += int(lost.sum())
-        into.used[NAME] += int((~lost).sum())
-        rank_of = np.array([ranks[place] for place in processes])[process]
+        # In all of its communicators another process has its rank.
+        rank_of = np.array([ranks.get(place, -1) for place in processes])[process]
+        replaced = (rank_of < 0) & ~lost
+        if replaced.any():
+            into.skipped["a call of a process whose rank another has"] += int(replaced.sum())
         group_of = np.array([groups[text] for text in communicators])[communicator_of]
-        own = ~lost
+        own = ~lost & ~replaced
+        into.used[NAME] += int(own.sum())
         into.add_all(
             names, name[own], rank_of[own], group_of[own], number[own], other[own], nbytes[own], start_s[own],
             took_s[own],
@@ -130,16 +138,16 @@ def global_ranks(communicators: Mapping[str, tuple[int, Mapping[int, Place]]]) -
 def _in_order(place: Place) -> tuple[list[tuple[int, str]], int]:
     """A place's key among others: host2 comes before host10."""
     host, pid = place
-    return [(int(digits or -1), text) for text, digits in re.findall(r"(\D*)(\d*)", host)], pid
+    return [(whole(digits), text) for text, digits in re.findall(r"(\D*)(\d*)", host)], pid
 
 
 def _start_s(call: Mapping[str, Any], kind: str, took_s: float, about: Mapping[str, Any]) -> float:
     events = call.get("event_trace_ts")
     if isinstance(events, dict):
         kernels = events.get("kernel_events")
-        if not kernels:
+        if not isinstance(kernels, list):
             return real(events.get(f"{kind}_start_ts"), 1e-6)
-        times = [real(k.get("kernel_start_ts"), 1e-6) for k in kernels or () if isinstance(k, dict)]
+        times = [real(k.get("kernel_start_ts"), 1e-6) for k in kernels if isinstance(k, dict)]
         known = [time_s for time_s in times if time_s == time_s]
         return min(known) if known else real(events.get(f"{kind}_start_ts"), 1e-6)
     dumped_s = real(about.get("dump_timestamp_us"), 1e-6)

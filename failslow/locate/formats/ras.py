@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, whole
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, rank_told, size_told, whole
 from lanterne.failslow.locate.formats.inspector import Place, global_ranks
 
 NAME = "NCCL RAS"
@@ -46,10 +46,10 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
                 into.skipped["a RAS communicator that is no record"] += 1
                 continue
             name = f"{communicator.get('hash')}/{communicator.get('secondary_hash')}"
-            members = communicators.setdefault(name, (whole(communicator.get("size"), 0), {}))[1]
+            members = communicators.setdefault(name, (size_told(communicator.get("size")), {}))[1]
             for rank, is_missing in _ranks(communicator, into):
                 place = str(rank.get("host", "")), whole(rank.get("pid"))
-                members[whole(rank.get("rank"))] = place
+                members[rank_told(rank.get("rank"))] = place
                 gpu = whole(rank.get("cuda_dev"))
                 processes[place] = Process(place[0] or None, place[1], gpu if gpu >= 0 else None)
                 into.used[NAME] += 1
@@ -63,6 +63,11 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
                     counts[name, place] = sum(max(0, whole(value, 0)) for value in values)
         history.append(counts)
     ranks = global_ranks(communicators)
+    # In all of their communicators other processes have their ranks.
+    if replaced := processes.keys() - ranks.keys():
+        into.skipped["a RAS process whose rank another has"] += len(replaced)
+        processes = {place: process for place, process in processes.items() if place in ranks}
+        lost = {place: text for place, text in lost.items() if place in ranks}
     for place, process in processes.items():
         into.processes.setdefault(ranks[place], process)
     into.expected.update(range(max((size for size, _ in communicators.values()), default=0)))
@@ -77,7 +82,7 @@ def _ranks(communicator: Mapping[str, Any], into: CallBuilder) -> list[tuple[Map
     for key, is_missing in (("ranks", False), ("missing_ranks", True)):
         told = communicator.get(key)
         for rank in told if isinstance(told, list) else ():
-            if isinstance(rank, dict) and whole(rank.get("rank")) >= 0:
+            if isinstance(rank, dict) and rank_told(rank.get("rank")) >= 0:
                 found.append((rank, is_missing))
             else:
                 into.skipped["a RAS rank without a number"] += 1

@@ -248,7 +248,8 @@ def test_what_cannot_be_used_is_counted_and_the_rest_used(tmp_path):
     assert [verdict.ranks for verdict in diagnose(calls)[0]] == [(9,)]
 
 
-HUGE = [10**30, 10**400, "9" * 400, float("inf"), "--5"]
+HUGE = {"30 digits": 10**30, "400 digits": 10**400, "text": "9" * 400, "infinite": float("inf"), "minuses": "--5"}
+of_huge = pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)
 
 
 def used_of(path, one, two):
@@ -258,7 +259,7 @@ def used_of(path, one, two):
     return sorted(read_folder(path.parent).calls.rank.tolist())
 
 
-@pytest.mark.parametrize("value", HUGE)
+@of_huge
 @pytest.mark.parametrize("key", ["time_discovered_started_ns", "duration_ms", "collective_seq_id", "profiling_name"])
 def test_a_number_that_is_too_large_spoils_its_call_alone(tmp_path, key, value):
     one = dump(9, state="completed")
@@ -267,7 +268,7 @@ def test_a_number_that_is_too_large_spoils_its_call_alone(tmp_path, key, value):
     assert used.count(1) == 9 and used.count(0) >= 8
 
 
-@pytest.mark.parametrize("value", HUGE)
+@of_huge
 def test_numbers_of_a_trace_that_are_too_large(tmp_path, value):
     about = {"world_size": value, "rank": value}
     kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel", "ts": 1, "dur": 5, "args": {"Group size": value}}
@@ -276,6 +277,53 @@ def test_numbers_of_a_trace_that_are_too_large(tmp_path, value):
     traces = [{"distributedInfo": one, "traceEvents": events} for one in (about, {"world_size": 2, "rank": 1})]
     assert used_of(tmp_path / "trace-rank{}.json", *traces) == [0, 0, 0, 1, 1, 1]
     assert read_folder(tmp_path).calls.expected == (0, 1)
+
+
+def inspector_lines(*ranks, pids=None, size=2, kernels=({"kernel_start_ts": 1},), took_us=5):
+    """An Inspector's line of each of `ranks` of a communicator of `size`."""
+    events = {"coll_start_ts": 1, "kernel_events": kernels}
+    perf = {"coll": "AllReduce", "coll_sn": 1, "coll_exec_time_us": took_us, "event_trace_ts": events}
+    return "".join(
+        json.dumps({
+            "header": {"id": "0x1", "rank": rank, "n_ranks": size}, "metadata": {"hostname": "h", "pid": pid},
+            "coll_perf": perf,
+        }) + "\n"
+        for rank, pid in zip(ranks, pids or ranks, strict=True)
+    )  # fmt: skip
+
+
+BEYOND = "an Inspector line of a rank that its communicator does not have"
+NO_TIME = "a time that is no number, or negative"
+
+
+@pytest.mark.parametrize(
+    ("bad", "skipped"),
+    [
+        (inspector_lines(0, pids=[9]), {"a call of a process whose rank another has": 1}),
+        (inspector_lines(5), {BEYOND: 1}),
+        (inspector_lines(0, kernels=5), {}),
+        (inspector_lines(0, took_us=10**400), {NO_TIME: 1}),
+        (inspector_lines(0, size=10**9), {}),
+    ],
+    ids=["a restarted process", "rank 5 of 2", "no kernel events", "a time of 400 digits", "10^9 ranks"],
+)
+def test_a_bad_line_of_the_inspector_spoils_no_other(tmp_path, bad, skipped):
+    (tmp_path / "0.log").write_text(bad)
+    (tmp_path / "1.log").write_text(inspector_lines(0, 1))
+    calls = read_folder(tmp_path).calls
+    assert calls.skipped == skipped
+    assert sorted(calls.rank.tolist()) == ([0, 1] if skipped else [0, 0, 1])
+    assert calls.expected == calls.groups[0].ranks == (0, 1)
+
+
+def test_ras_of_a_process_that_started_again_and_of_more_ranks_than_any_job_has(tmp_path):
+    (tmp_path / "1.json").write_text(ras({0: 61, 1: 60, 2: 61}).replace('"pid": 10', '"pid": 99'))
+    (tmp_path / "2.json").write_text(ras({0: 61, 1: 60, 2: 61}, at="2026-01-02"))
+    other = ras({0: 9, 1: 9}, at="2026-01-03").replace("0xa", "0xc")
+    (tmp_path / "3.json").write_text(other.replace('"size": 2', '"size": 1000000000'))
+    calls = read_folder(tmp_path).calls
+    assert calls.skipped == {"a RAS process whose rank another has": 1}
+    assert (calls.expected, calls.processes[0].pid) == ((0, 1, 2), 10)
 
 
 class Evil:
