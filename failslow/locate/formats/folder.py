@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lanterne.errors import InputError, shown
 from lanterne.failslow.locate.formats import call_logs, flight_recorder, ras
@@ -15,6 +18,15 @@ from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, CallTabl
 from lanterne.failslow.locate.formats.inspector import InspectorReader, is_line
 from lanterne.failslow.locate.formats.kineto import KinetoReader
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+# What reading a file that is broken, or made up, raises: it is named, and the rest is used.
+UNUSABLE = (
+    OSError, EOFError, zlib.error, struct.error, ValueError, LookupError, TypeError, ArithmeticError, RecursionError,
+    MemoryError,
+)  # fmt: skip
+# Of a file, packed and unpacked.
 MAX_FILES, MAX_NBYTES = 100_000, 4 << 30
 # Of a file whose first line is cut off, so many lines are looked at.
 LOOKED_LINES = 8
@@ -54,8 +66,8 @@ def read_folder(path: str | Path) -> Folder:
         elif file.suffix not in BESIDE_LOGS and not file.name.startswith("group-"):
             try:
                 traces += _read(file, into, inspector, documents)
-            except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
-                into.notes.append(f"{shown(file.name)}: not used: {shown(str(error))}")
+            except UNUSABLE as error:
+                into.notes.append(f"{shown(file.name)}: not used: {shown(str(error) or type(error).__name__)}")
     inspector.finish(into)
     # By their own time where they tell it; else in the order of their names.
     ras.read_all(sorted(documents, key=lambda one: str(one.get("timestamp", ""))), into)
@@ -83,13 +95,18 @@ def _read(file: Path, into: CallBuilder, inspector: InspectorReader, documents: 
         _dump(file, flight_recorder.load_pickle(file.read_bytes()), into)
         return []
     if any(is_line(line) for line in _first_lines(file)):
-        for line in _lines(file, into):
-            if is_line(line):
-                inspector.take(line, into)
-            else:
-                into.skipped["a line that is not the Inspector's"] += 1
+        try:
+            for line in _lines(file, into):
+                if is_line(line):
+                    inspector.take(line, into)
+                else:
+                    into.skipped["a line that is not the Inspector's"] += 1
+        except UNUSABLE as error:
+            into.notes.append(f"{shown(file.name)}: used up to where it broke off: {shown(str(error))}")
         return []
-    text = (gzip.decompress(file.read_bytes()) if magic == b"\x1f\x8b" else file.read_bytes()).decode(errors="replace")
+    with _opened(file) as stream:
+        # By parts: at once, it would be in memory three times.
+        text = "".join(iter(lambda: stream.read(1 << 20), ""))
     if '"traceEvents"' in text:
         _kineto(file, text, into)
         return []
@@ -127,11 +144,37 @@ def _kineto(file: Path, text: str, into: CallBuilder) -> None:
     reader.finish(content if isinstance(content, dict) else {})
 
 
-def _opened(file: Path) -> Any:
+class _Unpacked(io.RawIOBase):
+    """What a gzip file unpacks to, as it is read; raises ValueError where that is more than MAX_NBYTES."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = gzip.open(file)
+        self._nbytes = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Unpack on into `buffer`; how many bytes."""
+        count = self._file.readinto(buffer)
+        self._nbytes += count
+        if self._nbytes > MAX_NBYTES:
+            raise ValueError(f"got more than {MAX_NBYTES} bytes unpacked, expected at most these")
+        return count
+
+    def close(self) -> None:
+        """Close the file, too."""
+        self._file.close()
+        super().close()
+
+
+def _opened(file: Path) -> io.TextIOWrapper:
     with open(file, "rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace"}
-    return gzip.open(file, "rt", **how) if packed else open(file, **how)
+    return io.TextIOWrapper(io.BufferedReader(_Unpacked(file)), **how) if packed else open(file, **how)
 
 
 def _first_lines(file: Path) -> Iterator[Any]:

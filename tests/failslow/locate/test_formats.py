@@ -20,6 +20,7 @@ from lanterne.bench.scores.trace_jobs import SlowWorker, make_trace
 from lanterne.errors import InputError
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.calls_verdicts import diagnose
+from lanterne.failslow.locate.formats import folder as formats_folder
 from lanterne.failslow.locate.formats.flight_recorder import load_pickle
 from lanterne.failslow.locate.formats.folder import read_folder
 from lanterne.failslow.locate.formats.inspector import global_ranks
@@ -324,6 +325,21 @@ def test_ras_of_a_process_that_started_again_and_of_more_ranks_than_any_job_has(
     calls = read_folder(tmp_path).calls
     assert calls.skipped == {"a RAS process whose rank another has": 1}
     assert (calls.expected, calls.processes[0].pid) == ((0, 1, 2), 10)
+
+
+def test_packed_files_that_are_corrupt_or_unpack_to_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats_folder, "MAX_NBYTES", 1 << 20)
+    (tmp_path / "dump_0").write_text(json.dumps(dump(9)))
+    corrupt = bytearray(gzip.compress(json.dumps({"traceEvents": list(range(50_000))}).encode()))
+    corrupt[5000:5010] = b"\xff" * 10
+    (tmp_path / "a.json.gz").write_bytes(corrupt)
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(b"{\n%s}" % (b" " * (1 << 20))))
+    (tmp_path / "c.log.gz").write_bytes(gzip.compress(inspector_lines(1).encode() + b" " * (1 << 20)))
+    calls = read_folder(tmp_path).calls
+    assert sorted(set(calls.rank.tolist())) == [0, 1]
+    too_much = "got more than 1048576 bytes unpacked, expected at most these"
+    assert calls.notes[0].startswith("a.json.gz: not used: Error -3 while decompressing data")
+    assert calls.notes[1:] == (f"b.json.gz: not used: {too_much}", f"c.log.gz: used up to where it broke off: {too_much}")
 
 
 class Evil:
