@@ -198,9 +198,10 @@ class RingReader:
         self._size: int = self.header.get("record_nbytes", OLD_RECORD_NBYTES)
         if self._size not in (RECORD.size, OLD_RECORD_NBYTES):
             raise ValueError(f"call log: got records of {self._size} bytes, expected {RECORD.size}: of a later version")
-        expected = HEADER_NBYTES + self._capacity * self._size
-        if self._capacity < 1 or len(self._map) != expected:
-            raise ValueError(f"call log: got {len(self._map)} bytes, expected {expected}: it is not whole")
+        self._ring_end = HEADER_NBYTES + self._capacity * self._size
+        if self._capacity < 1 or len(self._map) < self._ring_end:
+            told = f"{self._ring_end}, for {self._capacity} records"
+            raise ValueError(f"call log: got {len(self._map)} bytes, expected {told}: it is cut off")
         self._end_offset = self._size - END.size
         self._next = 1
         self._names: dict[int, str] = {}
@@ -292,10 +293,10 @@ class RingReader:
     def _take_on(self, found: list[bytes]) -> bool:
         """Append to `found` what there is up to the end of the ring; whether there may be more: from its beginning on,
         or after having been overtaken."""
-        size, end_offset, due = self._size, self._end_offset, self._next
+        size, end_offset, due, ring_end = self._size, self._end_offset, self._next, self._ring_end
         first = HEADER_NBYTES + (due - 1) % self._capacity * size
         # Most of what a watched job pays for: nothing is done for each call but by what is written in C.
-        with memoryview(self._map) as whole, whole[first:] as rest, rest.cast("Q")[:: size // 8] as numbers:
+        with memoryview(self._map) as whole, whole[first:ring_end] as rest, rest.cast("Q")[:: size // 8] as numbers:
             ready = sum(takewhile(bool, map(eq, numbers, count(due))))
             records = rest[: ready * size].tobytes()
             if ready and numbers[0] != due:
@@ -303,7 +304,8 @@ class RingReader:
                 ready, records = 0, b""
             self._next = due + ready
             goes_on = ready == len(numbers)
-            if not goes_on and numbers[ready] > due + ready:
+            # One that is not whole turns ahead is rubbish, by which reading would not get on.
+            if not goes_on and (ahead := numbers[ready] - due - ready) > 0 and ahead % self._capacity == 0:
                 # What is overwritten next is half a ring away from where reading goes on.
                 behind = numbers[ready] - self._capacity // 2
                 self.lost += behind - self._next

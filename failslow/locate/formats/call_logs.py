@@ -7,7 +7,15 @@ from collections import Counter
 from math import nan
 from pathlib import Path
 
-from lanterne.failslow.locate.formats.foreign_calls import DONE, STARTED, CallBuilder, Process, ranks_in, whole
+from lanterne.failslow.locate.formats.foreign_calls import (
+    DONE,
+    STARTED,
+    CallBuilder,
+    Process,
+    rank_told,
+    ranks_in,
+    size_told,
+)
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 
 NAME = "lanterne's call log"
@@ -18,8 +26,10 @@ def read(path: Path, into: CallBuilder) -> None:
     reader = RingReader(path)
     try:
         header, calls = reader.header, reader.take()
-        rank = int(header["rank"])
-        into.expected.update(range(min(whole(header.get("world_size"), 0), 1 << 20)))
+        rank = rank_told(header["rank"])
+        if rank < 0:
+            raise ValueError(f"got rank {header['rank']}, expected one of a job's")
+        into.expected.update(range(size_told(header.get("world_size"))))
         into.processes.setdefault(rank, Process(header.get("host"), header.get("pid")))
         numbers: Counter[int] = Counter()
         rows: list[tuple[RecordedCall, int]] = [(call, DONE) for call in calls]
@@ -45,5 +55,5 @@ def read(path: Path, into: CallBuilder) -> None:
 def _group(path: Path) -> tuple[int, ...]:
     try:
         return ranks_in(json.loads(path.read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ()

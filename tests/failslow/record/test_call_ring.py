@@ -159,6 +159,24 @@ def test_bad_headers(tmp_path):
         RingReader(tmp_path / "empty")
 
 
+def test_a_log_that_is_cut_off_between_records_is_refused(tmp_path):
+    path = tmp_path / "calls"
+    write(RingWriter(path, {}, 16), 1, 2, 3)
+    path.write_bytes(path.read_bytes()[: HEADER_NBYTES + 3 * RECORD.size])
+    with pytest.raises(ValueError, match="for 16 records: it is cut off"):
+        RingReader(path)
+
+
+def test_a_record_whose_number_is_rubbish_ends_what_is_read(tmp_path):
+    path = tmp_path / "calls"
+    write(RingWriter(path, {}, 16), 1, 2, 3)
+    content = bytearray(path.read_bytes())
+    content[HEADER_NBYTES + 2 * RECORD.size] = 9
+    path.write_bytes(content)
+    reader = RingReader(path)
+    assert reader.take() == expected(1, 2) and reader.lost == 0
+
+
 def test_what_is_known_later_of_calls_that_were_queued(tmp_path):
     """When they began, which is told; and which of those that have ended was made last."""
     path = tmp_path / "calls"
