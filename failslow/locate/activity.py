@@ -380,7 +380,7 @@ def _calls_of(
     rows = np.flatnonzero(known & (table.rank == rank))
     rows = rows[np.argsort(table.start_s[rows], kind="stable")]
     start_s, before_s = table.start_s[rows], np.maximum.accumulate(free_s[rows])
-    first = np.append(True, np.diff(start_s) > POLICY.together_s)
+    first = np.append(True, np.diff(start_s) > POLICY.together_s)[: len(rows)]
     at = np.flatnonzero(first)
     return rows, np.cumsum(first) - 1, np.append(np.nan, np.maximum(0.0, start_s[at][1:] - before_s[at[1:] - 1]))
 
@@ -392,6 +392,9 @@ def _gaps(
     import numpy as np
 
     rows, batch, gaps_s = _calls_of(table, known, free_s, rank)
+    if not len(rows):
+        # A profiler tells its steps, but of no call when it was.
+        return np.full(len(ids), np.nan)
     total = np.concatenate(([0.0], np.cumsum(np.nan_to_num(gaps_s))))
     starts_s = table.start_s[rows][np.append(True, np.diff(batch) > 0)]
     # A gap belongs to the step in which it ends.
@@ -493,6 +496,8 @@ def _messages(
     import numpy as np
 
     rows, batch, gaps_s = _calls_of(table, known, free_s, rank)
+    if not len(rows):
+        return {}
     spans = bounds[np.argsort(bounds[:, 1])]
     span = np.searchsorted(spans[:, 1], table.start_s[rows], "right") - 1
     inside = (span >= 0) & (table.start_s[rows] < spans[span, 2])

@@ -393,6 +393,18 @@ def test_a_kineto_trace_that_is_cut_off_is_used_up_to_there(tmp_path):
     assert any("rank4.json.gz: not used" in note for note in notes)
 
 
+@pytest.mark.parametrize("job", ["worker", "data parallel"])
+def test_a_rank_that_tells_its_steps_but_of_no_call_when_it_was(tmp_path, job):
+    encoders.write_kineto(tmp_path, calls_of_job(job, 0.0))
+    path = tmp_path / "trace-rank5.json"
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        if event["cat"] == "kernel":
+            event["ts"] = None
+    path.write_text(json.dumps(trace))
+    assert verdicts_of(tmp_path)[0][0].ranks == JOBS[job][1][1]
+
+
 # -- what is lost, and what only seems slow
 
 
