@@ -18,7 +18,8 @@ from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process,
 from lanterne.failslow.locate.formats.inspector import Place, global_ranks
 
 NAME = "NCCL RAS"
-MISSING_COMMA = re.compile(r'([\w"}\]])(\s*\n\s*"status"\s*:)')
+# Of the first end of a line: else many empty lines would take the square of their number.
+MISSING_COMMA = re.compile(r'([\w"}\]])([^\S\n]*\n\s*"status"\s*:)')
 # (hash of a communicator, process) -> calls of it so far
 Counts = dict[tuple[str, Place], int]
 

@@ -343,6 +343,13 @@ def test_packed_files_that_are_corrupt_or_unpack_to_too_much(tmp_path, monkeypat
     assert calls.notes[2] == f"c.log.gz: used up to where it broke off: {too_much}"
 
 
+@pytest.mark.timeout(20)
+def test_a_broken_ras_document_of_many_empty_lines_is_refused_at_once(tmp_path):
+    (tmp_path / "ras.json").write_text('{"communicators": [{"hash": "1"' + "\n" * 200_000 + "}")
+    with pytest.raises(InputError, match=r"ras\.json: not used"):
+        read_folder(tmp_path)
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch /tmp/lanterne-was-here",)
