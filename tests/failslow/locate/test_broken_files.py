@@ -118,9 +118,9 @@ def test_a_broken_file_does_not_keep_another_from_being_used(tmp_path, name):
     draw = random.Random(name)
     (tmp_path / "dump_77").write_text(json.dumps(dump([77, 78])))
     content = documents()[name]
-    for _ in range(TURNS):
+    for turn in range(TURNS):
         data = encoded(name, mutated(content, draw, draw.choice([0.0, 0.03, 0.1])), tmp_path)
         (tmp_path / name).write_bytes(damaged(data, draw) if draw.random() < 0.4 else data)
         calls = read_folder(tmp_path).calls
-        assert (calls.rank == 77).sum() == 4
+        assert (calls.rank == 77).sum() == 4, f"turn {turn}"
         diagnose(calls)
