@@ -32,11 +32,14 @@ from lanterne.failslow.locate.formats.folder import TRACES, read_folder
 from lanterne.failslow.locate.locate import POLICY, Verdict, locate
 from lanterne.failslow.locate.trace import Trace, read_trace
 
+# Of a job's layout: how many replicas, and how many stages of each.
+SIZES = ("dp_size", "pp_size")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("file", metavar="PATH", help="folder of what a cluster wrote, or a parquet, csv or json trace")
-    parser.add_argument("--meta", metavar="FILE", help="layout as YAML (dp_size, pp_size), to find silent workers")
+    parser.add_argument("--meta", metavar="FILE", help="YAML with dp_size, pp_size: says if whole replicas or stages are missing")
     parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
 
 
@@ -55,9 +58,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], list[str], int]:
     """(verdicts, notes, titles of what was read, steps) of a trace, or of all that is in a folder."""
+    layout = read_layout(Path(meta)) if meta else {}
+    if meta and not layout:
+        raise InputError(f"--meta: got {shown(meta)}, which tells none of them, expected {' or '.join(SIZES)}")
     folder = None if path.suffix in TRACES and not path.is_dir() else read_folder(path)
     traces = [path] if folder is None else folder.traces
-    layout = Path(meta) if meta else None if folder is None else folder.layout
+    if folder is not None and folder.traces and folder.layout and not meta:
+        layout = read_layout(folder.layout)
     verdicts: list[Verdict] = []
     notes: list[str] = []
     titles: list[str] = []
@@ -66,7 +73,7 @@ def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], li
         trace = read_trace(file)
         steps, replicas = format_count(len(trace.steps), "step"), format_count(trace.replicas, "replica")
         titles.append(f"{shown(file.name)}: {steps}, {replicas} x {format_count(trace.stages, 'stage')}")
-        notes += _notes(trace, read_meta(layout) if layout else {})
+        notes += _notes(trace, layout)
         report.progress(titles[-1])
         verdicts += locate(trace)
         count += len(trace.steps)
@@ -85,17 +92,17 @@ def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], li
     return found or verdicts, notes, titles, count
 
 
-def read_meta(path: Path) -> dict[str, int | str]:
-    """The scalars of a YAML file's mapping, block or flow, whole numbers as int; what is nested is left out.
+def read_layout(path: Path) -> dict[str, int]:
+    """What a YAML file's mapping, block or flow, tells of SIZES; whatever else is in it is left out.
 
     Raises:
-        InputError: not readable, or no mapping.
+        InputError: not readable, no mapping, or a size that is no whole number of at least 1.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {shown(path)}: {getattr(error, 'strerror', None) or error}") from error
-    meta: dict[str, int | str] = {}
+    layout: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         plain = re.sub(r"(^|\s)#.*$", "", line).rstrip()
         if not plain or plain[0] in " \t-%" or plain.startswith(("---", "...")):
@@ -105,17 +112,20 @@ def read_meta(path: Path) -> dict[str, int | str]:
             key, colon, value = pair.partition(":")
             if not colon or (value and value[0] not in " \t"):
                 raise InputError(f"{shown(path)}: line {number}: got a line without a colon, expected 'key: value'")
-            value = value.strip()
-            bare = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
-            is_number = bare == value and re.fullmatch(r"[-+]?[0-9](_?[0-9]){0,17}", value)
-            if bare:
-                meta[key.strip().strip("\"'")] = int(value) if is_number else bare
-    return meta
+            if (name := key.strip().strip("\"'")) in SIZES:
+                layout[name] = _size(f"{shown(path)}: line {number}, {name}", value.strip())
+    return layout
 
 
-def _notes(trace: Trace, meta: Mapping[str, int | str]) -> list[str]:
+def _size(where: str, text: str) -> int:
+    if not re.fullmatch(r"\+?[0-9](_?[0-9]){0,17}", text) or int(text) < 1:
+        raise InputError(f"{where}: got {shown(text) or 'nothing'}, expected a whole number of at least 1")
+    return int(text)
+
+
+def _notes(trace: Trace, layout: Mapping[str, int]) -> list[str]:
     """What a reader should know before the verdicts."""
-    expected = (meta.get("dp_size", trace.replicas), meta.get("pp_size", trace.stages))
+    expected = (layout.get("dp_size", trace.replicas), layout.get("pp_size", trace.stages))
     found, notes = (trace.replicas, trace.stages), list(trace.notes)
     if expected != found:
         notes.append(f"the layout has {expected[0]} x {expected[1]} workers, compared are {found[0]} x {found[1]}")

@@ -371,6 +371,26 @@ def test_locate_bad_meta(capsys, tmp_path, meta):
     assert err.count("\n") == 1 and "secret" not in err
 
 
+@pytest.mark.parametrize(
+    ("meta", "text"),
+    [
+        ("dp_size: two\n", "meta.yaml: line 1, dp_size: got two, expected a whole number of at least 1"),
+        ("pp_size: 4\ndp_size: -2\n", "line 2, dp_size: got -2, expected"),
+        ("dp_size: 0\n", "dp_size: got 0, expected"),
+        ("{dp_size: [1, pp_size: 4}\n", "dp_size: got [1, expected"),
+        ("dp_size:\n", "dp_size: got nothing, expected"),
+        ("dp_size: !!python/object/apply:os.abort []\n", "dp_size: got !!python/object/apply:os.abort [], expected"),
+        ("tp_size: 2\n", "which tells none of them, expected dp_size or pp_size"),
+    ],
+)
+def test_locate_meta_that_is_no_layout(capsys, tmp_path, meta, text):
+    path = tmp_path / "meta.yaml"
+    path.write_text(meta)
+    assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert text in err and err.count("\n") == 1
+
+
 def test_locate_reads_what_it_may_not_write(capsys, tmp_path):
     assert main(["locate", str(tmp_path)]) == 2
     assert f"{tmp_path}: got 0 files and nothing known in them" in capsys.readouterr().err
