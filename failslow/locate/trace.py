@@ -36,7 +36,7 @@ TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The steps that every worker reported in full, of the replicas that reported most steps.
+    """The steps that every worker reported in full, of the replicas that reported most steps; of both where two did.
 
     Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the compute operations as they ran;
     `compute_s`: per stage (S, D, operations) seconds; `links`: (S, D) seconds of a message alone, median over
@@ -189,6 +189,8 @@ def read_trace(path: str | Path) -> Trace:
 def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Trace:
     """Arrange records, given as columns, by step, replica and stage; without replicas of which a worker is silent.
 
+    Where that would leave one, which has none to be compared with, what the silent worker lacks is filled in instead.
+
     Raises:
         InputError: no records, times that are no numbers or negative, no compute operations, or no step that is whole.
     """
@@ -205,14 +207,20 @@ def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Tra
     durations, order = layout.compute(name)
     silent = layout.silent(durations)
     left_out: NDArray[np.bool_] = np.any(silent, axis=1)
-    lost = tuple(int(rank) for rank in layout.ranks[silent] if rank >= 0)
-    if left_out.any() and not left_out.all():
+    lost = tuple(int(rank) for rank in layout.numbered()[silent] if rank >= 0)
+    filled_in = np.zeros_like(silent)
+    if np.count_nonzero(~left_out) == 1 < len(left_out):
+        notes.append(f"{layout.told(silent)}: taken to be as the other's")
+        filled_in = silent
+    elif left_out.any() and not left_out.all():
         # One step without a worker says little; without most of its steps its replica has nothing to compare.
         notes.append(f"{layout.told(silent)}: left out with the replica")
         columns = {column: values[~left_out[layout.replica]] for column, values in columns.items()}
         layout = _Layout(columns, np.isin(columns["optype"], list(COMPUTE)))
         durations, order = layout.compute(name)
-    holes = np.any([np.isnan(d).mean(axis=2).max(axis=1) > MAX_HOLES for d in durations], axis=0)
+        filled_in = np.zeros(layout.ranks.shape, bool)
+    lacking = np.stack([np.isnan(d).mean(axis=2) for d in durations], axis=2) > MAX_HOLES
+    holes = np.any(lacking & ~filled_in, axis=(1, 2))
     missing = f"{int(holes.sum())} of {len(holes)} steps left out, where a worker lacks half of its operations"
     if holes.all():
         why = layout.told(silent) if left_out.all() else missing
@@ -257,6 +265,8 @@ def filled(compute_s: Sequence[Array], order: Sequence[tuple[Operation, ...]]) -
                 # An operation that no step tells takes what others of its kind do.
                 level = np.nanmedian(usual[stage][:, own], axis=1, keepdims=True) if own else 0.0
                 usual[stage][:, own] = np.where(np.isfinite(usual[stage][:, own]), usual[stage][:, own], level)
+            # A worker that tells nothing takes what the other replicas' do.
+            usual[stage] = np.where(np.isfinite(usual[stage]), usual[stage], np.nanmedian(usual[stage], axis=0))
         apart = [log - known for log, known in zip(logs, usual, strict=True)]
         levels = np.nan_to_num(np.stack([np.nanmedian(one, axis=2) for one in apart]))
         apart = [one - level[:, :, None] for one, level in zip(apart, levels, strict=True)]
@@ -365,6 +375,18 @@ class _Layout:
 
         return np.stack([np.isnan(d).mean(axis=(0, 2)) > MAX_HOLES for d in durations], axis=1)
 
+    def numbered(self) -> NDArray[np.int64]:
+        """(D, P) ranks, with those that no record tells (-1) where the others' grow evenly by replica and by stage."""
+        import numpy as np
+
+        known = self.ranks >= 0
+        grid = np.stack([np.ones(known.shape), *np.meshgrid(self.replicas, self.stages, indexing="ij")], axis=2)
+        fit, _, found, _ = np.linalg.lstsq(grid[known], self.ranks[known], rcond=None)
+        ranks: NDArray[np.int64] = np.rint(grid @ fit).astype(np.int64)
+        is_even = found == grid.shape[2] and (ranks[known] == self.ranks[known]).all()
+        is_new = (ranks >= 0) & ~np.isin(ranks, self.ranks[known])
+        return np.where(~known & is_even & is_new, ranks, self.ranks)
+
     def told(self, silent: NDArray[np.bool_]) -> str:
         """One line on `silent` workers."""
         workers = [
@@ -395,8 +417,9 @@ class _Layout:
                     continue
                 count = min(sent.shape[2], received.shape[2])
                 alone = np.fmin(sent[:, :, :count], received[:, :, :count])
-                # A worker without messages has none to compare.
-                if np.isfinite(alone).any(axis=2).all():
+                # A worker without messages has none to compare, and one end alone sees what it waits for, too.
+                both = np.isfinite(sent).any(axis=(0, 2)) & np.isfinite(received).any(axis=(0, 2))
+                if both.all() and np.isfinite(alone).any(axis=2).all():
                     found[boundary, direction] = np.nanmedian(alone, axis=2)
         return found
 

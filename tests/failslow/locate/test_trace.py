@@ -110,11 +110,23 @@ def test_a_silent_worker_is_named():
     columns = make_trace(**SMALL)
     keep = ~((columns["rank"] == 3) & (columns["step"] > 0))
     trace = build_trace({name: values[keep] for name, values in columns.items()})
-    told = "dp_rank 1 stage 1 (rank 3) reports in fewer than half of the steps: left out with the replica"
-    assert trace.notes == (told,)
-    assert (len(trace.steps), trace.ranks.tolist()) == (6, [[0, 1]])
-    assert {d.shape for d in trace.compute_s} == {(6, 1, 4)}
-    assert {alone.shape for alone in trace.links.values()} == {(6, 1)}
+    told = "dp_rank 1 stage 1 (rank 3) reports in fewer than half of the steps: taken to be as the other's"
+    assert trace.notes[0] == told
+    assert (len(trace.steps), trace.ranks.tolist()) == (6, [[0, 1], [2, 3]])
+    assert {d.shape for d in trace.compute_s} == {(6, 2, 4)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_says_nothing_hides_no_slow_one_of_the_other_replica(seed):
+    """Of two replicas both are compared: the slow worker is no slow stage, and the silent one has the next number."""
+    columns = make_trace(replicas=2, workers={(1, 2): 1.5}, seed=seed)
+    trace = build_trace({name: values[columns["rank"] != 3] for name, values in columns.items()})
+    assert trace.notes[0].startswith("dp_rank 0 stage 3 reports in fewer")
+    found = locate(trace)
+    assert [(v.cause, v.ranks, v.evidence.get("state")) for v in found] == [
+        ("worker", (6,), None),
+        ("worker", (3,), "silent"),
+    ]
 
 
 @pytest.mark.parametrize("column", REQUIRED)
