@@ -29,6 +29,8 @@ _ITERATION_WORDS = {"iteration", "iter", "step"}
 # Lines in which a log's form is looked for, and characters of one.
 SEARCHED_LINES, LINE_LENGTH = 2000, 65536
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Numbers and dates as others write them: 1,025.8, 1.026s, 2026-01-31T10:00:00Z.
+_NUMBER_LIKE = re.compile(rf"[-+]?\d[\d.,:_'T +-]*(?:Z|{'|'.join(_UNIT_WORDS)})?")
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 
 
@@ -101,8 +103,19 @@ def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[f
             yield from _counted(name, read, notes)
     except IsADirectoryError as error:
         raise InputError(f"{name}: got a folder, expected a file") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: {_no_text(error.object[:2])}") from error
+    except (OSError, csv.Error) as error:
         raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _no_text(first: bytes) -> str:
+    """What a file is that is not read as text, by its `first` two bytes, and how to have it read."""
+    if first == b"\x1f\x8b":
+        return "got a gzip file, expected it unpacked: zcat FILE | lanterne detect -"
+    if first in (b"\xff\xfe", b"\xfe\xff"):
+        return "got text in UTF-16, expected UTF-8: iconv -f UTF-16 -t UTF-8 FILE | lanterne detect -"
+    return "got what is no UTF-8 text, expected CSV or a log"
 
 
 def _counted(name: str, times_s: Iterable[float], notes: list[str]) -> Iterator[float]:
@@ -186,8 +199,8 @@ def _read_csv(name: str, source: Source, lines: Iterator[str], notes: list[str])
     header = next(csv.reader([head], delimiter=delimiter), [])
     if not header:
         raise InputError(f"{name}: got an empty file, expected CSV with a header line")
-    reader = csv.reader(lines, delimiter=delimiter)
-    column, found = source.column, next(reader, None)
+    rows = _whole_rows(lines, delimiter)
+    column, found = source.column, next(rows, None)
     if column is None:
         column = _pick(header)
         if column is None or (column != "seconds" and not _is_time(found, header.index(column))):
@@ -199,7 +212,25 @@ def _read_csv(name: str, source: Source, lines: Iterator[str], notes: list[str])
         raise InputError(_no_column(name, column, header, found or []))
     if header.count(column) > 1:
         raise InputError(f"{name}: got several columns {column!r}, expected one")
-    yield from _rows(name, header, column, source.unit, chain([found] if found is not None else [], reader))
+    yield from _rows(name, header, column, source.unit, chain([found] if found is not None else [], rows))
+
+
+def _whole_rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """The rows of CSV `lines`, the last one without a cell that is cut: its quotes are still open."""
+    is_over = False
+
+    def and_one_more() -> Iterator[str]:
+        nonlocal is_over
+        yield from lines
+        is_over = True
+        # A row of its own, unless it is swallowed by a cell whose quotes are open.
+        yield "end"
+
+    for fields in csv.reader(and_one_more(), delimiter=delimiter):
+        if not is_over:
+            yield fields
+        elif fields != ["end"]:
+            yield fields[:-1] or [""]
 
 
 def _rows(
@@ -225,15 +256,33 @@ def _rows(
         text = fields[at] if at < len(fields) else ""
         value = _number(text)
         if not (0.0 < value < inf or _is_missing(text)):
-            raise InputError(f"{name}: row {row}, column {column}: got {text!r}, expected a positive time")
+            raise InputError(f"{name}: row {row}, column {column}: got {text!r}, expected {_expected(text)}")
         yield value * factor if factor != 1.0 else value
     if row < 0:
         raise InputError(f"{name}: got a header and no rows, expected iteration times")
 
 
 def _is_time(fields: Sequence[str] | None, at: int) -> bool:
-    """Whether a row, if there is one, has a number at `at`, or nothing."""
-    return fields is None or at >= len(fields) or isfinite(_number(fields[at])) or _is_missing(fields[at])
+    """Whether a row, if there is one, has a number at `at`, however it is written, or nothing."""
+    return fields is None or at >= len(fields) or _is_number_like(fields[at]) or _is_missing(fields[at])
+
+
+def _is_number_like(text: str) -> bool:
+    return isfinite(_number(text)) or _NUMBER_LIKE.fullmatch(text.strip()) is not None
+
+
+def _expected(text: str) -> str:
+    """What is expected of a cell that says `text`."""
+    if re.match(r"\s*\d{4}-\d\d?-\d", text):
+        return "a number of seconds, no date"
+    for form, hint in (
+        (r"[-+]?[\d.]*\d,\d*", " with a decimal point (a decimal comma?)"),
+        (r"[-+]?\d{1,3}(,\d{3})+\.\d*", " without commas"),
+        (r"[-+]?\d*\.?\d+ ?[A-Za-zµ]+", " without its unit (--unit)"),
+    ):
+        if re.fullmatch(form, text.strip()):
+            return f"a positive time{hint}"
+    return "a positive time"
 
 
 def _words_of(name: str) -> list[str]:
@@ -261,8 +310,11 @@ def _pick(header: Sequence[str]) -> str | None:
 
 def _no_column(name: str, column: str, header: Sequence[str], fields: Sequence[str]) -> str:
     """What is wrong with a file whose first line is `header`; only of a table of numbers, names from it are told."""
-    is_table = len(fields) == len(header) and any(isfinite(_number(field)) for field in fields)
-    if is_table and not any(isfinite(_number(field)) for field in header):
+    likely = [at for at, field in enumerate(fields) if _is_number_like(field)]
+    if likely and len(fields) == len(header) and not any(map(_is_number_like, header)):
+        if not any(isfinite(_number(fields[at])) for at in likely):
+            where, text = shown(header[likely[0]]), fields[likely[0]]
+            return f"{name}: row 0, column {where}: got {text!r}, expected {_expected(text)}"
         names = ", ".join(shown(field) for field in header)
         ask = "" if any(_unit_of(field) for field in header) else f", and --unit: {', '.join(UNITS)}"
         return f"{name}: no column {column!r}, expected one of: {names} (--column{ask})"

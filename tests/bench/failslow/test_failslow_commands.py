@@ -1,5 +1,6 @@
 """detect, locate and rebalance as a user calls them: the JSON contracts, tables, pictures, and one-line errors."""
 
+import gzip
 import io
 import json
 from contextlib import suppress
@@ -82,6 +83,10 @@ def test_detect_column(capsys, tmp_path):
         ("time\n1\n", "(--column, and --unit: s, ms, us, ns, min)"),
         ("forward_ms,backward_ms\n1,2\n", "no column 'seconds', expected one of: forward_ms, backward_ms (--column)"),
         ("elapsed time per iteration (ms): 0.0\n", "line 1: got '0.0', expected a positive number"),
+        ('step_ms\n"1,025.8"\n', "row 0, column step_ms: got '1,025.8', expected a positive time without commas"),
+        ("step;step_ms\n0;1025,8\n", "column step_ms: got '1025,8', expected a positive time with a decimal point"),
+        ("seconds\n1\n1.02s\n", "row 1, column seconds: got '1.02s', expected a positive time without its unit"),
+        ("ended_at\n2026-01-31T10:00:00Z\n", "row 0, column ended_at: got '2026-01-31T10:00:00Z', expected a number"),
     ],
 )
 def test_detect_bad_input(capsys, tmp_path, content, text):
@@ -101,6 +106,7 @@ def test_detect_bad_input(capsys, tmp_path, content, text):
         "secret,password\none,two\n",
         "secret,password\n1\n",
         "1.5,secret\n1.5,2\n",
+        "secret,password\n1secret,two\n",
         "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n",
         "secret 1: took 3 seconds\nsecret 2: took 4 seconds\n",
     ],
@@ -142,6 +148,32 @@ def test_detect_leaves_out_rows_without_a_time_and_keeps_their_numbers(capsys, t
     assert {event["index"] for event in found["events"]} == {62, 91}
     assert main(["detect", str(path)]) == 0
     assert NOTED in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (gzip.compress(b"seconds\n1\n"), "got a gzip file, expected it unpacked: zcat FILE | lanterne detect -"),
+        ("seconds\n1\n".encode("utf-16"), "got text in UTF-16, expected UTF-8: iconv -f UTF-16"),
+        (b"PAR1\x15\x04\xff", "got what is no UTF-8 text, expected CSV or a log"),
+    ],
+)
+def test_detect_says_what_a_file_is_that_is_no_text(capsys, tmp_path, content, text):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    assert main(["detect", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert f"{path}: {text}" in err and err.count("\n") == 1 and "codec" not in err
+
+
+@pytest.mark.parametrize(
+    ("head", "cut"), [("step,seconds\n", '40,"1.0'), ("seconds\n", '"1.0'), ("seconds\n", '"1.0\n')]
+)
+def test_detect_takes_no_value_from_a_cell_that_is_cut(capsys, tmp_path, head, cut):
+    path = tmp_path / "a.csv"
+    path.write_text(head + "".join(f"{i},1.0\n" if "step" in head else "1.0\n" for i in range(40)) + cut)
+    assert main(["detect", str(path)]) == 0
+    assert "1 of 41 rows have no time, row 40 the first: left out" in capsys.readouterr().out
 
 
 def test_detect_timestamps_with_one_lost(capsys, tmp_path):
@@ -212,6 +244,7 @@ def test_detect_reads_lines_of_a_pattern(capsys, tmp_path):
         (["--pattern", "nothing like (this)"], "no line of 302 matches"),
         (["--pattern", "(done)"], "line 3: got 'done', expected a positive number"),
         (["--rate"], "--rate: expected with --pattern"),
+        (["--pattern", "(.)", "--rate", "--unit", "ms"], "--unit: got ms, of times, expected none with --rate"),
         (["--unit", "parsec"], "parsec"),
         (["--pattern", "(x)", "--column", "x"], "expected without --column"),
     ],
