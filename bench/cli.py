@@ -276,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(error, "told", False) or is_told_by_launcher(error):
             return code  # the rank that it came from says it, or who started it
     except MemoryError as error:
-        code, text = 1, f"out of memory: {error}"
+        code, text = 1, ": ".join(filter(None, ("out of memory", str(error))))
     except BrokenPipeError:
         sys.stderr.close()
         return 1

@@ -55,13 +55,17 @@ def test_what_cannot_be_written_is_bad_input_and_leaves_nothing(tmp_path, place)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_memory_that_is_not_there_is_one_line_and_exit_1(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [(("Unable to allocate 100 TiB",), "out of memory: Unable to allocate 100 TiB"), ((), "out of memory")],
+)
+def test_memory_that_is_not_there_is_one_line_and_exit_1(monkeypatch, capsys, said, text):
     def run(args):
-        raise MemoryError("Unable to allocate 100 TiB")
+        raise MemoryError(*said)
 
     monkeypatch.setattr("lanterne.bench.info.run", run)
     assert main(["info"]) == 1
-    assert capsys.readouterr().err == "lanterne: out of memory: Unable to allocate 100 TiB\n"
+    assert capsys.readouterr().err == f"lanterne: {text}\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
