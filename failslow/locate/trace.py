@@ -90,7 +90,8 @@ def read_records(path: str | Path) -> dict[str, NDArray[Any]]:
     columns = readers[path.suffix](path)
     if missing := [name for name in REQUIRED if name not in columns]:
         lacking, expected = ", ".join(missing), "it" if len(missing) == 1 else "all"
-        raise InputError(f"{shown(path)}: no column {lacking}, expected {expected}")
+        got = ", ".join(name for name in REQUIRED if name in columns) or "none of them"
+        raise InputError(f"{shown(path)}: no column {lacking}, expected {expected}; got {got}")
     return columns
 
 
@@ -121,6 +122,8 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
             reader = csv.reader(file)
             names = next((row for row in reader if row), [])
             wanted = [name for name in (*REQUIRED, *OPTIONAL) if name in names]
+            if not wanted and (separator := next((mark for mark in ";\t|" if mark in "".join(names)), None)):
+                raise InputError(f"{shown(path)}: got columns separated by {separator!r}, expected commas")
             # The last column of a name counts. Few rows at a time stay in the processor's caches.
             places = [len(names) - 1 - names[::-1].index(name) for name in wanted]
             parts: list[list[NDArray[Any]]] = [[] for _ in wanted]
