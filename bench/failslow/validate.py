@@ -10,8 +10,9 @@
   lanterne validate -n 8 --admit hosts.jsonl           may this node join? 1: it may not
 
 --admit also compares with what a history (`lanterne history`) has: earlier sweeps of the same host, else other hosts',
-and whether the host was named in several jobs. What is 15 % worse, and by more than sweeps differ, speaks against it.
-A sweep is kept there, unless other work used the cores.
+and whether the host was named in several jobs. What is 15 % worse, and by more than sweeps differ, speaks against it;
+that takes 5 sweeps of its own, or 3 of others. Where other work used the cores, a host is not held against them, and
+the sweep is not kept.
 
 First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
 links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
@@ -222,9 +223,10 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
     found = validate(under_test, **options, injected=slow_ranks.get(comm.rank, Injected()), tick=tick)
     report.progress("")
     against: dict[str, list[str]] = {}
+    untold: dict[str, str] = {}
     if comm.rank == 0:
         if args.admit is not None:
-            against = admit(args.admit, found, names)
+            against, untold = admit(args.admit, found, names)
         if args.json:
             rehearsed = {"slow_rank": args.slow_rank, "slow_link": args.slow_link}
             content = {"transport": comm.transport.name, "rehearsed": rehearsed, **found.to_json()}
@@ -233,7 +235,7 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
             report.write_json(args.json, report.envelope(**content))
         print_validation(found, comm, sys.stderr if args.json == "-" else sys.stdout, gemm.left_out(args.device))
         for host, texts in against.items():
-            for text in texts or ["may join: nothing speaks against it"]:
+            for text in texts or ["; ".join(filter(None, ("may join: nothing speaks against it", untold[host])))]:
                 said = f"{'AGAINST ' if texts else ''}{host}: {text}"
                 print(said, file=sys.stderr if args.json == "-" else sys.stdout)
     return int(bool(found.findings) or any(against.values()))
@@ -250,18 +252,25 @@ def host_names(comm: Communicator) -> tuple[str, ...]:
     return tuple(bytes(row).rstrip(b"\0").decode(errors="replace") for row in names.reshape(-1, NAME_NBYTES))
 
 
-def admit(where: str, found: Validation, names: Sequence[str]) -> dict[str, list[str]]:
-    """{host: what speaks against it} by the history at `where`, which then has this sweep as well."""
-    from lanterne.failslow.operate.admission import judge_sweep, sweep_entry, sweep_values
+def admit(where: str, found: Validation, names: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """({host: what speaks against it}, {host: why its sweep was not compared, or nothing}) by the history at `where`.
+
+    Which then has this sweep as well, unless other work disturbed it: that would be blamed on the host.
+    """
+    from lanterne.failslow.operate.admission import judge_sweep, sweep_entry, sweep_values, too_few
     from lanterne.failslow.operate.history import open_history
 
     history = open_history(where)
     entries, _ = history.read()
     values = sweep_values(dict(enumerate(names)), found.compute, found.links)
-    if not found.busy and not found.unsure:
+    findings = *found.busy, *found.unsure
+    busy = {names[rank] for one in findings for rank in (*one.ranks, *(end for link in one.links for end in link))}
+    if not findings:
         job = f"sweep-{os.getpid()}-{int(time.time())}"
         history.add([sweep_entry(host, some, job, time.time()) for host, some in values.items()])
-    return {host: judge_sweep(entries, host, some) for host, some in values.items()}
+    cannot = "cannot tell by sweeps of before: other work used the cores; again when they are free"
+    untold = {host: cannot if host in busy else too_few(entries, host) for host in values}
+    return {host: judge_sweep(entries, host, {} if host in busy else some) for host, some in values.items()}, untold
 
 
 def print_validation(found: Validation, comm: Communicator, file: TextIO, left_out: str = "") -> None:

@@ -13,10 +13,13 @@ from typing import Any
 
 from lanterne.failslow.operate.history import SCHEMA_VERSION, patterns
 
-# So many of the latest sweeps of a host tell what is usual of it; so many of other hosts, where it has none.
-OWN_SWEEPS, OTHER_SWEEPS, LEAST_OTHERS = 16, 64, 3
-# Worse by this, and by so many times the usual deviation, is worse.
-WORSE, DEVIATIONS = 1.15, 4.0
+# So many of the latest sweeps of a host tell what is usual of it; so many of other hosts, where it has too few.
+# Of healthy hosts whose sweeps differ by 5 %, one sweep before would refuse a quarter, five 1 in 200 (simulated).
+OWN_SWEEPS, LEAST_OWN = 16, 5
+OTHER_SWEEPS, LEAST_OTHERS = 64, 3
+# Worse by this, and by so many times the usual deviation, is worse: than the usual sweep, and by WORSE than the worst
+# as well, but for one sweep in SPARED that something had disturbed.
+WORSE, DEVIATIONS, SPARED = 1.15, 4.0, 8
 
 
 def sweep_values(
@@ -50,25 +53,40 @@ def sweep_entry(host: str, values: Mapping[str, float], job: str, time_s: float)
 
 def judge_sweep(entries: Sequence[Mapping[str, Any]], host: str, values: Mapping[str, float]) -> list[str]:
     """What speaks against `host`, in words, by the `entries` of a history and the `values` of its sweep now."""
-    sweeps = [entry for entry in entries if entry["what"] == "sweep"]
-    own = [entry for entry in sweeps if entry["host"] == host][-OWN_SWEEPS:]
-    others = [entry for entry in sweeps if entry["host"] != host][-OTHER_SWEEPS:]
+    own, others = _sweeps(entries, host)
     found = []
     for one in patterns(entries):
         if one.host == host and one.pattern == "chronic":
             found.append(f"it is chronic: named in {one.named_in} of its {one.jobs} jobs, the last time: {one.text}")
     for name, now in values.items():
-        for whose, some, least in (("its own", own, 1), ("other hosts'", others, LEAST_OTHERS)):
+        for whose, some, least in (("its own", own, LEAST_OWN), ("other hosts'", others, LEAST_OTHERS)):
             before = [entry["values"][name] for entry in some if _is_time(entry["values"].get(name))]
             if len(before) < least:
                 continue
             usual = median(before)
             deviation = 1.4826 * median(abs(value - usual) for value in before)
-            if now > WORSE * usual and now > usual + DEVIATIONS * deviation:
+            worst = sorted(before)[-1 - len(before) // SPARED]
+            if now > WORSE * max(usual, worst) and now > usual + DEVIATIONS * deviation:
                 found.append(f"{name}: {now / usual:.2f} times {whose} usual ({len(before)} sweeps)")
             # What it has of its own says more.
             break
     return found
+
+
+def too_few(entries: Sequence[Mapping[str, Any]], host: str) -> str:
+    """Why the `entries` of a history have no sweeps to hold `host`'s against, in words; empty where they do."""
+    own, others = map(len, _sweeps(entries, host))
+    if own >= LEAST_OWN or others >= LEAST_OTHERS:
+        return ""
+    needed = f"{LEAST_OWN} or {LEAST_OTHERS}"
+    return f"compared with no sweep: {own} of its own are known, {others} of other hosts, of {needed} that are needed"
+
+
+def _sweeps(entries: Sequence[Mapping[str, Any]], host: str) -> tuple[Sequence[Mapping[str, Any]], ...]:
+    """The latest sweeps (of `host`, of others)."""
+    sweeps = [entry for entry in entries if entry["what"] == "sweep"]
+    own = [entry for entry in sweeps if entry["host"] == host][-OWN_SWEEPS:]
+    return own, [entry for entry in sweeps if entry["host"] != host][-OTHER_SWEEPS:]
 
 
 def _is_time(value: Any) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from lanterne.bench import cli
 from lanterne.bench.failslow.validate import slow_link, slow_rank
 from lanterne.errors import InputError
+from lanterne.failslow.validate.judge import Finding
 from lanterne.failslow.validate.validate import Injected
 from lanterne.transport.shaped import Link
 
@@ -82,10 +83,17 @@ def test_a_sweep_is_kept_and_judged_by_those_before(tmp_path):
         return SimpleNamespace(compute=compute, links=[], busy=busy, unsure=())
 
     where = str(tmp_path / "hosts.jsonl")
-    assert admit(where, swept(1.0), ("h", "h")) == {"h": []}
-    assert admit(where, swept(9.0, busy=("others",)), ("h", "h"))["h"]  # not kept
-    assert admit(where, swept(1.0), ("h", "i")) == {"h": [], "i": []}
-    assert admit(where, swept(2.0), ("h", "h")) == {"h": ["a, alone: 2.00 times its own usual (2 sweeps)"]}
+    for known in range(5):
+        against, untold = admit(where, swept(1.0), ("h", "h"))
+        assert against == {"h": []} and f"{known} of its own are known, 0 of other hosts, of 5 or 3" in untold["h"]
+    # Of a host whose cores other work used, nothing is said; none of the sweep is kept.
+    contended = Finding("contention", (0,), (), "alone", 2.0, "")
+    against, untold = admit(where, swept(9.0, busy=(contended,)), ("h", "i"))
+    assert against["h"] == [] and "other work used the cores" in untold["h"]
+    assert against["i"] == ["a, alone: 9.00 times other hosts' usual (5 sweeps)"]
+    against, untold = admit(where, swept(2.0), ("h", "i"))
+    assert against["h"] == ["a, alone: 2.00 times its own usual (5 sweeps)"]
+    assert against["i"] == ["a, alone: 2.00 times other hosts' usual (5 sweeps)"] and set(untold.values()) == {""}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanterne.failslow.operate.admission import judge_sweep, sweep_entry, sweep_values
+from lanterne.failslow.operate.admission import judge_sweep, sweep_entry, sweep_values, too_few
 from lanterne.failslow.operate.history import job_entry
 
 NAME = "float32 product, alone"
@@ -16,9 +16,12 @@ def sweeps(host, values, first_s=0.0):
     ("entries", "now", "words"),
     [
         ([], 9.0, []),
-        (sweeps("h", [1.0, 1.01, 0.99]), 1.1, []),
-        (sweeps("h", [1.0, 1.01, 0.99]), 1.3, [f"{NAME}: 1.30 times its own usual (3 sweeps)"]),
-        (sweeps("h", [1.0]), 1.3, [f"{NAME}: 1.30 times its own usual (1 sweeps)"]),
+        (sweeps("h", [1.0, 1.01, 0.99, 1.0, 1.0]), 1.1, []),
+        (sweeps("h", [1.0, 1.01, 0.99, 1.0, 1.0]), 1.3, [f"{NAME}: 1.30 times its own usual (5 sweeps)"]),
+        # Four tell nothing, and one of five was as slow; of eight one may have been disturbed.
+        (sweeps("h", [1.0] * 4), 1.3, []),
+        (sweeps("h", [1.0] * 4 + [1.2]), 1.3, []),
+        (sweeps("h", [1.0] * 7 + [1.2]), 1.3, [f"{NAME}: 1.30 times its own usual (8 sweeps)"]),
         # Sweeps that differ by a third say nothing of 1.3.
         (sweeps("h", [1.0, 1.4, 0.7, 1.3, 0.8]), 1.3, []),
         (sweeps("h", [1.0, 1.4, 0.7, 1.3, 0.8]), 4.0, [f"{NAME}: 4.00 times its own usual (5 sweeps)"]),
@@ -27,7 +30,13 @@ def sweeps(host, values, first_s=0.0):
         (sweeps("i", [1.0] * 2), 2.0, []),
         (sweeps("i", [1.0] * 3), 2.0, [f"{NAME}: 2.00 times other hosts' usual (3 sweeps)"]),
         # Slower than others it always was.
-        ([*sweeps("i", [1.0] * 9), *sweeps("h", [2.0] * 2)], 2.0, []),
+        ([*sweeps("i", [1.0] * 9), *sweeps("h", [2.0] * 5)], 2.0, []),
+        # Refused, it comes again.
+        (
+            [*sweeps("i", [1.0] * 9), *sweeps("h", [2.0] * 2)],
+            2.0,
+            [f"{NAME}: 2.00 times other hosts' usual (9 sweeps)"],
+        ),
         # Only the latest count; what is no time does not.
         (
             [*sweeps("h", [9.0] * 20), *sweeps("h", [1.0] * 16, 100.0)],
@@ -39,6 +48,14 @@ def sweeps(host, values, first_s=0.0):
 )
 def test_against_sweeps_of_before(entries, now, words):
     assert judge_sweep(entries, "h", {NAME: now}) == words
+
+
+@pytest.mark.parametrize(("own", "others", "is_few"), [(4, 2, True), (5, 0, False), (0, 3, False)])
+def test_too_few_sweeps_are_told(own, others, is_few):
+    entries = [*sweeps("h", [1.0] * own), *sweeps("i", [1.0] * others)]
+    assert (f"{own} of its own are known, {others} of other" in too_few(entries, "h")) == is_few == bool(
+        too_few(entries, "h")
+    )
 
 
 def test_a_chronic_host_is_told():
