@@ -82,8 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     parser.add_argument("--plot", default="demo.png", metavar="FILE", help="the picture (default demo.png), or none")
     parser.add_argument(
-        "--trace", default="demo-trace.json", metavar="FILE", help="for Perfetto (default demo-trace.json), or none"
-    )
+        "--trace", default="demo-trace.json", metavar="FILE",
+        help="of one slow link, for Perfetto (default demo-trace.json), or none",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
