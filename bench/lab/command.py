@@ -221,11 +221,18 @@ def resolve(command: Sequence[str]) -> list[str]:
         return [*own_python(), "-m", "lanterne", *command[1:]]
     if program in ("python", "python3"):
         return [sys.executable, *command[1:]]
-    beside = Path(sys.executable).parent / program
-    found = str(beside) if beside.is_file() else shutil.which(program)
+    found = shutil.which(str(Path(sys.executable).parent / program)) or shutil.which(program)
     if found is None:
-        raise InputError(f"command: got {program!r}, which is not on PATH, expected a program")
+        why = _no_program(Path(program)) if os.sep in program else "which is not on PATH"
+        raise InputError(f"command: got {program!r}, {why}, expected a program")
     return [found, *command[1:]]
+
+
+def _no_program(path: Path) -> str:
+    """Why the file at `path` cannot be run."""
+    if path.is_dir():
+        return "a folder"
+    return "which may not be executed (chmod +x)" if path.exists() else "which does not exist"
 
 
 def environment(network: Network, token: str, rank: int) -> dict[str, str]:
