@@ -289,12 +289,10 @@ def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: 
 def attach(args: argparse.Namespace, command: list[str]) -> int:
     """Read the logs of a job that runs already until process --attach ends, or Ctrl-C; look at one without logs."""
     try:
-        words = Path(f"/proc/{args.attach}/environ").read_bytes().split(b"\0")
+        folder = _folder_of(args.attach)
     except OSError as error:
         raise InputError(f"--attach: cannot look at process {args.attach}: {error.strerror}") from error
-    prefix = f"{FOLDER_VARIABLE}=".encode()
-    folder = next((Path(os.fsdecode(word[len(prefix) :])) for word in words if word.startswith(prefix)), None)
-    if folder is None or not folder.is_dir():
+    if folder is None:
         return attach_outside(args, command)
     watching = Watching(args, command, folder, None, _history(args))
     try:
@@ -304,6 +302,22 @@ def attach(args: argparse.Namespace, command: list[str]) -> int:
         pass
     _finish(args, command, watching)
     return int(bool(args.fail_on and watching.ledger.incidents.count))
+
+
+def _folder_of(pid: int) -> Path | None:
+    """The folder of the call logs of process `pid`, or of what it has started: it may be `lanterne watch` itself.
+
+    Raises:
+        OSError: nobody may look at it, or it is no more.
+    """
+    prefix, own = f"{FOLDER_VARIABLE}=".encode(), Path(f"/proc/{pid}")
+    environments = [(own / "environ").read_bytes()]
+    with suppress(OSError):
+        for child in (own / "task" / str(pid) / "children").read_text().split():
+            environments.append(Path(f"/proc/{child}/environ").read_bytes())
+    words = [word for environment in environments for word in environment.split(b"\0") if word.startswith(prefix)]
+    folders = (Path(os.fsdecode(word[len(prefix) :])) for word in words)
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 class LiveTeller:

@@ -160,6 +160,19 @@ def test_bad_input_is_one_line_and_code_2(words, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("./data", "which may not be executed"), ("./", "a folder"), ("./none", "which does not exist"), ("none", "PATH")],
+)
+def test_what_is_no_program_is_called_what_it_is(tmp_path, monkeypatch, capsys, program, why):
+    monkeypatch.chdir(tmp_path)
+    Path("data").write_text("data")
+    for name in (program, str(tmp_path / program) if program.startswith(".") else program):
+        assert cli.main(["watch", "--", name]) == 2
+        err = capsys.readouterr().err
+        assert f"got {name!r}" in err and why in err and err.count("\n") == 1
+
+
 HANG = """
 import os, signal, sys, time
 import numpy as np
@@ -207,7 +220,8 @@ def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
         assert hang["ended_after_s"] is None and document["lasts"]
 
 
-def test_a_job_that_runs_is_joined(tmp_path):
+@pytest.mark.parametrize("whose", ["of the program", "of the watch"])
+def test_a_job_that_runs_is_joined(tmp_path, whose):
     (tmp_path / "program.py").write_text(LOOP.replace("range(80)", "range(150)"))
     job = subprocess.Popen([*WATCH, "--", "python", "program.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
@@ -216,7 +230,7 @@ def test_a_job_that_runs_is_joined(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(0.3)
-        command = [*WATCH, "--attach", str(found[0]), "--json", "joined.json"]
+        command = [*WATCH, "--attach", str(found[0] if whose == "of the program" else job.pid), "--json", "joined.json"]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
         assert result.returncode == 0, result.stderr
         assert json.loads((tmp_path / "joined.json").read_text())["iterations"]["count"] > 80
