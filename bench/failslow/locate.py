@@ -39,7 +39,7 @@ SIZES = ("dp_size", "pp_size")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("file", metavar="PATH", help="folder of what a cluster wrote, or a parquet, csv or json trace")
-    parser.add_argument("--meta", metavar="FILE", help="YAML with dp_size, pp_size: says if whole replicas or stages are missing")
+    parser.add_argument("--meta", metavar="FILE", help="YAML (dp_size, pp_size): tells missing replicas or stages")
     parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
 
 
