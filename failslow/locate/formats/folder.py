@@ -112,9 +112,9 @@ def _read(file: Path, into: CallBuilder, inspector: InspectorReader, documents: 
         return []
     try:
         content = json.loads(text)
-    except ValueError:
+    except ValueError as error:
         if '"communicators"' not in text:
-            raise
+            raise ValueError(f"it is no JSON: {error}") from error
         content = ras.mended(text)
     if ras.is_document(content):
         documents.append(content)
