@@ -405,8 +405,8 @@ class JobLog:
             if read:
                 self._unsettled.add(rank, read)
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
-        if self.lead is not None and (read := records.get(self.lead)):
-            self._iterations.add(*symbols_of(read, self._readers[self.lead]), before, self.world_size)
+        if self.lead is not None and (own := records.get(self.lead)):
+            self._iterations.add(*symbols_of(own, self._readers[self.lead]), before, self.world_size)
 
     def _settle(self) -> None:
         """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
