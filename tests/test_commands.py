@@ -178,7 +178,7 @@ def needs_plan(name, folder):
         pq = pytest.importorskip("pyarrow.parquet")
         csv = pytest.importorskip("pyarrow.csv")
         pq.write_table(csv.read_csv(ROOT / "examples" / "trace.csv"), folder / "trace.parquet")
-        (folder / "meta.yaml").write_text("")
+        (folder / "meta.yaml").write_text("dp_size: 2\n")
 
 
 def runnable(slow):
