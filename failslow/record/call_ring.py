@@ -189,8 +189,8 @@ class RingReader:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
-        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.header: dict[str, Any] = json.loads(self._map[:BEGUN_OFFSET].rstrip(b"\0"))
         if not isinstance(self.header, dict) or not isinstance(self.header.get("capacity"), int):
             raise ValueError("call log: its header has no capacity")
@@ -266,7 +266,7 @@ class RingReader:
         Raises:
             ValueError: another program has cut the file short.
         """
-        if os.fstat(self._file.fileno()).st_size != len(self._map):
+        if self._map.size() != len(self._map):
             # What is mapped there would end this program, not raise.
             raise ValueError("call log: it was cut short while it was read")
         found = self._take_open() if self.open else []
@@ -347,7 +347,6 @@ class RingReader:
     def close(self) -> None:
         """Unmap the file."""
         self._map.close()
-        self._file.close()
 
 
 def recorded(record: bytes, name_of: Callable[[int], str]) -> RecordedCall:
