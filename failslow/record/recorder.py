@@ -79,7 +79,9 @@ class Recorder:
         self._groups: set[int] = set()
         self._paths: set[str] = set()
         self._ended = threading.Event()
+        # Says every second that Python runs; tells of the host, where this process does.
         self._thread: threading.Thread | None = None
+        self._teller: threading.Thread | None = None
         self._lock = threading.Lock()
         self._stopped = False
         self.notes: set[str] = set()
@@ -185,7 +187,8 @@ class Recorder:
             if self._speaks_for_host():
                 # A thread of its own: a driver that hangs must not stop the beats.
                 about = os.fspath(self._folder), self._ended
-                threading.Thread(target=_tell_of_host, args=about, name="lanterne-host", daemon=True).start()
+                self._teller = threading.Thread(target=_tell_of_host, args=about, name="lanterne-host", daemon=True)
+                self._teller.start()
         return ring
 
     def _beat(self, told: dict[int, int]) -> bool:
@@ -235,9 +238,9 @@ class Recorder:
             ring.end()
         self.stop()
         self._ended.set()
-        if self._thread is not None:
-            # It may be writing to a disk that hangs.
-            self._thread.join(BEAT_S)
+        for thread in filter(None, (self._thread, self._teller)):
+            # It may be writing to a disk that hangs, or ask a driver that does.
+            thread.join(BEAT_S)
 
     def stop(self) -> None:
         """Record nothing any more."""
