@@ -236,9 +236,7 @@ def _torch() -> Component:
     try:
         return _part("PyTorch", True, f"{metadata.version('torch')} (for Gloo comparisons and lanterne watch only)")
     except metadata.PackageNotFoundError:
-        return _part(
-            "PyTorch", False, "not installed (only compared with, never needed)", "pip install '.[torch]'"
-        )
+        return _part("PyTorch", False, "not installed (only compared with, never needed)", "pip install '.[torch]'")
 
 
 def _redis() -> Component:

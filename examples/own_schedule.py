@@ -1,6 +1,6 @@
 """A schedule of one's own: made by a function, checked, run as a call, written to a file, and run from there.
 
-    python examples/own_schedule.py
+python examples/own_schedule.py
 """
 
 import json

@@ -75,9 +75,7 @@ class NCCLBackend:
         """in_out_array = that of rank `root`."""
         self.communicator.broadcast(_dense(in_out_array), root, stream)
 
-    def reduce_scatter(
-        self, in_array: Any, out_array: Any, count: int, op: str = "sum", stream: Stream = None
-    ) -> None:
+    def reduce_scatter(self, in_array: Any, out_array: Any, count: int, op: str = "sum", stream: Stream = None) -> None:
         """The first `count` elements of out_array = this rank's part of the reduction, of parts of so many."""
         given, out = _dense(in_array), _dense(out_array)
         parts = _first(given, count * self.communicator.world_size)

@@ -27,7 +27,9 @@ def package_files():
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         inside = Path("lanterne", Path(folder).relative_to(PACKAGE))
         if "__pycache__" not in inside.parts and not str(inside).startswith(YARDSTICKS):
-            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", ".ll", "h800.json")))
+            yield from (
+                str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", ".ll", "h800.json"))
+            )
 
 
 @pytest.fixture(scope="module")

@@ -180,9 +180,7 @@ def measured(
     return records
 
 
-def tell(
-    comm: Communicator, settings: BenchSettings, records: list[dict[str, Any]], json_file: str | None
-) -> None:
+def tell(comm: Communicator, settings: BenchSettings, records: list[dict[str, Any]], json_file: str | None) -> None:
     """Write, print and draw what was measured."""
     arrivals = comm.arrivals() if settings.arrivals else None
     document = report.envelope(

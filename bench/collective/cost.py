@@ -132,9 +132,7 @@ def study(
         chunks = chunk_count(line, ranks, nbytes, links, min_chunk_nbytes=1)
         expected = late_rank if line.late else None
         schedule = check(
-            make_schedule(
-                line.collective, line.name, ranks, chunks, late_rank=expected, progress=progress, nodes=nodes
-            )
+            make_schedule(line.collective, line.name, ranks, chunks, late_rank=expected, progress=progress, nodes=nodes)
         ).schedule
         together = price(schedule, nbytes, links)
         join = [phase.start for phase in schedule.phases if phase.name == "join"]

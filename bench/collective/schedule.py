@@ -107,9 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what in CONTRACTS:
         name = args.algorithm or algorithms_for(args.what)[0].name
         nodes = None if topology is None else topology.nodes
-        schedule = make_schedule(
-            args.what, name, ranks, args.chunks, args.root, args.late_rank, progress, nodes=nodes
-        )
+        schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, args.late_rank, progress, nodes=nodes)
         progress("")
     elif Path(args.what).suffix or Path(args.what).exists():
         for option in ("algorithm", "ranks", "chunks", "root", "late_rank"):

@@ -81,4 +81,3 @@ def show_host(document: Mapping[str, Any], file: TextIO) -> None:
         report.print_table([("UTC", ""), ("kind", ""), ("ranks", ""), ("", "")], rows, left=(0, 1, 2, 3), file=file)
     else:
         print("no incident of it", file=file)
-

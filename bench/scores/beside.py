@@ -40,7 +40,9 @@ def score_jobs(
     parser = argparse.ArgumentParser(
         prog=f"python -m lanterne.bench.scores.{name}", description=str(doc).split("\n\n")[1]
     )
-    parser.add_argument("--kinds", nargs="+", choices=[*kinds, *asked], default=list(kinds), metavar="KIND", help="only these")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=[*kinds, *asked], default=list(kinds), metavar="KIND", help="only these"
+    )
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
     if seeded:
         parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the first job (default 0)")

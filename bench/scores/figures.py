@@ -227,9 +227,7 @@ def asserting_loops(tree: ast.Module) -> list[tuple[int, bool]]:
 def hiding_loops() -> tuple[str, bool]:
     """Loops of tests that hide which case failed: those with an assert whose message does not name the case."""
     named = [
-        names
-        for path in (ROOT / "tests").rglob("*.py")
-        for _, names in asserting_loops(ast.parse(path.read_text()))
+        names for path in (ROOT / "tests").rglob("*.py") for _, names in asserting_loops(ast.parse(path.read_text()))
     ]
     return f"{named.count(False)} (and {named.count(True)} whose messages name the case)", all(named)
 

@@ -29,9 +29,7 @@ def study_positions(topology: Topology, sizes: Sequence[int]) -> list[dict[str, 
         for ranks in positions(topology):
             progress(f"{format_nbytes(nbytes)}, rank {ranks[0]} late")
             tried = [
-                each
-                for name in names
-                if (each := study_one(topology, nbytes, ranks[0], name, flows=False)) is not None
+                each for name in names if (each := study_one(topology, nbytes, ranks[0], name, flows=False)) is not None
             ]
             if not tried:
                 raise InputError(f"study: got {topology.world_size} ranks, whose schedules are too large to make")

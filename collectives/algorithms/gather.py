@@ -64,4 +64,3 @@ def _binomial(collective: str, world_size: int, root: int) -> ScheduleBuilder:
 
 def _others(world_size: int, root: int) -> Ints:
     return np.delete(np.arange(world_size), root)
-

@@ -63,4 +63,3 @@ def _doubling(build: ScheduleBuilder, first: int, world_size: int) -> None:
         rank = np.arange(first, world_size - distance)
         build.round((rank, rank + distance, 0, REDUCE))
         distance *= 2
-

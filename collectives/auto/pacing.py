@@ -39,6 +39,7 @@ ROUNDS, STREAM, PIECES, EXCHANGES, CROSSINGS = Traffic
 # posts, 10 to 160 ms).
 NEIGHBOUR_CREDITS = 8
 
+
 @steers
 @dataclass(frozen=True)
 class PacingPolicy:

@@ -79,9 +79,7 @@ def even_sizes(collective: str, rank: int, world_size: int, in_count: int | None
     return Sizes(ours, part_count * out_parts, in_parts, out_parts, part_count, larger, rank * part_count)
 
 
-def uneven_sizes(
-    collective: str, rank: int, world_size: int, root: int | None, counts: Any, out_counts: Any
-) -> Sizes:
+def uneven_sizes(collective: str, rank: int, world_size: int, root: int | None, counts: Any, out_counts: Any) -> Sizes:
     """The Sizes of a call with `counts` (of all_to_all those of the input array; `out_counts` of the output array).
 
     Raises:
@@ -89,8 +87,10 @@ def uneven_sizes(
     """
     in_parts, out_parts = _PARTS[collective](world_size)
     if collective == "all_to_all":
-        given, got = (_each(f"all_to_all: got {name}", told, world_size)
-                      for name, told in (("in_counts", counts), ("out_counts", out_counts)))
+        given, got = (
+            _each(f"all_to_all: got {name}", told, world_size)
+            for name, told in (("in_counts", counts), ("out_counts", out_counts))
+        )
         if given[rank] != got[rank]:
             raise InputError(
                 f"all_to_all: got in_counts {given[rank]} and out_counts {got[rank]} of rank {rank} itself, "

@@ -263,9 +263,7 @@ def _resolve(
         key = key._replace(counts=() if sizes.own else sizes.counts)
     read = None if collective == "broadcast" and rank != root else memory.source
     own = sizes.counts if sizes.own else None
-    return CheckedCall(
-        key, read, memory.target, memory.in_place, element, entry, own, memory.back, memory.copies
-    )
+    return CheckedCall(key, read, memory.target, memory.in_place, element, entry, own, memory.back, memory.copies)
 
 
 def check_whole(what: str, value: Any, least: int, most: int | None = None) -> None:

@@ -245,7 +245,7 @@ class CommunicatorBase(CommunicatorPlace):
         if not first._goes_ahead:
             return False
         moved, before = False, first._progress
-        for call in self._calls[1:POLICY.max_ahead]:
+        for call in self._calls[1 : POLICY.max_ahead]:
             if not call._goes_ahead:
                 break
             before = call._go_ahead(before)

@@ -266,9 +266,7 @@ class CallPlan:
         agreement: the SignatureExchange on it while it is under way, else None.
     """
 
-    def __init__(
-        self, group: CommunicatorBase, key: Key, dtype: Dtype, lane: int | None, made: "RankPrograms"
-    ) -> None:
+    def __init__(self, group: CommunicatorBase, key: Key, dtype: Dtype, lane: int | None, made: "RankPrograms") -> None:
         self.signature: str = str(key)
         self._key = key
         self._dtype = dtype

@@ -34,6 +34,7 @@ Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 # (rank, round) pairs that are priced at once: all rounds of small schedules, and of large ones what caches hold.
 BLOCK = 1 << 16
 
+
 class LinkCosts(Protocol):
     """What messages and sums cost."""
 
@@ -42,16 +43,13 @@ class LinkCosts(Protocol):
         """Time to add one received byte, s per byte."""
         ...
 
-    def messages_s(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> NDArray[np.float64]:
+    def messages_s(self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int) -> NDArray[np.float64]:
         """Seconds of the message of each transfer, (transfers,), every chunk having `nbytes`.
 
         Args:
             round_of: the round of each transfer, from 0: those of one share ports.
         """
         ...
-
 
     def finish_s(
         self, schedule: CollectiveSchedule, nbytes: float, start_s: NDArray[np.float64]
@@ -118,9 +116,7 @@ class CostModel:
         time_s: Any = alpha * (messages if self.serial_messages else 1) + beta * nbytes
         return time_s
 
-    def messages_s(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> NDArray[np.float64]:
+    def messages_s(self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int) -> NDArray[np.float64]:
         """See LinkCosts: every rank has a port of its own."""
         leaves, enters = round_of * world_size + src, round_of * world_size + dst
         load = nbytes * np.maximum(np.bincount(leaves)[leaves], np.bincount(enters)[enters])

@@ -77,7 +77,9 @@ def cut(schedule: CollectiveSchedule, cells: int) -> CollectiveSchedule:
     parts = np.repeat(np.diff(schedule.offsets), cells)
     offsets = np.append(0, np.cumsum(parts))
     # Of each new round the transfers of the old one.
-    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], parts) + np.repeat(schedule.offsets[:-1].repeat(cells), parts)
+    place = (
+        np.arange(offsets[-1]) - np.repeat(offsets[:-1], parts) + np.repeat(schedule.offsets[:-1].repeat(cells), parts)
+    )
     columns = {name: getattr(schedule, name)[place] for name in ("src", "dst", "chunk", "op")}
     cell = np.repeat(np.tile(np.arange(cells), schedule.num_rounds), parts)
     columns["chunk"] = (columns["chunk"].astype(np.int64) * cells + cell).astype(schedule.chunk.dtype)
@@ -109,7 +111,13 @@ def arguments_of(
         *(after[np.argsort(before)], next_post, np.empty(count, np.int64), np.empty(len(messages.capacity))),
         *(np.empty(count), np.empty(count, np.int64), np.empty(schedule.world_size)),
     )
-    return [schedule.world_size, count, len(messages.capacity), messages.links.shape[1], *map(np.ascontiguousarray, arrays)]
+    return [
+        schedule.world_size,
+        count,
+        len(messages.capacity),
+        messages.links.shape[1],
+        *map(np.ascontiguousarray, arrays),
+    ]
 
 
 def _carried(schedule: CollectiveSchedule, messages: Messages) -> Ints:
@@ -131,7 +139,9 @@ def _in_slots(messages: Messages, world_size: int) -> Ints:
     sums = np.flatnonzero(messages.reduced > 0)
     dst, round_of = messages.dst[sums], messages.round[sums]
     rounds = int(messages.round.max(initial=0)) + 1
-    fullest = np.bincount(dst * rounds + round_of, minlength=world_size * rounds).reshape(world_size, rounds).max(axis=1)
+    fullest = (
+        np.bincount(dst * rounds + round_of, minlength=world_size * rounds).reshape(world_size, rounds).max(axis=1)
+    )
     return _behind(sums, dst, SLOTS * fullest)
 
 

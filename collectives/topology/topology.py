@@ -207,9 +207,7 @@ class Topology:
         """Whether links of a class, or nodes, differ: then they are shared in ways that no sum over a round tells."""
         return any(links.slowdown for links in self.links) or len(set(map(len, self.nodes))) > 1
 
-    def messages_s(
-        self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int
-    ) -> NDArray[np.float64]:
+    def messages_s(self, round_of: Ints, src: Ints, dst: Ints, nbytes: float, world_size: int) -> NDArray[np.float64]:
         """See LinkCosts: start-up times, and what its round has to move at its busiest link."""
         starts_s, moves_s = np.zeros(len(src)), np.zeros(len(src))
         for model, (mask, leaves, enters, size, slowdown) in self.crossed(src, dst):

@@ -119,7 +119,7 @@ class TrainingStatus:
         # Of those that are told of no more it need not be known.
         self._since = {one["id"]: one["time"] for one in found}
         lasting = [one for one in found if one["lasts"]]
-        latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times:]]
+        latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times :]]
         usual_s = self._tracker.level_s if blamed is None else blamed.usual_s
         known: dict[str, float] = {} if blamed is None else {"saved_s": blamed.saved_s}
         if self._begun_early is not None:

@@ -278,9 +278,7 @@ def patterns(entries: Iterable[Mapping[str, Any]]) -> list[HostPattern]:
         gpus, nics = parts
         text = str(last.get("text", ""))
         found.append(
-            HostPattern(
-                host, pattern, len(named), named_in, len(jobs[host]), times_s[0], times_s[-1], gpus, nics, text
-            )
+            HostPattern(host, pattern, len(named), named_in, len(jobs[host]), times_s[0], times_s[-1], gpus, nics, text)
         )
     order = ("chronic", "burst", "some", "once")
     return sorted(found, key=lambda one: (order.index(one.pattern), -one.incidents, one.host))

@@ -141,8 +141,8 @@ def _heading(status: Mapping[str, Any]) -> str:
     else:
         kind, words = "well", "as usual" if status["iterations"]["count"] else "starting"
     return (
-        f'<h1>{escape(status["program"])} '
-        f'<small>from {escape(status["host"])}, since {escape(status["began"])}</small></h1>'
+        f"<h1>{escape(status['program'])} "
+        f"<small>from {escape(status['host'])}, since {escape(status['began'])}</small></h1>"
         f'<span class="badge {kind}">{words}</span>'
     )
 
@@ -174,7 +174,7 @@ def _incidents(incidents: Sequence[Mapping[str, Any]]) -> str:
 
 def _incident(one: Mapping[str, Any]) -> str:
     kind = ("hang-card" if one["kind"] == "hang" else "slow-card") if one["lasts"] else "over"
-    lines = [f'<h3>{escape(one["text"])} <small>{escape(one["time"])}</small></h3>']
+    lines = [f"<h3>{escape(one['text'])} <small>{escape(one['time'])}</small></h3>"]
     for rank in one["ranks"]:
         places = {"host": "", "gpu": "GPU ", "nic": "NIC ", "pid": "pid "}
         known = ", ".join(f"{word}{rank[key]}" for key, word in places.items() if rank.get(key) is not None)

@@ -188,9 +188,7 @@ def watch_communicator(
         runtime = comm.transport.runtime
         if runtime is None or comm.transport.name != "nccl" or not _is_device_array(arrays[0]):
             return None
-        device = recorder.device(
-            ("lanterne", id(runtime)), lambda: QueuedCalls(runtime, adopt=runtime.adopt_thread)
-        )
+        device = recorder.device(("lanterne", id(runtime)), lambda: QueuedCalls(runtime, adopt=runtime.adopt_thread))
         return device, runtime.as_stream(kwargs.get("stream"))
 
     queues = not name.startswith("start_") and name != "barrier"

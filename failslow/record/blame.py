@@ -412,9 +412,7 @@ def attribute(
     return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
 
 
-def _are_calls_alone(
-    before: Sequence[IterationArrivals], during: Sequence[IterationArrivals], extra_s: float
-) -> bool:
+def _are_calls_alone(before: Sequence[IterationArrivals], during: Sequence[IterationArrivals], extra_s: float) -> bool:
     """Whether even the quick iterations' calls take longer, while ranks wait for cores between them as they did.
 
     They must not have waited for long: where most of an iteration is waiting, it varies by more than a link does.

@@ -476,5 +476,3 @@ def join_ranks(ranks: Sequence[int]) -> str:
     """Ranks in words, at most MAX_SHOWN by number."""
     more = f" and {len(ranks) - MAX_SHOWN} more" if len(ranks) > MAX_SHOWN else ""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks[:MAX_SHOWN])) + more
-
-

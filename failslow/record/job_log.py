@@ -560,9 +560,7 @@ def _iteration_times(iterations: Sequence[tuple[int, float, float]]) -> dict[str
     }
 
 
-def _log_notes(
-    readers: Mapping[int, RingReader], world_size: int | None, names: set[str], *, runs: bool
-) -> list[str]:
+def _log_notes(readers: Mapping[int, RingReader], world_size: int | None, names: set[str], *, runs: bool) -> list[str]:
     """What there is to say of the logs themselves; `names`, of the calls in them."""
     notes: list[str] = []
     if silent := [rank for rank in range(world_size or int(not readers)) if rank not in readers]:

@@ -224,10 +224,7 @@ def _pair(part: Dtype) -> str:
 
 
 def _vector(nbytes: int) -> str:
-    return (
-        f"constexpr int LANES = {VECTOR_NBYTES // nbytes};\n"
-        "union Vector { uint4 words; Bits lane[LANES]; };"
-    )
+    return f"constexpr int LANES = {VECTOR_NBYTES // nbytes};\nunion Vector {{ uint4 words; Bits lane[LANES]; }};"
 
 
 def _combine(op: str, dtype: Dtype) -> str:

@@ -23,9 +23,7 @@ class GroupBase(ProcessGroup):
         on_shutdown: called once this group has ended.
     """
 
-    def __init__(
-        self, communicator: Communicator, timeout_s: float, on_shutdown: Callable[[Any], object]
-    ) -> None:
+    def __init__(self, communicator: Communicator, timeout_s: float, on_shutdown: Callable[[Any], object]) -> None:
         super().__init__(communicator.rank, communicator.world_size)
         self._on_shutdown = on_shutdown
         self._name = self._desc = ""
@@ -51,9 +49,7 @@ class GroupBase(ProcessGroup):
         else:
             getattr(comm, verb)(*args, timeout_s=self._limit_s(opts), **options)
 
-    def _work(
-        self, draft: Draft, opts: Any, result: Tensors, source: Callable[[], int] | None = None
-    ) -> RequestWork:
+    def _work(self, draft: Draft, opts: Any, result: Tensors, source: Callable[[], int] | None = None) -> RequestWork:
         if self._together is not None:
             self._together.append(draft)
         return RequestWork(draft.requests, self._limit_s(opts), result, draft.finish, source)
@@ -152,9 +148,7 @@ class GroupBase(ProcessGroup):
         """Calls that are given no timeout have this one from now on."""
         self.communicator.timeout_s = limit_of("set_timeout", timeout)
 
-    def monitored_barrier(
-        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
-    ) -> None:
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
         """Return once every rank has called it; rank 0 says who has not: the first, or all if `wait_all_ranks`.
 
         Args:

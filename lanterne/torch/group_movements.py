@@ -58,9 +58,7 @@ class GroupMovements(GroupBase):
             self._begin(draft, opts, "barrier")
         return self._work(draft, opts, ())
 
-    def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> RequestWork:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = with_timeout("Gather", opts, timeout)
@@ -73,9 +71,7 @@ class GroupMovements(GroupBase):
             self._begin(draft, opts, "gather", draft.read(tensor).array, whole, root)
         return self._work(draft, opts, parts)
 
-    def scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> RequestWork:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = with_timeout("Scatter", opts, timeout)

@@ -41,9 +41,7 @@ class GroupReductions(GroupBase):
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RequestWork:
         return self.allreduce(tensors, opts if opts is not None else OPTIONS["AllreduceCoalesced"]())
 
-    def reduce(
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
-    ) -> RequestWork:
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> RequestWork:
         tensors, opts = options_of("Reduce", tensors, opts, timeout)
         if op is not None:
             opts.reduceOp = op

@@ -18,6 +18,7 @@ _SEEN: dict[torch.dtype, tuple[torch.dtype | None, str | None]] = {
     },
 }
 
+
 class View(NamedTuple):
     """A tensor's memory: a flat `array`, and its `dtype` for lanterne where the array does not say it."""
 

@@ -93,9 +93,7 @@ def execute(
     _check_fits(checked, comm)
     plane = plane or Inline(comm)
     try:
-        return _IterationRun(checked, stages, comm, plane, timeout_s, after, ready_first_s).iteration(
-            inputs, targets
-        )
+        return _IterationRun(checked, stages, comm, plane, timeout_s, after, ready_first_s).iteration(inputs, targets)
     except LanterneError as error:
         plane.fail(error)
         core_of(comm).fail(error)

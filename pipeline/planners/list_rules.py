@@ -47,9 +47,7 @@ class Rule(NamedTuple):
     group: int = 0
 
 
-def rules(
-    leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), groups: Sequence[int] = ()
-) -> list[Rule]:
+def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), groups: Sequence[int] = ()) -> list[Rule]:
     """All combinations, the most promising first, at most `most` of them, and some for each of `groups`.
 
     Args:

@@ -97,7 +97,9 @@ class KeptStates:
         before, self._at_home = self._at_home, kept_at_home(comm.hosts)
         if comm.rank == 0 and self._at_home and self._at_home != before:
             ranks = ", ".join(map(str, self._at_home))
-            log.warning("copies: those of ranks %s are on their own host, which has most ranks: none outlives it", ranks)
+            log.warning(
+                "copies: those of ranks %s are on their own host, which has most ranks: none outlives it", ranks
+            )
 
     def _agree(self, copies: Copies) -> float:
         """See Trainer.use. What has begun with other stages than those that are held ends with them."""

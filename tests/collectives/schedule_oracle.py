@@ -80,4 +80,3 @@ def prove(schedule):
                 raise ScheduleError(
                     f"rank {rank} chunk {chunk} ends with {state.get((rank, chunk))}, expected {wanted}"
                 )
-

@@ -188,7 +188,6 @@ def check_shapes():
         lambda: torch.tensor(float(RANK)),
         lambda: tensor_of(torch.float32).requires_grad_(),
     ):
-
         x, y = make(), make()
         # gloo takes the memory of a slice for that of a whole tensor.
         a, b = (each.detach().clone(memory_format=torch.contiguous_format) for each in (x, y))

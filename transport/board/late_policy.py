@@ -165,7 +165,7 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, 
     for late in sorted({option.late for option in policy.options} - {1}):
         options = [option for option in policy.options if option.late == late]
         covers_s = {POLICY.cover * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
-        windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:POLICY.max_covers]]
+        windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[: POLICY.max_covers]]
 
         def total_s(trial: Starts, late: int = late) -> float:
             return sum(weight * duration_s(policy, trial, gaps_s, late) for weight, gaps_s in weighed)

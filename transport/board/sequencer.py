@@ -220,9 +220,7 @@ class Sequencer:
         self._free: dict[str, int] = {}  # by signature, the last call that need not ask
         self._reports = Reports(world_size)
 
-    def arrive(
-        self, rank: int, number: int, signature: str, policy: Policy, now_s: float, ready: bool = True
-    ) -> Told:
+    def arrive(self, rank: int, number: int, signature: str, policy: Policy, now_s: float, ready: bool = True) -> Told:
         """`rank` comes to call `number`, which rises from 1 on every rank alike; `ready`: see `be_ready`."""
         if number <= self._free.get(signature, 0):
             return self._see(rank, [(now_s, signature)])

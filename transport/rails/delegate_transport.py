@@ -153,9 +153,7 @@ class Delegates:
                 listener, told["inbox"] = listen(MEMORY)
             for queue in range(queues if far else 0):
                 self._handles.append(
-                    Handle(
-                        self.rank, queue, self.arena.fd, token, self.addresses, machine, self._start_delegate
-                    )
+                    Handle(self.rank, queue, self.arena.fd, token, self.addresses, machine, self._start_delegate)
                 )
             told["listen"] = [handle.hear(self._look_for_deaths)["listen"] for handle in self._handles]
         except Exception as failure:

@@ -441,9 +441,7 @@ def _connect_by(
         machine.sleep(POLICY.retry_s)
 
 
-def _read(
-    sock: socket.socket, machine: Machine, until_s: float, meanwhile: Callable[[], object], nbytes: int
-) -> bytes:
+def _read(sock: socket.socket, machine: Machine, until_s: float, meanwhile: Callable[[], object], nbytes: int) -> bytes:
     """So many bytes that come until then; the other end may be stopped, and be dead to the others by now."""
     data = b""
     while len(data) < nbytes:

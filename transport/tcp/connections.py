@@ -98,9 +98,7 @@ def _agree(group: Group, *, sealed: bool) -> Protection:
     return Protection(is_sealed, all(encrypts), all(fast), nonces, group.secret(b"lanterne/tcp-seals"))
 
 
-def _close_to_others(
-    sock: socket.socket, agreement: Protection | None, here: int, peer: int, index: int
-) -> PeerSocket:
+def _close_to_others(sock: socket.socket, agreement: Protection | None, here: int, peer: int, index: int) -> PeerSocket:
     """The PeerSocket that is made of `sock`."""
     if agreement is not None and agreement.encrypted:
         secret = agreement.secret_of(min(here, peer), max(here, peer), index)

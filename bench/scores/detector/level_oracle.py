@@ -108,9 +108,7 @@ def _read(beliefs: Array, alone: Array, middle: Array) -> list[LevelEvent]:
     last, row = 0, 16
     while row < len(beliefs):
         others = near[current] == 0.0
-        away = np.minimum(
-            together[row:, others].max(axis=1, initial=0.0), beliefs[row:, others].sum(axis=1)
-        ) > SURE
+        away = np.minimum(together[row:, others].max(axis=1, initial=0.0), beliefs[row:, others].sum(axis=1)) > SURE
         if not away.any():
             break
         row += int(np.argmax(away))

@@ -227,9 +227,7 @@ def run(args: argparse.Namespace) -> int:
     bounds = _oracle(jobs) if args.oracle and not args.world else None
     report.progress("")
     if args.json:
-        document = report.envelope(
-            seed=seed, families=args.families, world=args.world, results=records, oracle=bounds
-        )
+        document = report.envelope(seed=seed, families=args.families, world=args.world, results=records, oracle=bounds)
         report.write_json(args.json, document)
     if args.json != "-":
         _print(records)

@@ -215,9 +215,7 @@ class ShimComm:
     def Recv_init(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> ShimRequest:
         return ShimRequest(self._recv(buf, source, tag), again=True)
 
-    def Isendrecv(
-        self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
-    ) -> ShimRequest:
+    def Isendrecv(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int) -> ShimRequest:
         receive, send = self._recv(recvbuf, source, recvtag), self._tagged(sendtag)._send(sendbuf, dest)
         return ShimRequest(lambda: (*receive(), *send()))
 
@@ -231,9 +229,7 @@ class ShimComm:
         self.Isendrecv_replace(*args).Wait()
 
     def Iprobe(self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> bool:
-        found = self._box.probe(
-            None if source == MPI.ANY_SOURCE else source, tag=None if tag == MPI.ANY_TAG else tag
-        )
+        found = self._box.probe(None if source == MPI.ANY_SOURCE else source, tag=None if tag == MPI.ANY_TAG else tag)
         if found is not None and status is not None:
             status.Set_source(found.source)
             status.Set_tag(found.tag)
@@ -321,16 +317,12 @@ def _reduce_scatter_block(shim: ShimComm, sendbuf: Any, recvbuf: Any, op: Any = 
     return _one(lambda: shim._comm.start_reduce_scatter(source, out[: source.size // shim.size], _name(op)))
 
 
-def _reduce_scatter(
-    shim: ShimComm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM
-) -> Started:
+def _reduce_scatter(shim: ShimComm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> Started:
     out = array_of(recvbuf)
     source = out if is_in_place(sendbuf) else array_of(sendbuf)
     # Without counts those of the arrays that ranks give, which MPI gathers too.
     counts = list(recvcounts) if recvcounts is not None else _sizes(shim, out.size)
-    return _one(
-        lambda: shim._comm.start_reduce_scatter(source, out[: counts[shim.rank]], _name(op), counts=counts)
-    )
+    return _one(lambda: shim._comm.start_reduce_scatter(source, out[: counts[shim.rank]], _name(op), counts=counts))
 
 
 def _sizes(shim: ShimComm, size: int) -> list[int]:

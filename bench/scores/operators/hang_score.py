@@ -82,7 +82,16 @@ def _score(kind: str, seed: int) -> dict[str, Any]:
     else:
         right = not final and not documents and not hangs_s and ranks <= {who}
     found_s = {"first_s": min(waits_s, default=None), "incident_s": min(hangs_s, default=None)}
-    return {"kind": kind, "seed": seed, "right": right, "rank": who, "at": at, **found_s, "lines": lines, "final": final}
+    return {
+        "kind": kind,
+        "seed": seed,
+        "right": right,
+        "rank": who,
+        "at": at,
+        **found_s,
+        "lines": lines,
+        "final": final,
+    }
 
 
 def _lines(command: list[str], limit_s: float) -> list[str]:

@@ -183,5 +183,3 @@ CALLS: dict[str, Callable[[Call], None]] = {
     "board": _board,
     "seats": _seats,
 }
-
-

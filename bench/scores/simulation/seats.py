@@ -85,9 +85,7 @@ def make_play(seed: str, ranks: int, count: int) -> tuple[SeatCall, ...]:
             pause_s[away] += AWAY_S
         signature = rng.choice("aab") if not kind or kind == "ahead" else f"{kind} {number}"
         policy = POLICIES["ab".find(signature)] if signature in "ab" else rng.choice(POLICIES)
-        calls.append(
-            SeatCall(number, signature, policy, tuple(pause_s), tuple(unready_s), odd, away, kind == "ahead")
-        )
+        calls.append(SeatCall(number, signature, policy, tuple(pause_s), tuple(unready_s), odd, away, kind == "ahead"))
     return tuple(calls)
 
 

@@ -393,4 +393,3 @@ def judge_guards(job: SimulatedJob) -> Iterator[str]:
     expected = any(rank % 4 == 1 for rank in job.ended)
     if expected and (len(set(log.faults)) != 1 or len(log.faults) > 2):
         yield f"the watchers were told of the faults {log.faults}, expected one, the same"
-

@@ -106,9 +106,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(failing))
 
 
-def simulate(
-    first: int, seeds: int, transport: str | None, jobs: int, what: Portion
-) -> Iterator[list[dict[str, Any]]]:
+def simulate(first: int, seeds: int, transport: str | None, jobs: int, what: Portion) -> Iterator[list[dict[str, Any]]]:
     """What came of the seeds from `first` on, a portion at a time, in order; `what` simulates one."""
     portions = [range(at, min(at + PORTION, first + seeds)) for at in range(first, first + seeds, PORTION)]
     if jobs == 1 or len(portions) == 1:

@@ -27,8 +27,9 @@ def overlap(comm: Communicator) -> list[dict[str, Any]]:
     import numpy as np
 
     x = np.resize(np.arange(31, dtype=np.float32) + comm.rank, NBYTES // 4)
-    y, expected = np.zeros_like(x), np.resize(
-        np.arange(31, dtype=np.float32) * comm.world_size + sum(range(comm.world_size)), NBYTES // 4
+    y, expected = (
+        np.zeros_like(x),
+        np.resize(np.arange(31, dtype=np.float32) * comm.world_size + sum(range(comm.world_size)), NBYTES // 4),
     )
     for _ in range(WARMUPS):
         comm.all_reduce(x, y)

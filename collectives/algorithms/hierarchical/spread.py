@@ -46,9 +46,7 @@ def hier_ring_all_gather(world_size: int, nodes: Nodes | None = None) -> Collect
     giver, place = np.repeat(owner[node, rail], rails), np.tile(np.arange(rails), len(node))
     taker = owner[np.repeat(node, rails), place]
     others = (place < np.repeat(sizes[node], rails)) & (taker != giver)
-    inside = _copies(
-        np.repeat(step, rails)[others], giver[others], taker[others], np.repeat(part, rails)[others]
-    )
+    inside = _copies(np.repeat(step, rails)[others], giver[others], taker[others], np.repeat(part, rails)[others])
     return _built("all_gather", "hier_ring", world_size, world_size, [ring, inside])
 
 

@@ -329,9 +329,7 @@ class _Program:
         """The guests of `place` put into the rank's cell, which it does not need."""
         rank, chunk = place.rank, guests[0].chunk
         if self._needs(now, rank, chunk, place):
-            raise ScheduleError(
-                f"msccl: {where}: rank {rank} keeps two values of chunk {chunk}: no schedule says that"
-            )
+            raise ScheduleError(f"msccl: {where}: rank {rank} keeps two values of chunk {chunk}: no schedule says that")
         own = self._sum(rank, self.transfers.add(rank, guests[0], COPY), guests[1:], where)
         assert isinstance(own, Own), "it was one"
         for other, value in list(self.held.items()):

@@ -81,9 +81,7 @@ class Growth:
             letters, found = shorter(self.letters, self.turns - turns), self._repeated(turns)
             if len(found) < self.kept:
                 found = self._best([*found, *begin(shorter(self.given, self.turns - turns))])
-            searched = [
-                self._searched(words, letters, turns * self.kept + i) for i, (_, words) in enumerate(found)
-            ]
+            searched = [self._searched(words, letters, turns * self.kept + i) for i, (_, words) in enumerate(found)]
             self._by_turns[turns] = self._best([*found, *searched])
         return self._repeated(self.turns)
 

@@ -177,7 +177,9 @@ def test_auto_is_named_by_what_ran_most():
     ]:
         choice = chosen(comm, "all_reduce", 1024, ran)
         assert choice == {"algorithm": "ring", "num_chunks": None, "reason": "given", "ran": counted}, (
-            ran, counted, label
+            ran,
+            counted,
+            label,
         )
         assert label in name_of({"algorithm": "auto", "chosen": choice}), (ran, counted, label)
     assert name_of({"algorithm": "ring", "chosen": None}) == "ring"

@@ -62,7 +62,10 @@ def test_every_collective_is_measured_and_right(collective, dtype):
         assert len(result) >= 2, result
         for times_s, lates_s, wrong in result.values():
             assert len(times_s) == 2 and min(times_s) > 0 and lates_s == [] and wrong == 0, (
-                result, times_s, lates_s, wrong
+                result,
+                times_s,
+                lates_s,
+                wrong,
             )
 
 

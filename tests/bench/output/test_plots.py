@@ -10,6 +10,7 @@ from lanterne.bench.output.plots import COLOURS, STYLES, _spread, in_style, labe
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
+
 @pytest.mark.parametrize(
     ("heights", "placed"),
     [

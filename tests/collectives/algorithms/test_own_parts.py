@@ -59,7 +59,8 @@ def compare(collective, name, world_size, ranks, nodes=None):
             assert (rows(own, rank) == rows(whole, rank)).all(), (num_chunks, rank)
             assert own.num_transfers == rows(own, rank).shape[1], (num_chunks, rank)
             assert (own.phases, own.ports, own.num_chunks) == (whole.phases, whole.ports, whole.num_chunks), (
-                num_chunks, rank
+                num_chunks,
+                rank,
             )
             OwnSchedule(own, rank)
 

@@ -61,9 +61,7 @@ def test_groups_go_by_the_model_of_their_parent():
     assert spawn(4, main) == [("threads", "threads", True)] * 4
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "algorithm"), [(2**10, "recursive_doubling"), (2**22, "rhd"), (2**30, "ring")]
-)
+@pytest.mark.parametrize(("nbytes", "algorithm"), [(2**10, "recursive_doubling"), (2**22, "rhd"), (2**30, "ring")])
 def test_few_rounds_for_small_buffers_few_bytes_for_large_ones_and_a_stream_for_those_that_are_cut(nbytes, algorithm):
     communicator = Communicator(LocalWorld(8).transport(0))
     communicator.tuning.adopt(CostModel(3e-6, 1 / 450e9, serial_messages=True), "given")
@@ -201,7 +199,9 @@ def test_a_pipeline_over_nodes_is_taken_before_rounds_with_as_many_bytes(nodes):
     Short calls go in few rounds.
     """
     links = slow_hosts(nodes)
-    large, small = ([row.algorithm for row in predictions("all_reduce", 8, size, links)] for size in (8 << 20, 64 << 10))
+    large, small = (
+        [row.algorithm for row in predictions("all_reduce", 8, size, links)] for size in (8 << 20, 64 << 10)
+    )
     assert large[0] == "hier_ring" and small.index("hier_bruck") < small.index("hier_ring")
 
 

@@ -141,7 +141,9 @@ def test_others_begin_without_two_late_ranks():
         assert wrong == 0, (wrong, ran, arrivals)
         assert ran == found[0][1], (wrong, ran, arrivals)
         assert sum(count for choice, count in ran.items() if choice.startswith("late_group/")) >= 2, (
-            wrong, ran, arrivals
+            wrong,
+            ran,
+            arrivals,
         )
         assert arrivals.begun_early >= 2, (wrong, ran, arrivals)
 

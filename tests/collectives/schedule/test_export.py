@@ -133,7 +133,8 @@ def run_plan(plan, inputs, seed):
     for gpu, block in blocks:
         assert len(block["ops"]) <= 64, (gpu, block)
         assert max((len(ids) for entry in block["channels"] for ids in [entry["channel_ids"]]), default=0) <= 16, (
-            gpu, block
+            gpu,
+            block,
         )
         assert len(gpu["semaphores"]) <= 16 and len(gpu["remote_buffers"]) <= 16, (gpu, block)
         assert gpu["input_chunks"] == len(inputs[gpu["id"]]) > 0 and gpu["output_chunks"] > 0, (gpu, block)

@@ -46,7 +46,8 @@ def test_split_chunks_keeps_rounds_and_messages(line):
     assert split.num_rounds == schedule.num_rounds and split.num_transfers == 3 * schedule.num_transfers
     for one, three in zip(schedule.rounds, split.rounds, strict=True):
         assert [transfer[:2] for transfer in one for _ in range(3)] == [transfer[:2] for transfer in three], (
-            one, three
+            one,
+            three,
         )
 
 

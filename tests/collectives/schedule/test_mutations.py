@@ -94,9 +94,7 @@ def test_every_single_mutation(line):
 @settings(max_examples=300, deadline=None)
 def test_random_schedules(data):
     """Small random schedules of every collective, most of them wrong, some of them right by luck."""
-    collective = data.draw(
-        st.sampled_from([collective for collective in CONTRACTS if collective != "barrier"])
-    )
+    collective = data.draw(st.sampled_from([collective for collective in CONTRACTS if collective != "barrier"]))
     contract = CONTRACTS[collective]
     p = data.draw(st.integers(1, 3))
     m = contract.parts(p) * data.draw(st.integers(1, 2))

@@ -165,8 +165,10 @@ def test_a_file_that_is_none(tmp_path):
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 70_000) | st.floats() | st.sampled_from(["nic", "inside", "rank", "x"]),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.sampled_from(["nodes", "links", "class", "alpha_s", "shared_by", "pieces"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["nodes", "links", "class", "alpha_s", "shared_by", "pieces"]), inner)
+    ),
     max_leaves=12,
 )
 

@@ -53,8 +53,10 @@ def test_against_sweeps_of_before(entries, now, words):
 @pytest.mark.parametrize(("own", "others", "is_few"), [(4, 2, True), (5, 0, False), (0, 3, False)])
 def test_too_few_sweeps_are_told(own, others, is_few):
     entries = [*sweeps("h", [1.0] * own), *sweeps("i", [1.0] * others)]
-    assert (f"{own} of its own are known, {others} of other" in too_few(entries, "h")) == is_few == bool(
-        too_few(entries, "h")
+    assert (
+        (f"{own} of its own are known, {others} of other" in too_few(entries, "h"))
+        == is_few
+        == bool(too_few(entries, "h"))
     )
 
 

@@ -546,7 +546,9 @@ def test_what_is_usual_before_a_spell_is_not_that_of_the_one_before(tmp_path):
     draw, now_s, logs = random.Random(1), 100.0, {rank: [] for rank in range(4)}
     for i in range(110):
         own_s = 0.05 + draw.gauss(0.0, 0.0006) + (0.015 if 69 <= i < 95 else 0.0)
-        come_s = [now_s + own_s + draw.uniform(0.0, 4e-4) + (0.05 if r == 2 and 30 <= i < 60 else 0.0) for r in range(4)]
+        come_s = [
+            now_s + own_s + draw.uniform(0.0, 4e-4) + (0.05 if r == 2 and 30 <= i < 60 else 0.0) for r in range(4)
+        ]
         now_s = max(come_s) + 1e-3
         for rank in range(4):
             logs[rank].append(("all_reduce", 4, 0, 8000, come_s[rank], now_s))

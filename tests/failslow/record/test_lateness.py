@@ -36,7 +36,7 @@ def judged_by_hand(call):
     came = sorted((start_s, rank) for rank, (start_s, _) in call.items())
     early = max(len(came) // 2, 1)
     middle_s = median(start_s for start_s, _ in came[:early])
-    late = {rank: pytest.approx(start_s - middle_s) for start_s, rank in came[early:][-POLICY.max_late:]}
+    late = {rank: pytest.approx(start_s - middle_s) for start_s, rank in came[early:][-POLICY.max_late :]}
     last_s, last = came[-1]
     return last_s, pytest.approx(max(0.0, min(end_s for _, end_s in call.values()) - last_s)), late, last
 

@@ -129,7 +129,8 @@ def test_what_is_read_of_machine_code_is_what_the_assembler_says(tmp_path):
         ptx, code = compile_for(source, "sm_90", FLAGS)
         registers, stack, stored, loaded = ptxas_says(ptx, "sm_90", tmp_path)
         assert (taken_by(code)["fold"].registers, taken_by(code)["fold"].stack_nbytes) == (registers, stack), (
-            source, spills_something
+            source,
+            spills_something,
         )
         assert (stack > 0) == (stored > 0) == (loaded > 0) == spills_something, (source, spills_something)
 

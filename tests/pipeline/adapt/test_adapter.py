@@ -132,7 +132,8 @@ def test_offsets_of_clocks_are_taken_out(reports):
     assert make_profile(checked, shifted, offsets_s).links.keys() == make_profile(checked, packed).links.keys()
     for pair, delay in make_profile(checked, packed).links.items():
         assert make_profile(checked, shifted, offsets_s).link(*pair).high_s == pytest.approx(delay.high_s, abs=1e-6), (
-            pair, delay
+            pair,
+            delay,
         )
 
 

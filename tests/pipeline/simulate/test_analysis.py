@@ -58,7 +58,9 @@ def test_data_parallel_reductions_shorten_the_slack_of_their_stage(data):
         if action.kind != "AG":
             on_stage = timeline.plan.columns[1] == action.stage
             assert (timeline.end + found)[on_stage].max() <= timeline.makespan - (end - start) + 1e-9, (
-                action, start, end
+                action,
+                start,
+                end,
             )
 
 
@@ -99,7 +101,8 @@ def test_senders_are_what_the_actions_need(scheduler):
     for i, j in enumerate(senders(simulate(made, problem)).tolist()):
         if j >= 0:
             assert actions[j].microbatch == actions[i].microbatch and abs(actions[j].stage - actions[i].stage) == 1, (
-                i, j
+                i,
+                j,
             )
             assert actions[j].kind[0] == actions[i].kind[0], (i, j)
 

@@ -53,7 +53,10 @@ def test_a_trace_has_every_action_message_and_level():
     for word, start, end, rank in zip(words, timeline.start, timeline.end, timeline.plan.rank_of, strict=True):
         event = spans[word]
         assert (event["ts"], event["ts"] + event["dur"], event["pid"]) == (start * 1000, end * 1000, rank), (
-            word, start, end, rank
+            word,
+            start,
+            end,
+            rank,
         )
     begins = {event["id"]: event for event in document["traceEvents"] if event["ph"] == "s"}
     ends = {event["id"]: event for event in document["traceEvents"] if event["ph"] == "f"}

@@ -48,7 +48,8 @@ def test_gradients_are_the_mean_by_shares(shares, sharded):
     for rank, (_, parameters, kept) in enumerate(results):
         np.testing.assert_allclose(parameters, expected.parameters, rtol=1e-12, err_msg=f"rank {rank}")
         assert kept == (-(-len(expected.parameters) // len(shares)) if sharded else len(expected.parameters)), (
-            parameters, kept
+            parameters,
+            kept,
         )
 
 

@@ -94,9 +94,7 @@ def test_survivors_learn_of_a_death(mark, launcher, how, code, reason):
     assert "BAD TERMINATION" not in output + errors
 
 
-@pytest.mark.parametrize(
-    ("how", "why"), [("os._exit(0)", "left the job"), ("os.kill(os.getpid(), 9)", "killed by")]
-)
+@pytest.mark.parametrize(("how", "why"), [("os._exit(0)", "left the job"), ("os.kill(os.getpid(), 9)", "killed by")])
 def test_a_rank_that_ends_before_it_has_joined_is_named(mark, how, why):
     program = (
         f"import os, sys; {how} if os.environ['RANK'] == '1' else None\n"

@@ -110,7 +110,10 @@ def test_who_is_on_the_path_cannot_turn_seals_off():
     for sealed, (answer, verdict, seals) in answers.items():
         judged, theirs = wire.judge_answer(KEY, nonce, answer)
         assert judged == verdict and (seals is not None) == (theirs is not None) == sealed, (
-            sealed, answer, verdict, seals
+            sealed,
+            answer,
+            verdict,
+            seals,
         )
     mixed = answers[True][0][: wire.CHALLENGE_NBYTES] + answers[False][0][wire.CHALLENGE_NBYTES :]
     assert wire.judge_answer(KEY, nonce, mixed)[0].startswith(wire.REFUSED)

@@ -80,9 +80,7 @@ def test_jobs_are_a_function_of_kind_and_seed(kind):
 def test_scores(capsys):
     """A quarter of the benchmark, on seeds of its own. The figures of the whole are in the report of the command."""
     jobs = drawn_jobs.make_jobs(252, 50_000)
-    found = {
-        name: score.score(make, jobs) for name, make in score.detectors().items() if name != "bocd"
-    }
+    found = {name: score.score(make, jobs) for name, make in score.detectors().items() if name != "bocd"}
     assert found["tracker"]["right"] >= 0.975
     assert found["tracker"]["latency_rows_p50"] <= 5
     assert found["tracker"]["latency_rows_p90"] <= 8

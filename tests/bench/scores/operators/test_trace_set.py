@@ -39,12 +39,16 @@ def test_answers_are_scored(folder, tmp_path, capsys):
     for given, share, blamed in ((right, 1.0, 0.0), ({}, 0.0, 0.0), (wrong, 0.0, 1.0)):
         answers.write_text(json.dumps(given))
         assert trace_set.main(["--score", str(folder), "--answers", str(answers), "--json", "-"]) == 0, (
-            given, share, blamed
+            given,
+            share,
+            blamed,
         )
         document = json.loads(capsys.readouterr().out)
         found = document["results"][-1]
         assert (found["kind"], found["traces"], found["right"], found["blamed"]) == ("all", COUNT, share, blamed), (
-            given, share, blamed
+            given,
+            share,
+            blamed,
         )
         assert document["digest"] == trace_set.digest(labels), (given, share, blamed)
 

@@ -70,7 +70,9 @@ def test_a_long_stall_fails_a_check_and_a_wrong_message_always(found, words, cod
     bars = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# bar ")]
     cases = [f"{path}, {how}" for path in ("delegates", "mpi") for how in ("reset", "silent")] if words else []
     verdict = "MISSED" if code else "met"
-    assert bars == [f"# bar {verdict}: {case}: longest stall, s: {found[0]:g}, expected at most 0.999" for case in cases]
+    assert bars == [
+        f"# bar {verdict}: {case}: longest stall, s: {found[0]:g}, expected at most 0.999" for case in cases
+    ]
 
 
 def test_failover_counts_what_is_wrong():

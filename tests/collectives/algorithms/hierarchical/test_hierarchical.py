@@ -50,9 +50,7 @@ def test_all_late_ranks_pass_the_checker(nodes, num_chunks):
 )
 def test_any_nodes_chunks_and_late_ranks(placement, num_chunks, name):
     hosts, late = placement
-    nodes = tuple(
-        tuple(rank for rank, host in enumerate(hosts) if host == wanted) for wanted in dict.fromkeys(hosts)
-    )
+    nodes = tuple(tuple(rank for rank, host in enumerate(hosts) if host == wanted) for wanted in dict.fromkeys(hosts))
     schedule = make_schedule("all_reduce", name, len(hosts), num_chunks, nodes=nodes, late_rank=tuple(sorted(late)))
     assert check(schedule).schedule.num_chunks == num_chunks
 
@@ -174,9 +172,7 @@ def test_other_collectives_over_nodes_pass_the_checker(nodes):
     st.integers(0, 13),
 )
 def test_any_nodes_and_roots(hosts, which, num_chunks, root):
-    nodes = tuple(
-        tuple(rank for rank, host in enumerate(hosts) if host == wanted) for wanted in dict.fromkeys(hosts)
-    )
+    nodes = tuple(tuple(rank for rank, host in enumerate(hosts) if host == wanted) for wanted in dict.fromkeys(hosts))
     rooted = which in ROOTED
     chunks, of = (num_chunks, root % len(hosts)) if rooted else (None, None)
     check(make_schedule(*which, len(hosts), chunks, root=of, nodes=nodes))

@@ -79,7 +79,8 @@ def test_who_does_not_come_back_is_dead_and_nobody_goes_on_without_it_before(ord
             world.meet(int(what[-1]))
         if count < len(order):
             assert not world.answers or 0 not in world.members.epoch.living or 1 not in world.members.epoch.living, (
-                count, what
+                count,
+                what,
             )
     late = [rank for rank in (0, 1) if order.index(f"back {rank}") > order.index("over")]
     living = [rank for rank in (0, 1) if rank not in late]
