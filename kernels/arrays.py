@@ -41,7 +41,7 @@ class DLPackArray(Protocol):
 
 HostArray: TypeAlias = NDArray[Any]
 # What a user may pass to a collective or a reduction.
-Array: TypeAlias = Union[HostArray, DeviceArray, DLPackArray, "Buffer"]  # noqa: UP007 (before 3.12 | refuses a name)
+Array: TypeAlias = Union[HostArray, DeviceArray, DLPackArray, "Buffer"]
 # CuPy's, which is untyped; where a user passes a stream, also torch's, Numba's, or its address.
 Stream: TypeAlias = Any
 Event: TypeAlias = Any

@@ -47,7 +47,7 @@ def open_transport(name: str, group: "Group", timeout_s: float | None = None) ->
     module, cls, _ = find_transport(name)
     if name != "tcp" and len(set(group.hosts)) > 1:
         refuse_if_encrypted(f"transport {name} between hosts")
-    opened: "Transport" = getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
+    opened: Transport = getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
     return opened
 
 

@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lanterne.bench.output.units import format_time, whole
@@ -17,9 +15,7 @@ from lanterne.errors import InputError
 from lanterne.transport.job.launchers import find_launch
 
 if TYPE_CHECKING:
-    from lanterne.bench.train.job import Setup
     from lanterne.collectives.communicator import Communicator
-    from lanterne.pipeline.train.checkpoint import TrainingState
     from lanterne.pipeline.train.enduring import Enduring, GroupChange
     from lanterne.pipeline.train.trainer import Trainer
 

@@ -21,7 +21,7 @@ without the last few (late_policy.starts).
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
@@ -303,7 +303,7 @@ class LateRanks:
     def _make(self, collective: str, nbytes: int, model: CostModel) -> str | None:
         communicator = self._communicator
         n = communicator.world_size
-        if not 3 <= n or override(collective, n) is not None:
+        if not n >= 3 or override(collective, n) is not None:
             return None
         many = n > MAX_PRICED_RANKS
         normal_s = communicator.tuning.ordinary_s(collective, nbytes)

@@ -260,9 +260,12 @@ class ToldHangs:
             self._now = self._told = None
             return found
         told = hang.kind, hang.ranks
-        if before is None or told != self._told or hang.is_incident > before.is_incident:
-            found.append(hang)
-        elif hang.is_placed > before.is_placed and not hang.is_incident:
+        if (
+            before is None
+            or told != self._told
+            or hang.is_incident > before.is_incident
+            or (hang.is_placed > before.is_placed and not hang.is_incident)
+        ):
             found.append(hang)
         if before is not None and before.is_incident and (told == self._told or not hang.is_incident):
             # What was told stays: at the end all are gone, whoever was there.

@@ -40,8 +40,8 @@ from lanterne.failslow.validate.judge import (
     unknown_links,
     unknown_ranks,
 )
-from lanterne.failslow.validate.link_probe import Beside, LinkSamples, measure_links, nothing, pooled
 from lanterne.failslow.validate.link_kinds import summary
+from lanterne.failslow.validate.link_probe import Beside, LinkSamples, measure_links, nothing, pooled
 from lanterne.failslow.validate.links import Link, both_ways, colour_edges, link_passes, neighbours, with_witnesses
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.settle import settle

@@ -59,7 +59,7 @@ def ir_of(kernel: Callable[..., None], helpers: Sequence[Callable[..., Any]], nu
     signature = types.void(*(kinds.get(hint, types.CPointer(types.int64)) for hint in hints))
     namespace: dict[str, Any] = {}
     for function in (*helpers, kernel):
-        namespace = dict(getattr(function, "__globals__")) | namespace
+        namespace = dict(function.__globals__) | namespace
     for helper in helpers:
         namespace[helper.__name__] = njit(error_model="numpy")(_within(namespace, helper))
     # What is made is optimised below, without what this processor alone can do.

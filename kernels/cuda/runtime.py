@@ -15,8 +15,8 @@ from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels.arrays import Event, Stream, import_cupy, require_device
 from lanterne.kernels.cuda.device_memory import DeviceMemory
 from lanterne.kernels.cuda.device_view import DeviceView
-from lanterne.kernels.cuda.here import Here
 from lanterne.kernels.cuda.foreign_stream import own_stream
+from lanterne.kernels.cuda.here import Here
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
 _NOT_READY = 600  # cudaErrorNotReady

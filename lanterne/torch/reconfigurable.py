@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import join
 from lanterne.errors import InputError, LanterneError
 from lanterne.torch.process_group import LanterneGroup

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-
 Helper = TypeVar("Helper", bound=Callable[..., Any])
 
 

@@ -55,11 +55,9 @@ class Precedences:
         for operation in self._sorted():
             begins = 0.0
             for first in ended[operation]:
-                if ends[first] > begins:
-                    begins = ends[first]
+                begins = max(begins, ends[first])
             for first in begun[operation]:
-                if starts[first] > begins:
-                    begins = starts[first]
+                begins = max(begins, starts[first])
             starts[operation] = begins
             ends[operation] = begins + durations[operation]
         return np.array(starts), np.array(ends)

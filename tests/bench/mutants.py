@@ -27,7 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lanterne.bench.scores.simulation import baton, growing, parting
-from lanterne.bench.scores.simulation.baton import Escaped
 from lanterne.bench.scores.simulation.errands import stories
 from lanterne.bench.scores.simulation.scenario import draw
 from lanterne.bench.scores.simulation.world import run

@@ -91,7 +91,7 @@ class HostMade:
 
     def get_async_error(self):
         assert not self.gone, "asked about what is freed"
-        if self.communicator is not None and self.communicator.error or self.error:
+        if (self.communicator is not None and self.communicator.error) or self.error:
             return REMOTE_ERROR
         return IN_PROGRESS if self.in_progress else SUCCESS
 

@@ -35,8 +35,8 @@ from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
-from lanterne.transport.store.terms import Terms
 from lanterne.transport.steering import steers, value
+from lanterne.transport.store.terms import Terms
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime

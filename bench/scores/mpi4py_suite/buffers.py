@@ -106,7 +106,7 @@ def _parts(message: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_type(what: Any) -> bool:
-    return isinstance(what, MPI.Datatype) or all(isinstance(each, MPI.Datatype) for each in what) and bool(what)
+    return isinstance(what, MPI.Datatype) or (all(isinstance(each, MPI.Datatype) for each in what) and bool(what))
 
 
 def _flat(raw: Any, datatype: Any) -> NDArray[Any]:

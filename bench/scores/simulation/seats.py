@@ -288,9 +288,12 @@ class _Calm:
         """Whether the next calls had to be free."""
         policy, past = call.policy, self._past[call.signature]
         punctual, asking_s, most = SEQUENCER.punctual_calls, SEQUENCER.asking_s, SEQUENCER.max_free_calls
-        if outcome.verdict != NORMAL or policy.normal_s > SEQUENCER.free_below_s or len(past) < punctual:
-            expected = {0}
-        elif not policy.options:
+        if (
+            outcome.verdict != NORMAL
+            or policy.normal_s > SEQUENCER.free_below_s
+            or len(past) < punctual
+            or not policy.options
+        ):
             expected = {0}
         else:
             saved_s = sum(saving_s(policy, gaps_s) for gaps_s in past[-punctual:]) / punctual

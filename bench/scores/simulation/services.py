@@ -1,7 +1,6 @@
 """What simulated ranks, their guards and strangers ask of the store, each with what must come of it."""
 
 import random
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -258,7 +257,7 @@ def _hear(sock: Any, nbytes: int) -> bytes:
     while len(data) < nbytes:
         try:
             part = sock.recv(nbytes - len(data))
-        except (ConnectionError, socket.timeout):
+        except (TimeoutError, ConnectionError):
             break
         if not part:
             break

@@ -8,7 +8,7 @@ import pytest
 from nccl_ranks import HostArray, Job
 
 from lanterne.bench.cli import main
-from lanterne.bench.collective.p2p import MODES, OnDevice, comparisons, compare
+from lanterne.bench.collective.p2p import MODES, OnDevice, compare, comparisons
 from lanterne.kernels import arrays
 
 

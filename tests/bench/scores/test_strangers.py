@@ -11,7 +11,6 @@ import pytest
 
 from lanterne.bench.scores import strangers
 
-
 # A rank's worker, a receive of tag 7, and what a stranger sends to its port: only a right tag is received.
 HEARD = """
 import os, time

@@ -19,7 +19,22 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import check
 
-SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 --iterations 6".split()
+SMALL = [
+    "--blocks",
+    "2",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--length",
+    "16",
+    "--rows",
+    "2",
+    "--microbatches",
+    "4",
+    "--iterations",
+    "6",
+]
 LAUNCHERS = {"mpi": "mpi", "ucx": "direct"}
 COMMAND = [sys.executable, "-m", "lanterne", "pipeline", "train"]
 

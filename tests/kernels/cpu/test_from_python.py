@@ -60,10 +60,10 @@ def test_what_was_set_of_numba_stays():
 
     before = config.OPT
     ir_of(scale, (doubled, larger), Numbers)
-    assert config.OPT == before
+    assert before == config.OPT
     with pytest.raises(Exception, match="larger"):
         ir_of(scale, (), Numbers)
-    assert config.OPT == before
+    assert before == config.OPT
 
 
 def test_a_text_says_of_what_it_is():

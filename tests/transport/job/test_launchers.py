@@ -110,7 +110,7 @@ def test_no_part_of_a_launchers_variables_is_another_world(whole, data):
         return
     expected = find_launch(whole)
     known = {name for name in part if any(word in name for word in ("RANK", "PROCID", "INDEX"))}
-    assert (launch.rank, launch.world_size or 4) == (3, 4) or launch is ALONE and not known, (launch, expected)
+    assert (launch.rank, launch.world_size or 4) == (3, 4) or (launch is ALONE and not known), (launch, expected)
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), st.text(max_size=5) | st.integers(-2, 9).map(str)))
@@ -121,7 +121,7 @@ def test_any_environment_is_understood_or_refused(variables):
     except InputError as error:
         assert str(error).split(":")[0] in (*VARIABLES, "two launchers")
         return
-    assert 0 <= launch.rank and (launch.rank < launch.world_size or launch.world_size == 0)
+    assert launch.rank >= 0 and (launch.rank < launch.world_size or launch.world_size == 0)
 
 
 def test_where_a_step_meets():

@@ -12,7 +12,7 @@ import pytest
 
 from lanterne.errors import TransportError
 from lanterne.transport.tcp import tls
-from lanterne.transport.tcp.duplex import DATA, Duplex
+from lanterne.transport.tcp.duplex import Duplex
 from lanterne.transport.tcp.tls import CIPHER, encrypt
 
 SECRET = b"s" * 32

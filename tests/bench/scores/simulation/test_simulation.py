@@ -16,8 +16,8 @@ import mutants
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.scores.simulation import calls, scenario, simulate, world
 from lanterne.bench.scores.simulation import baton as baton_module
+from lanterne.bench.scores.simulation import calls, scenario, simulate, world
 from lanterne.bench.scores.simulation.baton import Baton, Killed
 from lanterne.bench.scores.simulation.judge import named
 from lanterne.bench.scores.simulation.scenario import Event, Scenario, draw

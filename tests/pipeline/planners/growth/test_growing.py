@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
+from lanterne.pipeline.plan.placement import make_placement
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.annealing import simulate_words
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.growth.growing import Growth, shorter
-from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
 from lanterne.pipeline.planners.growth.periods import repeat_period
+from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
 from lanterne.pipeline.planners.words import (
     NONE,
     letters_of,

@@ -44,7 +44,7 @@ def test_ranks_end_together_if_all_are_willing_and_know_of_one_that_is_not_at_on
     votes = Votes(answers)
     for rank, will in enumerate(willing):
         votes.vote(rank, will, Waiting(rank, 7), 3)
-        told = all(willing) and rank == 2 or not all(willing[: rank + 1])
+        told = (all(willing) and rank == 2) or not all(willing[: rank + 1])
         assert (rank in answers) == told, (rank, answers)
     assert answers == {rank: [all(willing)] for rank in range(3)}
 
