@@ -7,12 +7,14 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
 from lanterne import __version__
-from lanterne.bench.output.report import check_outputs
+from lanterne.bench.output.options import Options
+from lanterne.bench.output.report import before_output, check_outputs
 from lanterne.bench.output.units import integer
 from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, did_you_mean, one_of
 from lanterne.transport.job.bootstrap import in_a_job, launched_rank
@@ -155,15 +157,22 @@ class Parser(argparse.ArgumentParser):
         # So that the value in `--delay -5ms` is no option, and the command can say what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
         self.register("type", int, integer)
+        self._given: dict[str, str] = {}
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Called for what stands on the command line only, not for defaults.
+        if action.option_strings:
+            self._given[action.dest] = max(action.option_strings, key=len)
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, one_of(value, map(str, action.choices)))
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+    def parse(self, words: Sequence[str]) -> Options:
         """The options that `words` give; of one that there is not, the error names one that is close."""
         try:
-            found, left = self.parse_known_args(words)
+            found, left = self.parse_known_args(words, Options())
         except InputError:
             # Where a mistyped option is required, argparse speaks of the missing one only.
             names = (word.partition("=")[0] for word in words if word.startswith("--"))
@@ -176,6 +185,7 @@ class Parser(argparse.ArgumentParser):
             self._refuse_option(option)
         if left:
             self.error(f"got {' '.join(left)!r} too many, expected nothing more")
+        found.give(self._given)
         return found
 
     def _hint(self, option: str) -> str:
@@ -263,8 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{name}: got a job around it, expected none: it starts its own")
         args = build_parser(name).parse(rest)
         check_outputs(args)
+        before_output(partial(args.refuse_unread, late=False) if launched_rank() == 0 else None)
         code = _measured(args) if _tells_times(name) else args.run(args)
         sys.stdout.flush()
+        if code == 0 and launched_rank() == 0 and name not in USERS_PROGRAM:
+            args.refuse_unread()
         # A signal that ended a rank is told in words; only the user's own program has codes of its own.
         return 1 if code >= 128 and name not in USERS_PROGRAM and code not in STOPPED else code
     except (InputError, Unavailable) as error:

@@ -82,8 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(components: list[Component]) -> None:
-    print(f"lanterne {__version__} on {platform.node()}: Python {platform.python_version()}, ", end="")
-    print(f"{len(os.sched_getaffinity(0))} cores, {_memory_gib():.0f} GiB of memory\n")
+    report.write_text(
+        f"lanterne {__version__} on {platform.node()}: Python {platform.python_version()}, "
+        f"{len(os.sched_getaffinity(0))} cores, {_memory_gib():.0f} GiB of memory\n\n"
+    )
     rows = [
         (part["name"], "yes" if part["available"] else "no", part["detail"] if part["available"] else part["reason"])
         for part in components

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     parts: list[Part] = [(arch, dtype) for arch in archs for dtype in (*dtypes, None)]
     # A few kernels are compiled sooner than processes start.
     is_short = len(parts) * len(inputs) * len(ops) <= FEW_KERNELS
-    jobs = 1 if is_short else min(args.jobs or os.cpu_count() or 1, len(parts))
+    jobs = min(args.jobs or os.cpu_count() or 1, 1 if is_short else len(parts))
     kernels: list[KernelResources] = []
     for found in _compiled(parts, inputs, ops, jobs):
         kernels += found

@@ -27,9 +27,7 @@ paper).
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -41,6 +39,7 @@ from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
 from lanterne.bench.output.load import busy_note
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.spread import COVERAGE, MedianInterval, median_interval
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
@@ -50,7 +49,6 @@ from lanterne.collectives.execute import native
 from lanterne.errors import InputError, one_of
 from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.job.bootstrap import in_a_job
-from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
     from lanterne.bench.collective.measure import CollectiveCase, Tick
@@ -66,7 +64,7 @@ GAINS = 0.95
 BESIDE_BAR = 14
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     parts = parse(args)
     settings = parts[0]
     if settings.transport == "local":
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if settings.ranks is not None and not in_a_job():
         from lanterne.transport.job.launch import launch
 
-        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        command = args.own_command()
         if args.collective is None:
             command += ["-n", str(settings.ranks)]
         report.progress(

@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
-from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     # Of each of two ranks: what it sends, the 32-bit numbers it is made of, what it expects and what it receives.
     sizes = parse_sizes(args.bytes or SIZES[args.device], "--bytes", copies=14)
     timeout_s = parse_time_s(args.timeout, "--timeout")
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
             require_device()
         launcher = "direct" if on_device else "mpi"
-        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], 2, launcher=launcher)
+        return launch(args.own_command(), 2, launcher=launcher)
 
     with connect(timeout_s) as group:
         if group.world_size != 2:

@@ -2,6 +2,7 @@
 
   lanterne schedule all_reduce --algorithm ring -n 8
   lanterne schedule all_reduce --algorithm stragglar -n 8 --late-rank 3 --delay 5ms
+  lanterne schedule all_reduce --algorithm ring -n 8 --late-rank 3 --delay 5ms       the same delay for one that waits
   lanterne schedule all_reduce --algorithm ring -n 8 --format json --output ring.json
   lanterne schedule ring.json --format svg --output ring.svg
   lanterne schedule theirs.xml --format json --output theirs.json     MSCCL's programs are read as well as written
@@ -21,19 +22,19 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from lanterne.bench.output.report import progress, write_atomically
+from lanterne.bench.output.report import progress, write_atomically, write_text
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
     from lanterne.collectives.schedule.check_schedule import CheckedSchedule
-    from lanterne.collectives.schedule.cost import CostModel, LinkCosts
+    from lanterne.collectives.schedule.cost import CostModel
+    from lanterne.collectives.schedule.ir import CollectiveSchedule
     from lanterne.collectives.topology.topology import Topology
 
 MAX_RANKS = 2048
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="number of ranks (default: 8)")
     parser.add_argument("--chunks", type=int, metavar="M", help="number of chunks (default: the algorithm's own)")
     parser.add_argument("--root", type=int, metavar="R", help="root of broadcast and reduce (default: 0)")
-    parser.add_argument("--late-rank", type=int, metavar="R", help="the rank that comes last (default: the last one)")
+    parser.add_argument("--late-rank", type=int, metavar="R", help="the rank that arrives last (default: the last one)")
     parser.add_argument("--nbytes", default="1GiB", metavar="SIZE", help="buffer size (default: 1GiB)")
     parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
     parser.add_argument("--bandwidth", default="450GB/s", metavar="RATE", help="of a rank, each way (default: 450GB/s)")
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology", metavar="FILE|PRESET", help="ranks and links of a file, or such as dgx-8x8 (docs/topology.md)"
     )
-    parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank comes (default: 0)")
+    parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank arrives (default: 0)")
     parser.add_argument("--format", choices=(*FORMATS, CHAKRA), default="table", help="default: table")
     parser.add_argument(
         "--output", default="-", metavar="FILE", help="where to write ('-', the default: standard output)"
@@ -91,44 +92,61 @@ def topology_from(args: argparse.Namespace) -> Topology | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
+    from lanterne.collectives.algorithms.catalogue import algorithms_for
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.contracts import CONTRACTS
-    from lanterne.collectives.schedule.formats.read_schedule import read_schedule
 
-    nbytes, topology = parse_nbytes(args.nbytes, "--nbytes"), topology_from(args)
-    links = model_from(args) if topology is None else topology
-    delay_s = parse_time_s(args.delay, "--delay")
+    topology = topology_from(args)
     ranks = topology.world_size if topology is not None else 8 if args.ranks is None else args.ranks
     if not 1 <= ranks <= MAX_RANKS:
         raise InputError(f"-n: got {ranks}, expected 1 to {MAX_RANKS}")
     if args.list:
         return _list(algorithms_for(args.what), ranks)
     if args.what in CONTRACTS:
-        name = args.algorithm or algorithms_for(args.what)[0].name
-        nodes = None if topology is None else topology.nodes
-        schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, args.late_rank, progress, nodes=nodes)
-        progress("")
+        schedule = _make(args, ranks, topology)
     elif Path(args.what).suffix or Path(args.what).exists():
-        for option in ("algorithm", "ranks", "chunks", "root", "late_rank"):
-            if getattr(args, option) is not None:
-                raise InputError(f"--{option.replace('_', '-')}: got one beside {args.what}, which says its own")
-        schedule = read_schedule(args.what)
+        schedule = _read(args, topology)
     else:
         raise InputError(f"collective: {one_of(args.what, CONTRACTS)} or a file")
     checked = check(schedule)
+    if args.format == CHAKRA:
+        return _write_traces(checked, parse_nbytes(args.nbytes, "--nbytes"), args.output)
+    text = FORMATS[args.format](checked, args, topology)
+    if args.output == "-":
+        write_text(text)
+    else:
+        write_atomically(args.output, text.encode())
+    return 0
+
+
+def _make(args: argparse.Namespace, ranks: int, topology: Topology | None) -> CollectiveSchedule:
+    """Return the schedule of the algorithm that the options name."""
+    from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm, make_schedule
+
+    name = args.algorithm or algorithms_for(args.what)[0].name
+    nodes = None if topology is None else topology.nodes
+    # An algorithm that expects no late rank can be priced with one.
+    late_rank = args.late_rank if find_algorithm(args.what, name).late else None
+    schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, late_rank, progress, nodes=nodes)
+    progress("")
+    return schedule
+
+
+def _read(args: argparse.Namespace, topology: Topology | None) -> CollectiveSchedule:
+    """Return the schedule of the file that the options name."""
+    from lanterne.collectives.schedule.formats.read_schedule import read_schedule
+
+    for option in ("algorithm", "ranks", "chunks", "root"):
+        if getattr(args, option) is not None:
+            raise InputError(f"--{option}: got one beside {args.what}, which says its own")
+    schedule = read_schedule(args.what)
+    if schedule.late_rank is not None and args.late_rank not in (None, schedule.late_rank):
+        raise InputError(f"--late-rank: got {args.late_rank} beside {args.what}, which expects {schedule.late_rank}")
     if topology is not None and schedule.world_size != topology.world_size:
         raise InputError(
             f"{args.what}: got {schedule.world_size} ranks, and a topology of {topology.world_size}, expected as many"
         )
-    if args.format == CHAKRA:
-        return _write_traces(checked, nbytes, args.output)
-    text = FORMATS[args.format](checked, nbytes, links, delay_s)
-    if args.output == "-":
-        sys.stdout.write(text)
-    else:
-        write_atomically(args.output, text.encode())
-    return 0
+    return schedule
 
 
 def _write_traces(checked: CheckedSchedule, nbytes: int, prefix: str) -> int:
@@ -146,18 +164,23 @@ def _list(lines: Sequence[Algorithm], ranks: int) -> int:
         (line.name, f"not for {ranks} ranks: {why}" if (why := line.refuses(ranks)) else line.summary) for line in lines
     ]
     width = max(len(name) for name, _ in rows)
-    for name, summary in rows:
-        print(f"{name.ljust(width)}  {summary}")
+    write_text("".join(f"{name.ljust(width)}  {summary}\n" for name, summary in rows))
     return 0
 
 
-def _table(checked: CheckedSchedule, nbytes: int, links: LinkCosts, delay_s: float) -> str:
+def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topology | None) -> str:
     from lanterne.collectives.schedule.cost import late_start, price
     from lanterne.collectives.schedule.draw import draw_text
     from lanterne.collectives.schedule.ir import MAX_DRAWN
 
-    schedule = checked.schedule
-    cost = price(schedule, nbytes, links, late_start(schedule.world_size, schedule.late_rank, delay_s))
+    schedule, links = checked.schedule, model_from(args) if topology is None else topology
+    nbytes, delay_s = parse_nbytes(args.nbytes, "--nbytes"), parse_time_s(args.delay, "--delay")
+    late = schedule.late_rank if schedule.late_rank is not None else args.late_rank
+    if isinstance(late, int) and not 0 <= late < schedule.world_size:
+        raise InputError(f"--late-rank: got {late}, expected 0 to {schedule.world_size - 1}")
+    if late is None and delay_s:
+        late = schedule.world_size - 1
+    cost = price(schedule, nbytes, links, late_start(schedule.world_size, late, delay_s))
     lines = [
         f"{schedule.name}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks, "
         f"{schedule.num_transfers} transfers"
@@ -167,7 +190,8 @@ def _table(checked: CheckedSchedule, nbytes: int, links: LinkCosts, delay_s: flo
     lines.append(f"scratch {scratch} chunk{'s' * (scratch != 1)}, ports {schedule.ports}, checked")
     adding = f" + {cost.added:.4g} s gamma" if links.gamma_s_per_byte else ""
     lines.append(f"cost {cost.rounds} alpha + {cost.load:.4g} s beta{adding} in lockstep; s = {format_nbytes(nbytes)}")
-    when = f", from the late rank's arrival {format_time(cost.exposed_s)}" if schedule.late_rank is not None else ""
+    arrival = "the late rank's arrival" if late == schedule.late_rank else f"the arrival of rank {late}, late"
+    when = f", from {arrival} {format_time(cost.exposed_s)}" if late is not None else ""
     lines.append(f"time {format_time(cost.makespan_s)}{when}")
     if schedule.num_transfers <= MAX_DRAWN:
         drawing = "3>5+: chunk 3 goes to rank 5, where it is added; without the plus it is overwritten there\n\n"
@@ -204,8 +228,8 @@ def _mscclpp_json(checked: CheckedSchedule, *_: object) -> str:
     return json.dumps(to_mscclpp_plan(checked)) + "\n"
 
 
-# Of a schedule, for a buffer of so many bytes, by what links cost, with a late rank that comes so many seconds late.
-Format: TypeAlias = "Callable[[CheckedSchedule, int, LinkCosts, float], str]"
+# (schedule, options, topology) -> text. Only a format that prices reads the options of prices.
+Format: TypeAlias = "Callable[[CheckedSchedule, argparse.Namespace, Topology | None], str]"
 FORMATS: dict[str, Format] = {
     "table": _table,
     "json": _json,

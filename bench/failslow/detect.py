@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("FILE: got - twice, expected standard input once at most")
     if args.rate and not args.pattern:
         raise InputError("--rate: expected with --pattern")
+    if args.rate and args.timestamps:
+        raise InputError("--rate: got it with --timestamps, whose differences are times, expected one of them")
     if args.rate and args.unit:
         raise InputError(f"--unit: got {args.unit}, of times, expected none with --rate")
     if args.column and args.pattern:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     document = report.envelope(hosts=hosts, entries=entries, unused=unused)
     show = show_host if args.host is not None else show_hosts
     report.tell(args.json, document, show)
-    return int(any(one["pattern"] == args.fail_on for one in hosts))
+    return int(args.fail_on in [one["pattern"] for one in hosts])
 
 
 def show_hosts(document: Mapping[str, Any], file: TextIO) -> None:

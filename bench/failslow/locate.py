@@ -63,6 +63,10 @@ def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], li
         raise InputError(f"--meta: got {shown(meta)}, which tells none of them, expected {' or '.join(SIZES)}")
     folder = None if path.suffix in TRACES and not path.is_dir() else read_folder(path)
     traces = [path] if folder is None else folder.traces
+    if meta and not traces:
+        raise InputError(
+            f"--meta: got {shown(meta)}, expected none: {shown(path.name)} holds no trace that it lays out"
+        )
     if folder is not None and folder.traces and folder.layout and not meta:
         layout = read_layout(folder.layout)
     verdicts: list[Verdict] = []

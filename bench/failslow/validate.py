@@ -45,12 +45,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
-from lanterne.transport.own_python import own_python
 from lanterne.transport.registry import usual_transport
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     """Validate; exit code 1 if something is slow."""
     # Before NumPy loads: one core for each rank, or co-located ranks would measure each other.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
         if n is None:
             raise InputError("-n: got none outside a job, expected a number of ranks, or an mpiexec around this")
-        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        command = args.own_command()
         return launch(command, n, launcher="mpi" if args.transport == "mpi" else "direct")
     from lanterne.collectives.jobs import init
     from lanterne.transport.nccl.connection_log import logged

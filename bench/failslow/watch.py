@@ -101,7 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
     parser.add_argument(
         "--launcher",
-        default="mpi" if usual_transport() == "mpi" else "direct",
         choices=("mpi", "direct"),
         help="of -n: mpiexec (default, where there is one), or torchrun's variables",
     )
@@ -136,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
     command = resolve(args.command) if args.command else [f"pid {args.attach}"]
     if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
+    if args.launcher is not None and args.world_size is None:
+        raise InputError(f"--launcher: got {args.launcher}, expected none without -n: no ranks are started")
     if parse_time_s(args.patience, "--patience") <= 0.0:
         raise InputError(f"--patience: got {args.patience}, expected more than 0")
     ours = args.world_size is not None or launched_world_size() == 1
@@ -404,9 +405,10 @@ def _start_ranks(args: argparse.Namespace, command: list[str], variables: dict[s
     from lanterne.transport.job.launch import launch
 
     ours = {name: variables[name] for name in (FOLDER_VARIABLE, "PYTHONPATH")}
-    if args.launcher == "direct":
+    launcher = args.launcher or ("mpi" if usual_transport() == "mpi" else "direct")
+    if launcher == "direct":
         ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    return launch(command, args.world_size, launcher=args.launcher, env=ours)
+    return launch(command, args.world_size, launcher=launcher, env=ours)
 
 
 def _free_port() -> int:

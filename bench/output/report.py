@@ -24,6 +24,7 @@ OUTPUTS = ("json", "plot", "trace", "report", "checkpoint", "output", "record", 
 # How often a job that another launcher started says how far it is.
 LINE_S = 10.0
 _said_s = time.monotonic()
+_check: Callable[[], object] | None = None
 
 
 def environment() -> dict[str, str | int]:
@@ -58,6 +59,19 @@ def envelope(**content: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "argv": sys.argv, "environment": environment(), **content}
 
 
+def before_output(check: Callable[[], object] | None) -> None:
+    """Call `check` once, before the next output of a command; it raises InputError where there is to be none."""
+    global _check
+    _check = check
+
+
+def _check_once() -> None:
+    check = _check
+    before_output(None)
+    if check is not None:
+        check()
+
+
 def check_outputs(args: argparse.Namespace) -> None:
     """Refuse output files that could not be written, before the work for them is done.
 
@@ -70,7 +84,7 @@ def check_outputs(args: argparse.Namespace) -> None:
         Unavailable: a picture is asked for, and Matplotlib is missing.
     """
     for name in OUTPUTS:
-        path = getattr(args, name, None)
+        path = vars(args).get(name)
         if not isinstance(path, str) or path in ("-", "none"):
             continue
         folder = Path(path).absolute().parent
@@ -108,11 +122,18 @@ def write_json(path: str | Path, document: object) -> None:
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
+    _check_once()
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if str(path) == "-":
-        sys.stdout.write(text)
+        write_text(text)
         return
     write_atomically(path, text.encode())
+
+
+def write_text(text: str) -> None:
+    """Write `text` to standard output."""
+    _check_once()
+    sys.stdout.write(text)
 
 
 def tell(path: str | None, document: dict[str, Any], show: Callable[[dict[str, Any], TextIO], object]) -> None:
@@ -123,6 +144,7 @@ def tell(path: str | None, document: dict[str, Any], show: Callable[[dict[str, A
     Raises:
         InputError: as write_json.
     """
+    _check_once()
     if path:
         write_json(path, document)
     show(document, sys.stderr if path == "-" else sys.stdout)
@@ -136,6 +158,7 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
+    _check_once()
     path = Path(path)
     temporary = None
     try:
@@ -182,6 +205,7 @@ def print_table(
 
     On a terminal that is too narrow it is folded: further columns come below, behind the first ones on the left again.
     """
+    _check_once()
     file = file or sys.stdout
     print_notes(notes, file)
     if title:
@@ -222,6 +246,7 @@ def _blocks(widths: Sequence[int], left: Container[int], limit: int | None) -> l
 
 def print_notes(notes: Iterable[str], file: TextIO | None) -> None:
     """Print lines behind `# `, each over several where the terminal is narrow."""
+    _check_once()
     limit = columns_of(file)
     for note in notes:
         wrapped = [note] if limit is None else textwrap.wrap(note, max(20, limit - 2), break_on_hyphens=False)

@@ -32,6 +32,7 @@ import inspect
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from lanterne.bench.output import report
@@ -106,8 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, check, simulate and print; exit code 0."""
     problem, unit, unit_s = problem_from(args)
-    if args.time_limit is not None and args.time_limit <= 0:
-        raise InputError(f"--time-limit: got {args.time_limit:g}, expected more than 0 seconds")
     given, cluster, beyond = problem, None, list[str]()
     if args.calibration:
         cluster, beyond = _cluster(args, given, unit_s)
@@ -126,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         options.setdefault("placement", args.placement or ANY)
     if args.csv and args.scheduler == "best":
         options.setdefault("whole", True)
-    evaluation = make(args.scheduler, problem, args.time_limit, options, memory=True)
+    evaluation = make(args.scheduler, problem, limit_s(args, args.scheduler), options, memory=True)
     iterations = cluster.iterations(evaluation.checked, given) if cluster else {}
     if args.json:
         marked = {"extrapolated": bool(beyond), "beyond": beyond}
@@ -134,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         document = record(evaluation) | devices | {"problem": described(problem, unit)}
         report.write_json(args.json, report.envelope(**document))
     if args.csv == "-":
-        sys.stdout.write(to_torch_csv(evaluation.checked.plan))
+        report.write_text(to_torch_csv(evaluation.checked.plan))
     elif args.csv:
         report.write_atomically(args.csv, to_torch_csv(evaluation.checked.plan).encode())
     if "-" not in (args.json, args.csv):
@@ -167,6 +166,16 @@ def _cluster(args: argparse.Namespace, problem: Problem, unit_s: float | None) -
         }
     )
     return Cluster(gpus[name].parameters, args.ranks_per_host, args.delegates, unit_ms), beyond
+
+
+def limit_s(args: argparse.Namespace, scheduler: str) -> float | None:
+    """Return --time-limit, or None where `scheduler` does not search; it is read for one that does."""
+    if "time_limit_s" not in inspect.signature(load(scheduler)).parameters:
+        return None
+    limit: float | None = args.time_limit
+    if limit is not None and not 0 < limit < inf:
+        raise InputError(f"--time-limit: got {limit:g}, expected more than 0 seconds")
+    return limit
 
 
 def make(
@@ -232,7 +241,7 @@ def _compare(args: argparse.Namespace, problem: Problem, unit: str, unit_s: floa
     for name in SCHEDULERS:
         report.progress(f"planning with {name}")
         try:
-            made.append(make(name, problem, args.time_limit or COMPARE_S))
+            made.append(make(name, problem, limit_s(args, name) or COMPARE_S))
         except ScheduleError:
             raise
         except (InputError, Unavailable) as error:

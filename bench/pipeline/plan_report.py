@@ -45,10 +45,10 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    checked: CheckedPlan, problem: Problem, planning_s: float | None = None, *, in_order: bool = False, queue: int = 1
+    checked: CheckedPlan, problem: Problem, planning_s: float | None = None, *, queue: int | None = None
 ) -> Evaluation:
-    """The Evaluation of a checked plan under `problem`."""
-    timeline = simulate(checked, problem, in_order=in_order, queue=queue)
+    """Return the Evaluation of a checked plan under `problem`; with a send queue of `queue`, sends go out in order."""
+    timeline = simulate(checked, problem) if queue is None else simulate(checked, problem, in_order=True, queue=queue)
     return Evaluation(checked, timeline, lower_bound(problem, checked.plan.placement), planning_s)
 
 

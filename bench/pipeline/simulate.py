@@ -73,10 +73,14 @@ def run(args: argparse.Namespace) -> int:
     if args.jitter is not None:
         if args.in_order:
             raise InputError("--in-order: got it beside --jitter, expected one of them")
+        for option in ("plot", "trace"):
+            if getattr(args, option):
+                raise InputError(f"--{option}: got it beside --jitter, which draws many runs, expected one of them")
         return _jittered(args, plan, problem, unit)
-    evaluation = evaluate(check(plan, problem, memory=False), problem, in_order=args.in_order, queue=args.queue)
+    queue = args.queue if args.in_order else None
+    evaluation = evaluate(check(plan, problem, memory=False), problem, queue=queue)
     if args.json:
-        mode = {"in_order": args.in_order, "queue": args.queue if args.in_order else None}
+        mode = {"in_order": args.in_order, "queue": queue}
         report.write_json(args.json, report.envelope(**record(evaluation), **mode, problem=described(problem, unit)))
     if args.json != "-":
         notes = [] if evaluation.fits else ["memory: the plan does not fit, see the peaks"]

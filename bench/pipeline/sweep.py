@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, one_time, problem_from, set_links
-from lanterne.bench.pipeline.plan import make
+from lanterne.bench.pipeline.plan import limit_s, make
 from lanterne.bench.pipeline.plan_report import described, evaluate, parse_options
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.placement import unidirectional
@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Sweep and print; exit code 0."""
     texts, over_time = args.at.split(","), args.over in OVER[:2]
     problem, unit, unit_s = problem_from(args, texts if over_time else ())
+    _refuse_replaced(args)
     lines = [parse_line(text) for texts in args.scheduler or SCHEDULERS for text in texts.split(",")]
     values = [one_time(text, "--at", unit_s if over_time else None) for text in texts]
     swept = [changed(problem, args.over, value, args.on) for value in values]
@@ -105,6 +106,18 @@ def run(args: argparse.Namespace) -> int:
 
         draw(args.plot, content, problem, unit)
     return 0
+
+
+def _refuse_replaced(args: argparse.Namespace) -> None:
+    """Refuse options of the problem whose values the sweep replaces on every link and rank."""
+    if args.on is not None:
+        if args.over in ("memory", "microbatches"):
+            raise InputError(f"--on: got {args.on} with --over {args.over}, which has no links, expected none")
+        return
+    replaced = {"latency": ("latency", "link"), "bandwidth": ("bandwidth",), "memory": ("memory",)}
+    for option in replaced.get(args.over, ()):
+        if getattr(args, option):
+            raise InputError(f"--{option}: got it with --over {args.over}, whose values replace it, expected --on")
 
 
 def parse_line(text: str) -> Line:
@@ -151,8 +164,9 @@ def sweep_line(line: Line, swept: Iterable[Problem], args: argparse.Namespace) -
     for problem in swept:
         try:
             if kept is None or not line.frozen:
-                kept = make(line.scheduler, problem, args.time_limit, line.options).checked.plan
-            evaluation = evaluate(check(kept, problem, memory=False), problem, in_order=line.in_order, queue=args.queue)
+                kept = make(line.scheduler, problem, limit_s(args, line.scheduler), line.options).checked.plan
+            queue = args.queue if line.in_order else None
+            evaluation = evaluate(check(kept, problem, memory=False), problem, queue=queue)
             points.append({"makespan": evaluation.timeline.makespan, "fits_memory": evaluation.fits})
         except ScheduleError:
             raise
@@ -162,7 +176,8 @@ def sweep_line(line: Line, swept: Iterable[Problem], args: argparse.Namespace) -
 
 
 def _base(args: argparse.Namespace, first: Problem) -> float:
-    return make(args.relative_to, first, args.time_limit).timeline.makespan if args.relative_to else 1.0
+    name = args.relative_to
+    return make(name, first, limit_s(args, name)).timeline.makespan if name else 1.0
 
 
 def _cell(point: Mapping[str, Any], args: argparse.Namespace) -> str:

@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("study: got no cluster, or two kinds, expected `topology FILE` or --random N")
     if args.random is not None:
         return _run_random(args)
+    if args.check:
+        raise InputError("--check: got it without --random, expected both")
     if args.cluster is None:
         raise InputError("study topology: got no cluster, expected a file or a preset such as dgx-8x8")
     from lanterne.collectives.topology.presets import find_topology

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -127,15 +124,14 @@ def own_model(name: str, *shape: int) -> StageModel:
         InputError: no such function, it takes something else, or what it returns is no StageModel.
         Unavailable: it imports a library that is missing.
     """
+    from lanterne.collectives.algorithms.outside import import_outside
     from lanterne.pipeline.model.stage_layers import StageModel
 
     module, colon, function = name.partition(":")
     if not colon:
         raise InputError(f"--model: got {name!r}, expected {GPT} or MODULE:FUNCTION")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        make = getattr(importlib.import_module(module), function)
+        make = getattr(import_outside(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
             raise Unavailable(f"--model: {name} imports what is not here: {error}") from error

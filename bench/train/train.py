@@ -35,6 +35,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train import endure
@@ -46,7 +47,6 @@ from lanterne.bench.train.publish import RelayedPublisher, TrainingPublisher, ad
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
-from lanterne.transport.own_python import own_python
 from lanterne.transport.registry import find_transport, usual_transport
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     """Start the ranks, or train on this one; the exit code."""
     # As under our launcher: the threads of NumPy's products on all cores would wait for those of other ranks.
     for name, value in RANK_ENVIRONMENT.items():
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         setup = _setup(args, args.ranks)
         if args.resume:
             load(args.resume, asdict(setup.settings))
-        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        command = args.own_command()
         launcher = "mpi" if args.transport == "mpi" else "direct"
         own = {"spares": args.spares, "restarts": args.restarts, "goes_on": args.endure}
         return launch(command, args.ranks, launcher=launcher, **own)
@@ -307,7 +307,7 @@ def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> S
     counts = args.microbatches.split(",")
     total = args.microbatches if len(counts) in (1, copies) else str(sum(map(int, counts)))
     own = {"stages": places, "data_parallel": copies, "tp": parts, "microbatches": total}
-    return _setup(argparse.Namespace(**vars(args) | own), copies * places * parts)
+    return _setup(args.replaced(**own), copies * places * parts)
 
 
 def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
@@ -567,7 +567,7 @@ def compare(args: argparse.Namespace, document: Record) -> Record:
 
     microbatches = str(document["settings"]["microbatches"])
     alone = {"stages": 1, "data_parallel": 1, "tp": 1, "resume": None, "microbatches": microbatches}
-    setup = _setup(argparse.Namespace(**vars(args) | alone), 1)
+    setup = _setup(args.replaced(**alone), 1)
 
     def reference(comm: Communicator) -> list[NDArray[np.float64]]:
         one = setup.trainer(comm, plans(Problem(1, setup.settings.microbatches, 1, 1, 1), "1f1b"))

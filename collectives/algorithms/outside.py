@@ -12,9 +12,11 @@ import functools
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
@@ -155,10 +157,29 @@ def checked_made(made: object, name: str, collective: str, world_size: int, root
     return schedule
 
 
+def import_outside(module: str) -> ModuleType:
+    """Import `module`, of the current folder where nothing installed has that name.
+
+    Raises:
+        ImportError: there is none, or it fails.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        return import_module(module)
+    finally:
+        sys.path.remove(here)
+
+
 def _load(name: str, module: str, attribute: str) -> Generator:
     found: Any
     try:
-        found = import_module(module)
+        found = import_outside(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:

@@ -191,7 +191,7 @@ def _check_entry(entry: dict[str, Any]) -> None:
     """Raise ValueError, KeyError or TypeError if it is none that the functions below can use."""
     kinds: dict[str, dict[str, type]] = {
         "job": {"hosts": list},
-        "incident": {"id": str, "host": str, "text": str},
+        "incident": {"id": str, "host": str, "kind": str, "text": str},
         "sweep": {"host": str, "values": dict},
     }
     for name, kind in {"job": str, **kinds[entry["what"]]}.items():

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
-from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     if not 1 <= args.n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.n}, expected 1 to {MAX_WORLD_SIZE}")
     # Of each rank: two buffers, what is expected, and 64-bit numbers while they are made.
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if not in_a_job():
         from lanterne.transport.job.launch import launch
 
-        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], args.n, launcher="mpi")
+        return launch(args.own_command(), args.n, launcher="mpi")
 
     import lanterne
 

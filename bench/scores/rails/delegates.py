@@ -21,7 +21,6 @@ and one out of it. The bars are for the plane whose link is also inline's.
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,9 +28,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, at_most, print_bars
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
-from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -68,7 +67,7 @@ def _queues(text: str) -> int | str:
     return text if text == "auto" else whole(1)(text)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
     names, work_s = chosen(args.planes, "--planes", RAILS), parse_time_s(args.work, "--work")
     if min(sizes) < 1:
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if not in_a_job():
         from lanterne.transport.job.launch import launch
 
-        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], 2, launcher="mpi")
+        return launch(args.own_command(), 2, launcher="mpi")
 
     import lanterne
 

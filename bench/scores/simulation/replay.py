@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.bench.scores.simulation.shrink import fails_alike, kind_of, shrink
     from lanterne.bench.scores.simulation.world import run as run_world
 
-    scenario = read(args.seed)
+    scenario, last = read(args.seed), args.last
     with quiet():
         outcome = run_world(scenario, traced=True)
         if args.shrink and outcome.problems:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         document = report.envelope(simulation_version=VERSION, scenario=scenario.to_json())
         report.write_json(args.json, document | {"problems": list(outcome.problems), "steps": steps})
     if args.json != "-":
-        print_steps(outcome.trace, args.last)
+        print_steps(outcome.trace, last)
         print(f"seed {scenario.seed}: {scenario.ranks} ranks over {scenario.transport}")
         print("calls:  " + ", ".join(f"{kind} of {count}" for kind, count in scenario.calls))
         print("events: " + ("; ".join(map(str, scenario.events)) or "none"))

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.units import format_nbytes, format_time, whole
 from lanterne.bench.scores.speed.overlap import over_ranks, overlap
 from lanterne.bench.scores.speed.queues import backward, crowded, queue_lines
 from lanterne.errors import InputError, one_of
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
-from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     """Start the ranks, or be one; the exit code."""
     parts = args.only.split(",")
     for part in parts:
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         from lanterne.transport.job.launch import launch
 
         launcher = "mpi" if args.transport in (None, "mpi") else "direct"
-        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], args.n, launcher=launcher)
+        return launch(args.own_command(), args.n, launcher=launcher)
 
     import lanterne
 

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import Options
 from lanterne.bench.output.units import format_time, parse_time_s, whole
 from lanterne.bench.train.job import TOLERANCES, Setup, add_model_arguments, check_finite, make_setup, planned
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
-from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     """Measure on this rank, or start the ranks; the exit code."""
     timeout_s = parse_time_s(args.timeout, "--timeout")
     setup = make_setup(args, args.ranks, _text(args.seed))
     if not in_a_job():
         from lanterne.transport.job.launch import launch
 
-        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        command = args.own_command()
         return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
     from lanterne.collectives.jobs import init
 

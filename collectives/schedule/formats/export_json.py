@@ -45,6 +45,8 @@ def from_json(document: Any) -> CollectiveSchedule:
     """
     if not isinstance(document, dict):
         raise ScheduleError(f"schedule: got {type(document).__name__}, expected a JSON object")
+    if "gpus" in document and "phases" not in document:
+        raise ScheduleError("schedule: got an MSCCL++ plan, which is written and not read, expected our own JSON")
     version = document.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise ScheduleError(f"schedule: got schema_version {version!r}, expected {SCHEMA_VERSION}")

@@ -1,6 +1,7 @@
 """lanterne schedule: makes, reads, prints and writes schedules; nothing invalid passes."""
 
 import json
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -92,7 +93,7 @@ def test_an_invalid_file_names_round_and_transfer(capsys, tmp_path):
         (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to 2048"),
         (["all_reduce", "-n", "x"], "got 'x', expected a whole number"),
         (["all_reduce", "--algorithm", "ring", "--chunks", "3"], "got 3 chunks, expected a multiple of 8"),
-        (["all_reduce", "--algorithm", "ring", "--late-rank", "1"], "ring all_reduce expects none"),
+        (["all_reduce", "--algorithm", "ring", "-n", "4", "--late-rank", "4"], "--late-rank: got 4, expected 0 to 3"),
         (["all_reduce", "--delay", "-1s"], "expected"),
         (["all_reduce", "--output", "/nowhere/x"], "cannot write /nowhere/x"),
     ],
@@ -148,3 +149,21 @@ def test_traces_are_a_file_for_each_rank(capsys, tmp_path):
     code, _, err = run(capsys, *words)
     assert code == 2
     assert "--output: got none for chakra" in err
+
+
+def test_an_mscclpp_plan_is_not_taken_for_ours(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    assert main(["schedule", "all_reduce", "--format", "mscclpp-json", "--output", str(path)]) == 0
+    code, out, err = run(capsys, str(path))
+    assert (code, out) == (2, "")
+    assert "MSCCL++ plan, which is written and not read" in err
+
+
+def test_a_module_of_the_current_folder_is_found(capsys, tmp_path, monkeypatch):
+    source = "from lanterne.collectives.algorithms.ring import ring_all_reduce\n"
+    (tmp_path / "of_this_folder.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    code, out, _ = run(capsys, "all_reduce", "--algorithm", "of_this_folder:ring_all_reduce", "-n", "4")
+    assert code == 0
+    assert "ring" in out
