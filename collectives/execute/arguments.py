@@ -331,4 +331,7 @@ def _element(collective: str, array: CallArray, op: str | None, dtype: object, t
         return element
     if array.dtype.hasobject:
         raise InputError(f"{collective}: got dtype object, expected one of fixed size")
-    return Dtype(told or array.dtype.name, array.dtype.itemsize, "raw") if dtype is None else find_dtype(dtype)
+    if dtype is not None:
+        return find_dtype(dtype)
+    # Unlike its name, the text of a dtype has the byte order, and the fields of a record with their places.
+    return Dtype(told or str(array.dtype), array.dtype.itemsize, "raw")

@@ -4,9 +4,11 @@ UCXX's core API in blocking progress mode: a wait spins while something moves, t
 sane where ranks outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control
 connection (Group) tells of deaths too, whichever is first.
 
-A UCX receive does not filter its source, so the tag tells it: 64 bits of a keyed hash of source, destination and tag.
-Who reaches a UCX port without the job's secret cannot make a tag that a receive waits for. Two tags that are equal
-would mix up messages: of a million in use at one rank, with a probability of 3e-8.
+A UCX receive does not filter its source, so the tag holds it: 64 bits of a keyed hash of source, destination and tag.
+A client without the job's secret cannot make a tag that a receive waits for. Two equal tags would mix up messages: of a
+million in use at one rank, with a probability of 3e-8. UCXX does not report how long a received message is. So the
+lowest bits of a tag hold the message's number on its lane and its length: a message of another length matches no
+receive, and a wait that finds it among the unmatched ones reports both lengths.
 """
 
 import atexit
@@ -15,6 +17,7 @@ import logging
 import math
 import os
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
@@ -52,8 +55,13 @@ NOTICE_S = GROUP_POLICY.left_grace_s + 0.5
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# (its UCXRequest, the operation).
-Started: TypeAlias = tuple[Any, Operation]
+# In the lowest bits of a tag: the length, modulo the largest prime below 2**24, and above it the message's number.
+LENGTH_BITS, LENGTHS, NUMBERS = 24, (1 << 24) - 3, (1 << 16) - 1
+
+# (its UCXRequest, the operation, its UCXXTag).
+Started: TypeAlias = tuple[Any, Operation, Any]
+# (source, destination, tag) -> [its hash, how many messages were posted].
+Lanes: TypeAlias = dict[tuple[int, int, int], list[int]]
 
 
 @steers
@@ -61,13 +69,6 @@ Started: TypeAlias = tuple[Any, Operation]
 class UcxPolicy:
     """How a rank over UCX waits, and what it keeps."""
 
-    # Tags that are kept; making one costs some 3 us.
-    max_tags: int = value(
-        1 << 16,
-        "making one costs 3 us",
-        half="tags of many communicators are made again",
-        double="twice the memory",
-    )
     # How long close() waits at most for what was sent to leave, once a peer has failed.
     last_flush_s: float = value(
         1.0,
@@ -149,7 +150,9 @@ class UcxTransport(Transport):
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
         self._ucxx, self._array = load_ucxx()
         self._secret = group.secret(b"lanterne/ucx-tags")
-        self._tags: dict[tuple[int, int, int], Any] = {}  # by source, destination and tag
+        self._sent: defaultdict[int, Lanes] = defaultdict(dict)  # by communicator id
+        self._received: defaultdict[int, Lanes] = defaultdict(dict)
+        self._any_length: Any = self._ucxx.UCXXTagMask((1 << 64) - (1 << LENGTH_BITS))
         self._group = group
         self._job = group
         self.rank: int = group.rank
@@ -189,32 +192,53 @@ class UcxTransport(Transport):
         return UcxRequest(self, self._start_all(ops))
 
     def _start_all(self, ops: Sequence[Operation], internal: int = 0) -> list[Started]:
-        """[(UCXRequest, operation)] of `ops`. Where one cannot start, the memory of those before it is kept."""
+        """Start `ops`. Where one cannot start, the memory of those before it is kept."""
         pending: list[Started] = []
         for op in ops:
             try:
-                pending.append((self._start(op, internal), op))
+                pending.append(self._start(op, internal))
             except self._ucxx.UCXError as error:
                 self.adopt(pending)
                 self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
         return pending
 
-    def _start(self, op: Operation, internal: int) -> Any:
+    def _start(self, op: Operation, internal: int) -> Started:
         region, offset, nbytes, peer, tag = op
         span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
         if type(op) is Send:
-            return self._peers[peer][0].tag_send(span, self._tag(self.rank, peer, tag | internal))
-        return self._peers[peer][1].tag_recv(span, self._tag(peer, self.rank, tag | internal))
+            numbered = self._next_tag(self._sent[tag >> LANE_BITS], self.rank, peer, tag | internal, nbytes)
+            return self._peers[peer][0].tag_send(span, numbered), op, numbered
+        numbered = self._next_tag(self._received[tag >> LANE_BITS], peer, self.rank, tag | internal, nbytes)
+        return self._peers[peer][1].tag_recv(span, numbered), op, numbered
 
-    def _tag(self, source: int, destination: int, tag: int) -> Any:
-        """The UCXXTag of `ucx_tag`."""
+    def _next_tag(self, lanes: Lanes, source: int, destination: int, tag: int, nbytes: int) -> Any:
+        """Return the UCXXTag of the next message between two ranks under `tag`, of `nbytes` bytes."""
         key = source, destination, tag
-        found = self._tags.get(key)
-        if found is None:
-            if len(self._tags) >= POLICY.max_tags:
-                self._tags.clear()
-            found = self._tags[key] = self._ucxx.UCXXTag(ucx_tag(self._secret, *key))
-        return found
+        lane = lanes.get(key)
+        if lane is None:
+            lane = lanes[key] = [ucx_tag(self._secret, *key), 0]
+        number = lane[1]
+        lane[1] = number + 1
+        return self._ucxx.UCXXTag(lane[0] ^ (number & NUMBERS) << LENGTH_BITS ^ nbytes % LENGTHS)
+
+    def check_length(self, op: Operation, tag: Any) -> None:
+        """Raise TransportError if the message that receive `op` waits for has arrived, with another length."""
+        found = self._worker.tag_probe(tag, self._any_length)
+        if found.matched and found.length != op.nbytes:
+            sent = f"rank {op.peer} sent {found.length} bytes, expected {op.nbytes}, as its receive is"
+            raise TransportError(f"ucx: {sent}")
+
+    def forget(self, communicator_id: int) -> None:
+        """See Transport. All ranks number the messages of the next communicator with this id from 0."""
+        self._sent.pop(communicator_id, None)
+        self._received.pop(communicator_id, None)
+
+    reopen = forget
+
+    def retire(self, communicator_id: int) -> bool:
+        """See Transport: UCX keeps what is posted."""
+        self.forget(communicator_id)
+        return False
 
     def _connect(self, peer: int) -> tuple[Any, Any]:
         """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n.
@@ -302,7 +326,7 @@ class UcxTransport(Transport):
 
     def adopt(self, pending: list[Started]) -> None:
         """Keep the memory of operations whose request nobody holds any more, until they are complete."""
-        self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]
+        self._orphans = [started for started in self._orphans + pending if not started[0].completed]
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         # Closing by force ends what is under way on them.
@@ -369,7 +393,7 @@ class UcxRequest(Request):
         """Drop the last operations, as far as they are complete; True if none is left."""
         pending = self._pending
         while pending:
-            request, op = pending[-1]
+            request, op, _ = pending[-1]
             if not request.completed:
                 return False
             self._finish(request, op)
@@ -381,10 +405,12 @@ class UcxRequest(Request):
         transport = self._transport
         # Drains what has come before it cancels the requests of a peer that closed: nothing that arrived is lost.
         transport._worker.progress()
-        for request, op in self._pending:
+        for request, op, tag in self._pending:
             if request.completed:
                 self._finish(request, op)
-        self._pending[:] = [(request, op) for request, op in self._pending if not request.completed]
+            elif type(op) is Recv:
+                transport.check_length(op, tag)
+        self._pending[:] = [started for started in self._pending if not started[0].completed]
         if self._pending:
             transport.check_peers(range(transport.world_size) if self._everyone else self.pending_peers())
         return not self._pending
@@ -405,7 +431,7 @@ class UcxRequest(Request):
             raise TransportError(f"ucx rank {self._transport.rank}: closed before this request was complete")
 
     def pending_peers(self) -> list[int]:
-        return sorted({op.peer for request, op in self._pending if not request.completed})
+        return sorted({op.peer for request, op, _ in self._pending if not request.completed})
 
     def wait(self, timeout_s: float | None = None) -> None:
         if self.test():

@@ -150,6 +150,14 @@ def test_different_roots_disagree():
     assert all(isinstance(error, InputError) and "root=0" in str(error) and "root=1" in str(error) for error in errors)
 
 
+@pytest.mark.parametrize(
+    "dtypes", [(">f8", "<f8"), ([("a", "f8"), ("b", "i8")], [("b", "i8"), ("a", "f8")])], ids=["byte order", "fields"]
+)
+def test_different_layouts_of_an_element_disagree(dtypes):
+    errors = outcomes(2, lambda comm: comm.all_gather(np.zeros(2, dtypes[comm.rank]), np.zeros(4, dtypes[comm.rank])))
+    assert all(isinstance(error, InputError) and "expected the same on every rank" in str(error) for error in errors)
+
+
 def test_in_place_may_differ_between_ranks():
     def run(comm):
         array = np.ones(10)

@@ -131,7 +131,7 @@ def test_whose_path_has_failed_does_not_say_which_rank_has(verb, said):
     ucxx = SimpleNamespace(UCXError=Reset)
     vars(transport).update(rank=0, closed=False, _peers={}, _group=group, _ucxx=ucxx)
     started = SimpleNamespace(completed=True, check_error=fails)
-    request = UcxRequest(transport, [(started, verb(Region(bytearray(8)), 0, 8, 1, 0))])
+    request = UcxRequest(transport, [(started, verb(Region(bytearray(8)), 0, 8, 1, 0), None)])
     with pytest.raises(TransportError, match=f"ucx rank 0: {said} rank 1 of 8 bytes failed: connection r") as raised:
         request.test()
     assert raised.value.rank_unknown
