@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from lanterne import __version__
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.report import before_output, check_outputs
 from lanterne.bench.output.units import integer
 from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, did_you_mean, one_of
@@ -169,10 +169,10 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, one_of(value, map(str, action.choices)))
 
-    def parse(self, words: Sequence[str]) -> Options:
+    def parse(self, words: Sequence[str]) -> GivenOptions:
         """The options that `words` give; of one that there is not, the error names one that is close."""
         try:
-            found, left = self.parse_known_args(words, Options())
+            found, left = self.parse_known_args(words, GivenOptions())
         except InputError:
             # Where a mistyped option is required, argparse speaks of the missing one only.
             names = (word.partition("=")[0] for word in words if word.startswith("--"))

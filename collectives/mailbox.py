@@ -15,7 +15,7 @@ import numpy as np
 
 from lanterne.collectives.execute.arguments import check_whole
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.execute.plans import DATA_LANE, HEADER_LANE
+from lanterne.collectives.message_lanes import DATA_LANE, HEADER_LANE
 from lanterne.collectives.execute.requests import CollectiveRequest, MessageRequest
 from lanterne.collectives.point_to_point import StartedMessages
 from lanterne.errors import InputError

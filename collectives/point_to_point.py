@@ -8,7 +8,7 @@ import numpy as np
 
 from lanterne.collectives.execute.arguments import check_whole
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.execute.plans import BOARD_LANES, USER_LANES
+from lanterne.collectives.message_lanes import BOARD_LANES, USER_LANES, Lane
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, Stream, host_array, is_device_array
@@ -86,7 +86,9 @@ class StartedMessages:
         return post, tuple(ops)
 
     def _lane(self, tag: int) -> int:
-        """The lane of messages with `tag`: the upper half of what the transport has, but for the least tags."""
+        """Return the lane of messages with `tag`: the upper half of what the transport has, but for the least tags."""
+        if type(tag) is Lane:
+            return tag
         first = 1 << self._comm.transport.capabilities.lane_bits - 1
         most = first if first >= BOARD_LANES.stop else len(USER_LANES)
         check_whole("tag: got", tag, 0, most - 1)

@@ -39,7 +39,7 @@ from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
 from lanterne.bench.output.load import busy_note
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.spread import COVERAGE, MedianInterval, median_interval
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
@@ -64,7 +64,7 @@ GAINS = 0.95
 BESIDE_BAR = 14
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     parts = parse(args)
     settings = parts[0]
     if settings.transport == "local":

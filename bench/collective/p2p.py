@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     # Of each of two ranks: what it sends, the 32-bit numbers it is made of, what it expects and what it receives.
     sizes = parse_sizes(args.bytes or SIZES[args.device], "--bytes", copies=14)
     timeout_s = parse_time_s(args.timeout, "--timeout")

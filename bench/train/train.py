@@ -35,7 +35,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train import endure
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     """Start the ranks, or train on this one; the exit code."""
     # As under our launcher: the threads of NumPy's products on all cores would wait for those of other ranks.
     for name, value in RANK_ENVIRONMENT.items():

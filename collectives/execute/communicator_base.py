@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.control import Control
+from lanterne.collectives.message_lanes import CONTROL_LANE
 from lanterne.collectives.execute.place import CommunicatorPlace
 from lanterne.collectives.execute.scratch import Scratch
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
@@ -24,16 +25,13 @@ from lanterne.transport.waiting import wait
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import DeviceSide
 
-# Lane 0 of a communicator; the others are in plans.py.
-CONTROL_LANE = 0
-
 
 @steers
 @dataclass(frozen=True)
 class FailurePolicy:
     """How long a failing rank asks why."""
 
-    # Calls that are under way at once, at most: each has a lane (plans.BOARD_LANES).
+    # Calls that are under way at once, at most: each has a lane (message_lanes.BOARD_LANES).
     max_ahead: int = value(
         64,
         "a lane each",

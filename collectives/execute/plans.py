@@ -30,6 +30,7 @@ from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.executor import Execution
+from lanterne.collectives.message_lanes import AGREEMENT_LANE, PLAN_LANES
 from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.schedule.check_own import OwnSchedule
@@ -41,12 +42,6 @@ from lanterne.errors import InputError
 from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.base import Recv, Send, make_tag
 
-# Lanes of a communicator after the control lane: first agreement, messages of the user, then one per signature. Calls
-# that find out who is late have one each, by their number: several are under way at once, and ranks begin them in
-# orders of their own.
-AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 1, range(2, 34), range(64, 192), range(192, 256)
-# Of a mailbox.
-HEADER_LANE, DATA_LANE = 34, 35
 SIGNATURE_NBYTES = 256
 # Of more ranks each makes and checks its own part alone, where the algorithm can: of all it would take a gigabyte.
 MAX_CHECKED_RANKS = 64

@@ -28,7 +28,8 @@ from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
 from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
-from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
+from lanterne.collectives.message_lanes import BOARD_LANES
+from lanterne.collectives.execute.plans import AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from lanterne.collectives.message_lanes import Lane
 from lanterne.failslow.validate.cores import waited_s
 from lanterne.failslow.validate.device_links import Received
 from lanterne.failslow.validate.links import Link
-from lanterne.failslow.validate.probe import DATA, HEAD, READY, Probe
+from lanterne.failslow.validate.probe import Probe
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -129,7 +130,7 @@ def _ping(comm: Communicator, peer: int, limit_s: float) -> tuple[float, float]:
         start_s, told_s = time.monotonic(), took_s
         count += 1
         more = count < FEWEST_PINGS or (count < PINGS and start_s - began_s < limit_s)
-        comm.send_recv(np.array([start_s, more, told_s]), stamp, peer, tag=HEAD)
+        comm.send_recv(np.array([start_s, more, told_s]), stamp, peer, tag=Lane.PROBE_HEAD)
         end_s = time.monotonic()
         least_s, took_s = min(least_s, end_s - stamp[0]), min(took_s, end_s - start_s)
         if not first:
@@ -146,11 +147,14 @@ def _exchange(probe: Probe, peer: int, nbytes: int, threads: Iterable[int]) -> t
     comm = probe.wire
     outgoing, incoming = (buffer[:nbytes] for buffer in probe.buffers(nbytes))
     stamp = np.empty(1)
-    head, data = comm.start_recv(stamp, peer, tag=HEAD), comm.start_recv(incoming, peer, tag=DATA)
+    head, data = comm.start_recv(stamp, peer, tag=Lane.PROBE_HEAD), comm.start_recv(incoming, peer, tag=Lane.PROBE_DATA)
     # Both ends have posted their receives: neither waits for the other any more.
-    comm.send_recv(np.empty(0, np.uint8), np.empty(0, np.uint8), peer, tag=READY)
+    comm.send_recv(np.empty(0, np.uint8), np.empty(0, np.uint8), peer, tag=Lane.PROBE_READY)
     before_s = waited_s(threads)
-    leaving = (comm.start_send(np.array([time.monotonic()]), peer, tag=HEAD), comm.start_send(outgoing, peer, tag=DATA))
+    leaving = (
+        comm.start_send(np.array([time.monotonic()]), peer, tag=Lane.PROBE_HEAD),
+        comm.start_send(outgoing, peer, tag=Lane.PROBE_DATA),
+    )
     ended_s = _arrival_s(comm, data)
     for request in (head, *leaving):
         probe.wait(request)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import core_of
+from lanterne.collectives.message_lanes import Lane
 from lanterne.failslow.validate.device_links import DeviceWire
 from lanterne.transport.rank_group import host_identity
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from lanterne.collectives.execute.requests import MessageRequest
     from lanterne.transport.base import Transport
 
-# User tags of the probe's own communicator.
-HEAD, DATA, READY, BARRIER = range(4)
 SHORTEST_NAP_S, LONGEST_NAP_S = 50e-6, 2e-3
 KNOWN_CORES = 62
 START_MARGIN_S = 5e-3
@@ -120,8 +119,8 @@ class Probe:
         comm, distance = self.comm, 1
         while distance < comm.world_size:
             after, before = (comm.rank + distance) % comm.world_size, (comm.rank - distance) % comm.world_size
-            arrived = comm.start_recv(_EMPTY, before, tag=BARRIER)
-            comm.start_send(_EMPTY, after, tag=BARRIER).wait()
+            arrived = comm.start_recv(_EMPTY, before, tag=Lane.PROBE_BARRIER)
+            comm.start_send(_EMPTY, after, tag=Lane.PROBE_BARRIER).wait()
             self.wait(arrived)
             distance *= 2
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.collectives.message_lanes import Lane
 from lanterne.failslow.validate.links import Link
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.collectives.execute.requests import MessageRequest
 
-TAG, CAME_TAG = 26, 25
 # Sent at the beginning of an iteration, and after each of its next actions: a rank that looks late does so once.
 MESSAGES = 4
 
@@ -59,12 +59,14 @@ class LinkProbes:
         self._left = 0
         here = self.comm.rank
         if link is not None and here == link[0] and (link not in self._told or self._told[link].test()):
-            self._told[link] = self.comm.start_recv(np.empty(1), link[1], tag=CAME_TAG)
+            self._told[link] = self.comm.start_recv(np.empty(1), link[1], tag=Lane.LINK_ARRIVAL)
             self._left = MESSAGES
         if link is not None and here == link[1] and all(expected.link != link for expected in self._pending):
             for _ in range(MESSAGES):
                 message = np.empty(self._count)
-                self._pending.append(_Expected(link, self.comm.start_recv(message, link[0], tag=TAG), message))
+                self._pending.append(
+                    _Expected(link, self.comm.start_recv(message, link[0], tag=Lane.LINK_MESSAGE), message)
+                )
         self.look()
 
     def look(self) -> None:
@@ -73,10 +75,10 @@ class LinkProbes:
             self._left -= 1
             message = np.zeros(self._count)
             message[0] = time.monotonic()
-            self.comm.start_send(message, self._link[1], tag=TAG)
+            self.comm.start_send(message, self._link[1], tag=Lane.LINK_MESSAGE)
         before, self._pending = self._pending, [expected for expected in self._pending if not self._has_come(expected)]
         for link in {expected.link for expected in before} - {expected.link for expected in self._pending}:
-            self.comm.start_send(np.empty(1), link[0], tag=CAME_TAG)
+            self.comm.start_send(np.empty(1), link[0], tag=Lane.LINK_ARRIVAL)
 
     def _has_come(self, expected: _Expected) -> bool:
         link, message = expected.link, expected.message

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.message_lanes import Lane
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError, LanterneError
 
 # What a rank measured in an iteration, packed; see profile.py.
 Report: TypeAlias = NDArray[np.float64]
-
-REPORT_TAG, VERDICT_TAG = 30, 29
 
 
 class Agreement:
@@ -53,12 +52,12 @@ class Agreement:
             lengths: of the reports of all ranks, by rank.
         """
         if not self.is_root:
-            self.comm.start_send(array, self.root, tag=REPORT_TAG)
+            self.comm.start_send(array, self.root, tag=Lane.ADAPT_REPORT)
             return
         self._own.append(array)
         for rank, coming in self._coming.items():
             buffer = np.empty(lengths[rank])
-            coming.append((self.comm.start_recv(buffer, rank, tag=REPORT_TAG), buffer))
+            coming.append((self.comm.start_recv(buffer, rank, tag=Lane.ADAPT_REPORT), buffer))
 
     def collect(self, *, wait: bool = False) -> list[list[Report]]:
         """On the coordinator: per iteration of which all reports have come, those of all ranks; oldest first.
@@ -88,15 +87,15 @@ class Agreement:
             assert payload is not None
             head, body = np.array([len(payload)], np.int64), np.frombuffer(payload, np.uint8)
             for rank in self._coming:
-                self.comm.start_send(head, rank, tag=VERDICT_TAG)
+                self.comm.start_send(head, rank, tag=Lane.ADAPT_VERDICT)
                 if len(body):
-                    self.comm.start_send(body, rank, tag=VERDICT_TAG)
+                    self.comm.start_send(body, rank, tag=Lane.ADAPT_VERDICT)
             return payload
         head = np.empty(1, np.int64)
-        self.comm.recv(head, self.root, tag=VERDICT_TAG)
+        self.comm.recv(head, self.root, tag=Lane.ADAPT_VERDICT)
         body = np.empty(int(head[0]), np.uint8)
         if len(body):
-            self.comm.recv(body, self.root, tag=VERDICT_TAG)
+            self.comm.recv(body, self.root, tag=Lane.ADAPT_VERDICT)
         return body.tobytes()
 
     def close(self) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.message_lanes import Lane
 from lanterne.transport.rank_group import host_identity
 
-PING_TAG, PINGS = 28, 8
+PINGS = 8
 
 
 class Offsets(NamedTuple):
@@ -59,8 +60,8 @@ def _ping(comm: Communicator, rank: int, pings: int, timeout_s: float | None) ->
     word, answer, found = np.zeros(1), np.empty(2), []
     for _ in range(pings):
         asked_s = time.monotonic()
-        comm.send(word, rank, tag=PING_TAG, timeout_s=timeout_s)
-        comm.recv(answer, rank, tag=PING_TAG, timeout_s=timeout_s)
+        comm.send(word, rank, tag=Lane.CLOCKS, timeout_s=timeout_s)
+        comm.recv(answer, rank, tag=Lane.CLOCKS, timeout_s=timeout_s)
         ended_s = time.monotonic()
         came_s, left_s = answer.tolist()
         away_s = (ended_s - asked_s) - (left_s - came_s)
@@ -72,7 +73,7 @@ def _ping(comm: Communicator, rank: int, pings: int, timeout_s: float | None) ->
 def _answer(comm: Communicator, root: int, pings: int, timeout_s: float | None) -> None:
     word, answer = np.empty(1), np.empty(2)
     for _ in range(pings):
-        comm.recv(word, root, tag=PING_TAG, timeout_s=timeout_s)
+        comm.recv(word, root, tag=Lane.CLOCKS, timeout_s=timeout_s)
         answer[0] = time.monotonic()
         answer[1] = time.monotonic()
-        comm.send(answer, root, tag=PING_TAG, timeout_s=timeout_s)
+        comm.send(answer, root, tag=Lane.CLOCKS, timeout_s=timeout_s)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.message_lanes import Lane
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.device.message_staging import MessageStaging
@@ -19,25 +20,20 @@ if TYPE_CHECKING:
 # Of each buffer, which comes again and again, by its id and the peer: what starts a message of it, and holds it.
 Starts: TypeAlias = dict[tuple[int, int], Callable[[], MessageRequest]]
 
-# Of the communicator's tags for messages of the user; the last, so as to be out of the way.
-TAG = 31
-
 
 class Inline(DataPlane):
     """Sends messages in the order in which they are handed over; receives are posted when they are asked for.
 
     Args:
         comm: the Communicator, of this plane alone or shared.
-        tag: of the messages.
         queue: sends that may not be done while the rank goes on computing; 0: it waits for each; None: any number.
         owned: whether `close` closes `comm`.
     """
 
-    def __init__(self, comm: Communicator, tag: int = TAG, queue: int | None = 1, *, owned: bool = False) -> None:
+    def __init__(self, comm: Communicator, queue: int | None = 1, *, owned: bool = False) -> None:
         if queue is not None and queue < 0:
             raise InputError(f"queue: got {queue}, expected at least 0 sends")
         self.comm = comm
-        self.tag = tag
         self.in_order = queue
         self._owned = owned
         self._sends: deque[tuple[MessageRequest, Buffer]] = deque()
@@ -56,7 +52,9 @@ class Inline(DataPlane):
             self._staging.land(buffer, self._limit_s(timeout_s))
         start = self._send_starts.get((id(buffer), peer))
         if start is None:
-            start = self._send_starts[id(buffer), peer] = core_of(self.comm).prepare_send(buffer, peer, tag=self.tag)
+            start = self._send_starts[id(buffer), peer] = core_of(self.comm).prepare_send(
+                buffer, peer, tag=Lane.PIPELINE
+            )
         self._sends.append((start(), buffer))
         return self._wait(self.in_order, timeout_s)
 
@@ -64,7 +62,9 @@ class Inline(DataPlane):
         buffer = self._pool.take(shape, dtype)
         start = self._receive_starts.get((id(buffer), peer))
         if start is None:
-            start = self._receive_starts[id(buffer), peer] = core_of(self.comm).prepare_recv(buffer, peer, tag=self.tag)
+            start = self._receive_starts[id(buffer), peer] = core_of(self.comm).prepare_recv(
+                buffer, peer, tag=Lane.PIPELINE
+            )
         return InlineReceive(start(), buffer)
 
     def release(self, buffer: Buffer) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.planes.data_plane import Buffer, Receive, Shape
 from lanterne.pipeline.planes.delegate import DelegatePlane, DelegateReceive
-from lanterne.pipeline.planes.inline import TAG, Inline
+from lanterne.pipeline.planes.inline import Inline
 from lanterne.transport.rails.rail import MEMORY
 from lanterne.transport.shaped import Links
 
@@ -36,7 +36,7 @@ class Paired(Inline):
     """
 
     def __init__(self, comm: Communicator, *, owned: bool = False) -> None:
-        super().__init__(comm, TAG, None, owned=owned)
+        super().__init__(comm, None, owned=owned)
         # By peer, in order.
         self._coming: dict[int, list[PairedReceive]] = {}
 

@@ -21,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import LanterneError, TransportError, Unavailable
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
 from lanterne.pipeline.train.kept import KeptStates
 from lanterne.pipeline.train.memory_checkpoint import WHOLE, HeldState
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
-# The communicator's tag of what ranks bring together; that of copies is in neighbours.py.
-GATHER_TAG = 33
 # Of an iteration: nothing is held.
 NONE = -1
 # What a rank may hold: its own state and its neighbour's, now and before, and the same of the layout before.
@@ -303,14 +302,14 @@ def _together(comm: Communicator, chosen: Sequence[HeldState], dtype: np.dtype[A
     whole = np.zeros(int(counts[:, 1].max()), dtype)
     if comm.rank:
         if len(places):
-            comm.send(places, 0, tag=GATHER_TAG)
-            comm.send(values, 0, tag=GATHER_TAG)
+            comm.send(places, 0, tag=Lane.GATHER)
+            comm.send(values, 0, tag=Lane.GATHER)
     else:
         whole[places] = values
         for peer in np.flatnonzero(counts[1:, 0]) + 1:
             places, values = np.empty(counts[peer, 0], np.int64), np.empty(counts[peer, 0], dtype)
-            comm.recv(places, int(peer), tag=GATHER_TAG)
-            comm.recv(values, int(peer), tag=GATHER_TAG)
+            comm.recv(places, int(peer), tag=Lane.GATHER)
+            comm.recv(values, int(peer), tag=Lane.GATHER)
             whole[places] = values
     comm.broadcast(whole)
     return whole.reshape(len(VECTORS), -1)

@@ -11,12 +11,11 @@ from typing import TypeAlias
 import numpy as np
 
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.message_lanes import Lane
 from lanterne.pipeline.execute.stage import StageArray
 from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.rank_layout import Layout
 
-# The communicator's tag of these messages.
-TAG = 28
 # The optimizer's steps, and by stage the parameters and the averages that a rank keeps.
 Held: TypeAlias = tuple[int, dict[int, list[StageArray]]]
 
@@ -63,10 +62,14 @@ def move_state(comm: Communicator, before: Layout, after: Layout, held: Held, co
     requests = []
     if comm.rank in sources:
         requests += [
-            comm.start_recv(array, sources[comm.rank], tag=TAG) for number in receives for array in receives[number]
+            comm.start_recv(array, sources[comm.rank], tag=Lane.HANDOVER)
+            for number in receives
+            for array in receives[number]
         ]
         requests += [
-            comm.start_send(array, targets[comm.rank], tag=TAG) for number in sorted(mine) for array in mine[number]
+            comm.start_send(array, targets[comm.rank], tag=Lane.HANDOVER)
+            for number in sorted(mine)
+            for array in mine[number]
         ]
     else:
         for number, arrays in receives.items():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.collectives.message_lanes import Lane
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.state import (
@@ -22,8 +23,6 @@ from lanterne.pipeline.train.state import (
 )
 from lanterne.pipeline.train.trainer import Trainer
 
-# The communicator's tag of copies.
-COPY_TAG = 32
 # Of a layout: all of the state is one unit.
 WHOLE = 0
 
@@ -172,8 +171,8 @@ class MemoryCheckpoint(ABC):
         """Send `mine` to the rank that keeps it, receive `its` from the one whose copy this rank keeps."""
         comm = self._comm
         to = keepers(comm.hosts)
-        receives = [comm.start_recv(array, to.index(comm.rank), tag=COPY_TAG) for array in its]
-        return receives + [comm.start_send(array, to[comm.rank], tag=COPY_TAG) for array in mine]
+        receives = [comm.start_recv(array, to.index(comm.rank), tag=Lane.REPLICA) for array in its]
+        return receives + [comm.start_send(array, to[comm.rank], tag=Lane.REPLICA) for array in mine]
 
     def _hand_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> None:
         for request in self._start_around(mine, its):

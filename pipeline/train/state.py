@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import is_device_array
 from lanterne.pipeline.execute.stage import StageArray
@@ -14,9 +15,6 @@ from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
 from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.rank_layout import Layout
 
-# The communicator's tag of these messages.
-TAG = 30
-
 
 def gather_state(comm: Communicator, copies: Copies, copy: int, iteration: int) -> TrainingState:
     """The TrainingState on every rank of `comm`; `copies` and `copy` are this rank's."""
@@ -24,17 +22,17 @@ def gather_state(comm: Communicator, copies: Copies, copy: int, iteration: int) 
     model = next(iter(copies.stages.values())).model
     whole = np.zeros((len(VECTORS), sum(layer.num_whole for layer in model.layers)), values.dtype)
     if comm.rank:
-        comm.send(np.array([len(places)]), 0, tag=TAG)
-        comm.send(places, 0, tag=TAG)
-        comm.send(values, 0, tag=TAG)
+        comm.send(np.array([len(places)]), 0, tag=Lane.STATE)
+        comm.send(places, 0, tag=Lane.STATE)
+        comm.send(values, 0, tag=Lane.STATE)
     else:
         whole[:, places] = values
         for peer in range(1, comm.world_size):
             count = np.empty(1, np.int64)
-            comm.recv(count, peer, tag=TAG)
+            comm.recv(count, peer, tag=Lane.STATE)
             places, values = np.empty(count[0], np.int64), np.empty((len(VECTORS), count[0]), whole.dtype)
-            comm.recv(places, peer, tag=TAG)
-            comm.recv(values, peer, tag=TAG)
+            comm.recv(places, peer, tag=Lane.STATE)
+            comm.recv(values, peer, tag=Lane.STATE)
             whole[:, places] = values
     comm.broadcast(whole)
     steps = next(iter(copies.stages.values())).optimizer.steps

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.errors import InputError, LanterneError, Unavailable
 
 # An sdist leaves out what only redoes our own figures.
@@ -185,7 +185,7 @@ def test_a_default_timeout_that_cannot_be(text):
     [("pipeline train", 137, 1), ("pipeline train", 143, 143), ("lab", 137, 137), ("demo", 1, 1)],
 )
 def test_a_rank_that_a_signal_ended_is_a_failure(command, ended, code, monkeypatch):
-    args = Options(run=lambda args: ended)
+    args = GivenOptions(run=lambda args: ended)
     monkeypatch.setattr(cli, "build_parser", lambda name: SimpleNamespace(parse=lambda rest: args))
     monkeypatch.setattr(cli, "check_outputs", lambda args: None)
     assert cli.main(command.split()) == code

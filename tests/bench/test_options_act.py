@@ -200,7 +200,7 @@ def call(folder, monkeypatch, capsys):
         ("zb.json", f"pipeline plan {STAGES} --scheduler zb_h1 --json zb.json"),
     ):
         if not (folder / name).exists():
-            assert run(line)[0] == 0
+            assert run(line)[0] == 0, line
     return run
 
 

@@ -3,29 +3,18 @@
 UCXX's core API in blocking progress mode: a wait spins while something moves, then sleeps in the kernel, which stays
 sane where ranks outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control
 connection (Group) tells of deaths too, whichever is first.
-
-A UCX receive does not filter its source, so the tag holds it: 64 bits of a keyed hash of source, destination and tag.
-A client without the job's secret cannot make a tag that a receive waits for. Two equal tags would mix up messages: of a
-million in use at one rank, with a probability of 3e-8. UCXX does not report how long a received message is. So the
-lowest bits of a tag hold the message's number on its lane and its length: a message of another length matches no
-receive, and a wait that finds it among the unmatched ones reports both lengths.
 """
 
 import atexit
-import hashlib
 import logging
 import math
 import os
-import struct
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.base import (
-    COMMUNICATOR_BITS,
-    LANE_BITS,
     Capabilities,
     Operation,
     Recv,
@@ -43,25 +32,18 @@ from lanterne.transport.rank_group import POLICY as GROUP_POLICY
 from lanterne.transport.rank_group import Group
 from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.ucx.numbered_tags import INTERNAL, TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
 from lanterne.transport.waiting import MOVED, Moved, never, wait
 from lanterne.transport.waiting import POLICY as WAITS
 
-# Of a base.make_tag(); a barrier's are beyond.
-TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
-INTERNAL = 1 << TAG_BITS
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
 NOTICE_S = GROUP_POLICY.left_grace_s + 0.5
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# In the lowest bits of a tag: the length, modulo the largest prime below 2**24, and above it the message's number.
-LENGTH_BITS, LENGTHS, NUMBERS = 24, (1 << 24) - 3, (1 << 16) - 1
-
 # (its UCXRequest, the operation, its UCXXTag).
 Started: TypeAlias = tuple[Any, Operation, Any]
-# (source, destination, tag) -> [its hash, how many messages were posted].
-Lanes: TypeAlias = dict[tuple[int, int, int], list[int]]
 
 
 @steers
@@ -100,16 +82,6 @@ class UcxPolicy:
 POLICY = UcxPolicy()
 
 
-def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
-    """The 64-bit UCX tag of base.make_tag()'s `tag`, or one with INTERNAL, of a message between two ranks.
-
-    Args:
-        secret: at most 64 bytes, the same on all ranks.
-    """
-    message = struct.pack("<qqq", source, destination, tag)
-    return int.from_bytes(hashlib.blake2b(message, digest_size=8, key=secret).digest(), "little")
-
-
 def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
     """What `settings` has to know of all ranks; rank 0 says what it means if there is no RDMA between their hosts."""
     one_host, trusted = len(set(group.hosts)) == 1, is_trusted()
@@ -131,6 +103,19 @@ def _failure(rank: int, text: str) -> TransportError:
     return failure
 
 
+def _span(as_array: Callable[[Any], Any], region: Region, offset: int, nbytes: int) -> Any:
+    """Return the memory of an operation as ucxx wants it, made by `as_array` and kept by the region."""
+    if region.native is None or len(region.native) >= POLICY.max_spans:
+        region.native = {}
+    if region.device:
+        span = as_array(DeviceSpan(region, offset, nbytes))
+    else:
+        assert region.buffer is not None
+        span = as_array(region.buffer[offset : offset + nbytes])
+    region.native[offset, nbytes] = span
+    return span
+
+
 class UcxTransport(Transport):
     """Point to point over UCX. All ranks of `group` make it together.
 
@@ -149,10 +134,7 @@ class UcxTransport(Transport):
 
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
         self._ucxx, self._array = load_ucxx()
-        self._secret = group.secret(b"lanterne/ucx-tags")
-        self._sent: defaultdict[int, Lanes] = defaultdict(dict)  # by communicator id
-        self._received: defaultdict[int, Lanes] = defaultdict(dict)
-        self._any_length: Any = self._ucxx.UCXXTagMask((1 << 64) - (1 << LENGTH_BITS))
+        self._tags = NumberedTags(self._ucxx, group.secret(b"lanterne/ucx-tags"), group.rank)
         self._group = group
         self._job = group
         self.rank: int = group.rank
@@ -204,40 +186,22 @@ class UcxTransport(Transport):
 
     def _start(self, op: Operation, internal: int) -> Started:
         region, offset, nbytes, peer, tag = op
-        span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
+        span = (region.native and region.native.get((offset, nbytes))) or _span(self._array, region, offset, nbytes)
         if type(op) is Send:
-            numbered = self._next_tag(self._sent[tag >> LANE_BITS], self.rank, peer, tag | internal, nbytes)
+            numbered = self._tags.next_sent(peer, tag | internal, nbytes)
             return self._peers[peer][0].tag_send(span, numbered), op, numbered
-        numbered = self._next_tag(self._received[tag >> LANE_BITS], peer, self.rank, tag | internal, nbytes)
+        numbered = self._tags.next_received(peer, tag | internal, nbytes)
         return self._peers[peer][1].tag_recv(span, numbered), op, numbered
 
-    def _next_tag(self, lanes: Lanes, source: int, destination: int, tag: int, nbytes: int) -> Any:
-        """Return the UCXXTag of the next message between two ranks under `tag`, of `nbytes` bytes."""
-        key = source, destination, tag
-        lane = lanes.get(key)
-        if lane is None:
-            lane = lanes[key] = [ucx_tag(self._secret, *key), 0]
-        number = lane[1]
-        lane[1] = number + 1
-        return self._ucxx.UCXXTag(lane[0] ^ (number & NUMBERS) << LENGTH_BITS ^ nbytes % LENGTHS)
-
-    def check_length(self, op: Operation, tag: Any) -> None:
-        """Raise TransportError if the message that receive `op` waits for has arrived, with another length."""
-        found = self._worker.tag_probe(tag, self._any_length)
-        if found.matched and found.length != op.nbytes:
-            sent = f"rank {op.peer} sent {found.length} bytes, expected {op.nbytes}, as its receive is"
-            raise TransportError(f"ucx: {sent}")
-
     def forget(self, communicator_id: int) -> None:
-        """See Transport. All ranks number the messages of the next communicator with this id from 0."""
-        self._sent.pop(communicator_id, None)
-        self._received.pop(communicator_id, None)
+        self._tags.forget(communicator_id)
 
-    reopen = forget
+    def reopen(self, communicator_id: int) -> None:
+        self._tags.forget(communicator_id)
 
     def retire(self, communicator_id: int) -> bool:
         """See Transport: UCX keeps what is posted."""
-        self.forget(communicator_id)
+        self._tags.forget(communicator_id)
         return False
 
     def _connect(self, peer: int) -> tuple[Any, Any]:
@@ -262,18 +226,6 @@ class UcxTransport(Transport):
         """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
         wait(never, NOTICE_S, self.pauses, lambda _now_s: self.check_peers((peer,)))
         raise _failure(self.rank, f"{what} rank {peer}: {error}") from error
-
-    def _span(self, region: Region, offset: int, nbytes: int) -> Any:
-        """The memory of an operation as ucxx wants it, kept by the region."""
-        if region.native is None or len(region.native) >= POLICY.max_spans:
-            region.native = {}
-        if region.device:
-            span = self._array(DeviceSpan(region, offset, nbytes))
-        else:
-            assert region.buffer is not None
-            span = self._array(region.buffer[offset : offset + nbytes])
-        region.native[offset, nbytes] = span
-        return span
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """See Transport. log2(world_size) rounds of empty messages, so that posted operations progress meanwhile."""
@@ -409,7 +361,7 @@ class UcxRequest(Request):
             if request.completed:
                 self._finish(request, op)
             elif type(op) is Recv:
-                transport.check_length(op, tag)
+                transport._tags.check_length(transport._worker, op, tag)
         self._pending[:] = [started for started in self._pending if not started[0].completed]
         if self._pending:
             transport.check_peers(range(transport.world_size) if self._everyone else self.pending_peers())

@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     if not 1 <= args.n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.n}, expected 1 to {MAX_WORLD_SIZE}")
     # Of each rank: two buffers, what is expected, and 64-bit numbers while they are made.

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, at_most, print_bars
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
 
@@ -67,7 +67,7 @@ def _queues(text: str) -> int | str:
     return text if text == "auto" else whole(1)(text)
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
     names, work_s = chosen(args.planes, "--planes", RAILS), parse_time_s(args.work, "--work")
     if min(sizes) < 1:

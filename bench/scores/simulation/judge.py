@@ -11,8 +11,7 @@ from lanterne.bench.scores.simulation.calls import RankOutcome
 from lanterne.bench.scores.simulation.fate import Fate
 from lanterne.bench.scores.simulation.network import SimulatedNetwork, SimulatedSocket
 from lanterne.bench.scores.simulation.scenario import BETWEEN_RANKS, Scenario
-from lanterne.collectives.execute.communicator_base import CONTROL_LANE
-from lanterne.collectives.execute.plans import HEADER_LANE
+from lanterne.collectives.message_lanes import CONTROL_LANE, HEADER_LANE
 from lanterne.errors import LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.base import LANE_BITS

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.units import format_nbytes, format_time, whole
 from lanterne.bench.scores.speed.overlap import over_ranks, overlap
 from lanterne.bench.scores.speed.queues import backward, crowded, queue_lines
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     """Start the ranks, or be one; the exit code."""
     parts = args.only.split(",")
     for part in parts:

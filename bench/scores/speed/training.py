@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import Options
+from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.units import format_time, parse_time_s, whole
 from lanterne.bench.train.job import TOLERANCES, Setup, add_model_arguments, check_finite, make_setup, planned
 from lanterne.errors import InputError
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args: Options) -> int:
+def run(args: GivenOptions) -> int:
     """Measure on this rank, or start the ranks; the exit code."""
     timeout_s = parse_time_s(args.timeout, "--timeout")
     setup = make_setup(args, args.ranks, _text(args.seed))

@@ -34,7 +34,14 @@ HOUR_S = 3600.0
 
 
 def named(host, job, time_s, ident=None, **more):
-    about = {"what": "incident", "kind": "slow", "id": ident or f"{job}-{time_s}", "host": host, "job": job, "time_s": time_s}
+    about = {
+        "what": "incident",
+        "kind": "slow",
+        "id": ident or f"{job}-{time_s}",
+        "host": host,
+        "job": job,
+        "time_s": time_s,
+    }
     return about | {"gpus": [], "nics": [], "text": "slow"} | more
 
 

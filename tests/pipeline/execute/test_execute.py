@@ -5,6 +5,7 @@ import pytest
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.stage_timed import Jitter, timed_stages
@@ -217,9 +218,9 @@ def test_inline_lends_what_was_sent_again():
         if comm.rank == 1:
             got = np.empty((2, 4))
             for row in got:
-                comm.recv(row, 0, tag=5)
+                comm.recv(row, 0, tag=Lane.PIPELINE)
             return got.tolist()
-        plane = Inline(comm, 5, 0)
+        plane = Inline(comm, 0)
         first = plane.lend((4,), np.dtype(float), 1)
         first[:] = 1
         assert plane.send(first, 1) in (True, False)
@@ -232,4 +233,4 @@ def test_inline_lends_what_was_sent_again():
 
     assert lanterne.spawn(2, job)[1] == [[1] * 4, [2] * 4]
     with pytest.raises(InputError, match="queue: got -1"):
-        Inline(None, 5, queue=-1)
+        Inline(None, queue=-1)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from lanterne.errors import TransportError, Unavailable
 from lanterne.transport.base import Recv, Region, Send, make_tag
-from lanterne.transport.ucx.over_ucx import INTERNAL, UcxRequest, UcxTransport, ucx_tag
+from lanterne.transport.ucx.numbered_tags import INTERNAL, ucx_tag
+from lanterne.transport.ucx.over_ucx import UcxRequest, UcxTransport
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
 ONE_HOST = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"

@@ -9,12 +9,11 @@ from lanterne.bench.output.report import OUTPUTS
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
 
-
 # Read after the first output: names of files, and what only sets the exit code.
 LATE = (*OUTPUTS, "check", "fail_on")
 
 
-class Options(argparse.Namespace):
+class GivenOptions(argparse.Namespace):
     """Values of a command line by option name.
 
     `_given` maps the name of each option on the command line to how it is spelled; `_read` holds the names that were
@@ -36,9 +35,9 @@ class Options(argparse.Namespace):
         self._given.update(given)
         self._read.clear()
 
-    def replaced(self, **values: Any) -> "Options":
+    def replaced(self, **values: Any) -> "GivenOptions":
         """Return a copy with other values; what is read of it counts as read of this one."""
-        copy = Options(**{name: value for name, value in vars(self).items() if not name.startswith("_")} | values)
+        copy = GivenOptions(**{name: value for name, value in vars(self).items() if not name.startswith("_")} | values)
         copy._given, copy._read = self._given, self._read
         return copy
 
