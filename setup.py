@@ -6,6 +6,10 @@ Archives and some checkouts hold no symbolic links, so none is committed. In an 
 import sys
 from pathlib import Path
 
+# pip would say so when it has fetched all dependencies.
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit(f"lanterne: got Python {sys.version.split()[0]}, expected 3.11 or newer")
+
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import lanterne
+from lanterne.transport.ucx.worker import UCXX_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "locks" / "base.txt"
@@ -104,14 +106,21 @@ def test_a_checkout_that_was_never_installed_runs(built):
     assert not (built / "clone" / "lanterne" / "bench").exists()
 
 
-def test_a_folder_without_links_is_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        # A file in the place of a folder stands for a file system that has no links.
+        ("open('src', 'w')", r"lanterne: .*; expected a folder in which symbolic links can be made\n"),
+        ("sys.version_info = (3, 10)", r"lanterne: got Python .*, expected 3\.11 or newer\n"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused_in_one_line(tmp_path, before, line):
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "lanterne").mkdir()
-    (tmp_path / "src").touch()  # stands for a file system that has no links
-    command = [sys.executable, "setup.py", "--version"]
+    command = [sys.executable, "-c", f"import runpy, sys; {before}; runpy.run_path('setup.py')", "--version"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert re.fullmatch(r"lanterne: .*; expected a folder in which symbolic links can be made\n", result.stderr)
+    assert re.fullmatch(line, result.stderr)
 
 
 def uv():
@@ -199,6 +208,39 @@ def test_a_script_beside_a_folder_of_that_name_imports_what_is_installed(tmp_pat
     assert str(PACKAGE / "__init__.py") in result.stdout
 
 
+def documented_installs():
+    """Return what pages, help and errors tell users to install: requirements, and `.[EXTRAS]` of this checkout."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(PACKAGE.parent / name for name in package_files())]
+    text = "".join(path.read_text() for path in pages if path.suffix in (".md", ".py"))
+    text = text.replace("{UCXX_VERSION}", UCXX_VERSION)
+    named = re.findall(r"pip install (?:--?\w+ )*'?([\w.,\[\]=*-]*[\w\]*]|\.)(?=['`\"\s;,:)])", text)
+    extras = re.findall(r"'(\.\[[\w,]+\])'|lanterne(\[\w+\])", text)
+    return {*named, *(checkout or f".{extra}" for checkout, extra in extras)}
+
+
+@pytest.mark.slow
+def test_every_documented_install_resolves_to_one_cuda_and_one_torch(tmp_path):
+    documented = documented_installs()
+    assert documented > {".", ".[torch,ucx]", ".[ucx12]", ".[cuda12]", ".[cuda13]", f"ucxx-cu13=={UCXX_VERSION}.*"}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    torches = set()
+    for install in documented:
+        extras = re.findall(r"\w+", install) if install.startswith(".") else []
+        assert declared.keys() >= set(extras), install
+        source = ROOT / "pyproject.toml" if install.startswith(".") else tmp_path / "requirements.in"
+        (tmp_path / "requirements.in").write_text(f"{install}\n")
+        command = [uv(), "pip", "compile", "-q", "-p", sys.executable, source, *(f"--extra={each}" for each in extras)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        refused = "No solution found" in result.stderr and "network was disabled" not in result.stderr
+        if result.returncode and not refused:
+            pytest.skip(f"the index cannot be had: {result.stderr.strip()[-200:]}")
+        assert result.returncode == 0, f"{install}: {result.stderr}"
+        assert len(set(re.findall(r"^\S+-cu(12|13)==", result.stdout, re.M))) <= 1, f"{install}: {result.stdout}"
+        torches |= set(re.findall(r"^torch==\S+", result.stdout, re.M))
+    # Beside our other extras PyTorch is as new as alone.
+    assert len(torches) == 1
+
+
 MB = 1_000_000
 # What the core may weigh, installed.
 CORE_NBYTES = 270 * MB
@@ -240,11 +282,11 @@ def test_the_bare_wheel_runs_over_tcp(bare, tmp_path):
     """Without MPI and UCX: ranks that `-n` starts, and ranks of torchrun-style variables."""
     variables = {"PATH": "/nowhere", "HOME": str(tmp_path), "LANTERNE_TRIALS": "off"}
     lanterne = [bare / "bin" / "lanterne", "bench", "all_reduce", "-n", "4", "--bytes", "256K", "--iterations", "2"]
-    run = {"capture_output": True, "text": True, "cwd": tmp_path, "check": False}
-    result = subprocess.run(lanterne, env=variables, **run)
+    run = {"capture_output": True, "text": True, "cwd": tmp_path}
+    result = subprocess.run(lanterne, env=variables, check=False, **run)
     assert (result.returncode, result.stderr) == (0, "")
     assert "4 ranks over tcp" in result.stdout and "auto" in result.stdout and "ring" in result.stdout
-    result = subprocess.run([*lanterne, "--plot", "late.png"], env=variables, **run)
+    result = subprocess.run([*lanterne, "--plot", "late.png"], env=variables, check=False, **run)
     assert result.returncode == 3 and result.stderr.endswith("-m pip install matplotlib\n")
     job = variables | {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [

@@ -140,7 +140,7 @@ def test_whose_path_has_failed_does_not_say_which_rank_has(verb, said):
 
 def test_missing_ucxx_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ucxx", None)
-    with pytest.raises(Unavailable, match=r"ucxx.*pip install ucxx-cu12==0\.52"):
+    with pytest.raises(Unavailable, match=r"ucxx.*pip install ucxx-cu13==0\.52"):
         load_ucxx()
 
 
