@@ -175,7 +175,8 @@ def test_only_the_core_of_ucxx_is_loaded_and_all_of_it_can_be_later(needs_ucxx):
         assert ucxx.libucxx is core and arr.Array is array
         assert load_ucxx() == (core, array)
     """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
