@@ -4,6 +4,7 @@ The subpackages are `lanterne.kernels`, `.transport`, `.collectives`, `.pipeline
 below load on first use, so that `import lanterne` costs nothing: no MPI, UCX or CUDA is touched before it is needed.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:  # what tools read; at run time __getattr__ finds the same nam
     from lanterne.kernels.dtypes import PremulSum
 
 __version__ = "0.1.0"
+
+if not os.path.isdir(os.path.join(__path__[0], "bench")):
+    # In a checkout that was never installed the subpackages lie beside this folder.
+    __path__.append(os.path.dirname(os.path.realpath(__path__[0])))
 
 __all__ = [
     "Communicator",

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import lanterne
+from lanterne.transport.ucx.worker import UCXX_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "locks" / "base.txt"
@@ -34,15 +36,39 @@ def package_files():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of a wheel and an sdist, each made from a copy: setuptools would reuse what an earlier build left."""
+    """Return a folder with a wheel, an sdist, a zip and a repository of a checkout that has no links.
+
+    The wheel and the sdist are made from a copy: setuptools would reuse the results of an earlier build.
+    """
     folder = tmp_path_factory.mktemp("built")
-    copy = folder / "copy"
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
-    command = [sys.executable, "-m", "build", "--wheel", "--sdist", "--no-isolation", "--outdir", folder, copy]
+    for name in ("clone", "copy"):
+        shutil.copytree(ROOT, folder / name, ignore=not_committed)
+    shutil.make_archive(str(folder / "main"), "zip", folder, "clone")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run(["git", *IDENTITY, *words], cwd=folder / "clone", check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--sdist",
+        "--no-isolation",
+        "--outdir",
+        folder,
+        folder / "copy",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
+
+
+IDENTITY = ["-c", "user.name=lanterne", "-c", "user.email=lanterne@localhost"]
+NOT_COMMITTED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "src")
+
+
+def not_committed(folder, names):
+    """Return the names in `folder` that are not in a commit."""
+    return NOT_COMMITTED(folder, names) | {name for name in names if (Path(folder) / name).is_symlink()}
 
 
 FLOWS = "lanterne/collectives/topology/flow_events.ll"
@@ -57,6 +83,54 @@ def test_the_wheel_holds_the_product(built):
     assert all(name.startswith(("lanterne/", "lanterne-")) for name in names)
 
 
+@pytest.mark.parametrize("source", ["main.zip", "*.tar.gz", "git+file://{}/clone"])
+def test_every_source_installs_the_whole_package(built, tmp_path, source):
+    """Archives and some checkouts hold no links."""
+    (found,) = built.glob(source) if "://" not in source else [source.format(built)]
+    install = ["pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-cache", "-p", sys.executable]
+    result = subprocess.run([uv(), *install, "--target", tmp_path, found], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    installed = {str(path.relative_to(tmp_path)) for path in (tmp_path / "lanterne").rglob("*") if path.is_file()}
+    assert {name for name in installed if "__pycache__" not in name} == set(package_files())
+    imports = "import lanterne, lanterne.collectives.communicator as c; print(lanterne.__file__, c.__file__)"
+    command = [sys.executable, "-P", "-c", imports]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout.count(str(tmp_path)) == 2, result.stderr
+
+
+def test_a_checkout_that_was_never_installed_runs(built):
+    command = [sys.executable, "-m", "lanterne", "--version"]
+    result = subprocess.run(command, cwd=built / "clone", capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not (built / "clone" / "lanterne" / "bench").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        # A file in the place of a folder stands for a file system that has no links.
+        ("open('src', 'w')", r"lanterne: .*; expected a folder in which symbolic links can be made\n"),
+        ("sys.version_info = (3, 10)", r"lanterne: got Python .*, expected 3\.11 or newer\n"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused_in_one_line(tmp_path, before, line):
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "lanterne").mkdir()
+    command = [sys.executable, "-c", f"import runpy, sys; {before}; runpy.run_path('setup.py')", "--version"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert re.fullmatch(line, result.stderr)
+
+
+def uv():
+    """Return the uv of PATH or of ./run."""
+    found = shutil.which("uv") or ROOT / ".uv" / "bin" / "uv"
+    if not Path(found).exists():
+        pytest.skip("needs uv, which ./run installs")
+    return found
+
+
 def test_the_sdist_holds_each_module_once_and_what_run_needs(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -66,7 +140,11 @@ def test_the_sdist_holds_each_module_once_and_what_run_needs(built):
         f"src/{name}" for name in package_files()
     )
     # Nothing of the package lies beside it a second time.
-    assert not [name for name in names if name.endswith(".py") and not name.startswith(("src/", "tests/", "examples/"))]
+    assert not [
+        name
+        for name in names
+        if name.endswith(".py") and not name.startswith(("src/", "tests/", "examples/", "setup.py"))
+    ]
     locks = {f"locks/{path.name}" for path in (ROOT / "locks").iterdir()}
     needed = {"run", "pyproject.toml", "README.md", "LICENSE", "tests/conftest.py", "examples/all_reduce.py"}
     assert needed | locks <= set(names)
@@ -87,16 +165,19 @@ def test_an_installed_wheel_says_what_needs_a_checkout(built, tmp_path):
         ), words
 
 
-@pytest.mark.parametrize("module", [path for path in package_files() if path.endswith(".py")])
-def test_no_import_reaches_a_folder_of_the_checkout_by_its_bare_name(module):
+def test_no_import_reaches_a_folder_of_the_checkout_by_its_bare_name():
     """`from transport import ...` would work beside a checkout only."""
-    tops = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
-    for node in ast.walk(ast.parse((PACKAGE.parent / module).read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        # lanterne/torch is no folder of the checkout's top: `torch` is PyTorch.
-        assert not {name.partition(".")[0] for name in names} & (tops - {"torch"}), node
-        assert not (isinstance(node, ast.ImportFrom) and node.level), node
+    # lanterne/torch is no folder at the top of the checkout: `torch` is PyTorch.
+    tops = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"torch"}
+    modules = [path for path in package_files() if path.endswith(".py")]
+    assert len(tops) >= 6 and len(modules) > 500
+    for module in modules:
+        for node in ast.walk(ast.parse((PACKAGE.parent / module).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            bare = {name.partition(".")[0] for name in names} & tops
+            relative = isinstance(node, ast.ImportFrom) and node.level
+            assert not bare and not relative, f"{module}:{getattr(node, 'lineno', 0)}: {bare or 'a relative import'}"
 
 
 HERE = "import pathlib; pathlib.Path('executed').touch()"
@@ -127,6 +208,39 @@ def test_a_script_beside_a_folder_of_that_name_imports_what_is_installed(tmp_pat
     assert str(PACKAGE / "__init__.py") in result.stdout
 
 
+def documented_installs():
+    """Return what pages, help and errors tell users to install: requirements, and `.[EXTRAS]` of this checkout."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(PACKAGE.parent / name for name in package_files())]
+    text = "".join(path.read_text() for path in pages if path.suffix in (".md", ".py"))
+    text = text.replace("{UCXX_VERSION}", UCXX_VERSION)
+    named = re.findall(r"pip install (?:--?\w+ )*'?([\w.,\[\]=*-]*[\w\]*]|\.)(?=['`\"\s;,:)])", text)
+    extras = re.findall(r"'(\.\[[\w,]+\])'|lanterne(\[\w+\])", text)
+    return {*named, *(checkout or f".{extra}" for checkout, extra in extras)}
+
+
+@pytest.mark.slow
+def test_every_documented_install_resolves_to_one_cuda_and_one_torch(tmp_path):
+    documented = documented_installs()
+    assert documented > {".", ".[torch,ucx]", ".[ucx12]", ".[cuda12]", ".[cuda13]", f"ucxx-cu13=={UCXX_VERSION}.*"}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    torches = set()
+    for install in documented:
+        extras = re.findall(r"\w+", install) if install.startswith(".") else []
+        assert declared.keys() >= set(extras), install
+        source = ROOT / "pyproject.toml" if install.startswith(".") else tmp_path / "requirements.in"
+        (tmp_path / "requirements.in").write_text(f"{install}\n")
+        command = [uv(), "pip", "compile", "-q", "-p", sys.executable, source, *(f"--extra={each}" for each in extras)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        refused = "No solution found" in result.stderr and "network was disabled" not in result.stderr
+        if result.returncode and not refused:
+            pytest.skip(f"the index cannot be had: {result.stderr.strip()[-200:]}")
+        assert result.returncode == 0, f"{install}: {result.stderr}"
+        assert len(set(re.findall(r"^\S+-cu(12|13)==", result.stdout, re.M))) <= 1, f"{install}: {result.stdout}"
+        torches |= set(re.findall(r"^torch==\S+", result.stdout, re.M))
+    # Beside our other extras PyTorch is as new as alone.
+    assert len(torches) == 1
+
+
 MB = 1_000_000
 # What the core may weigh, installed.
 CORE_NBYTES = 270 * MB
@@ -142,16 +256,13 @@ with lanterne.init() as comm:
 @pytest.fixture(scope="module")
 def bare(built, tmp_path_factory):
     """The folder of a virtual environment with the wheel and its core dependencies, as the lock has them."""
-    uv = shutil.which("uv") or ROOT / ".uv" / "bin" / "uv"
-    if not Path(uv).exists():
-        pytest.skip("needs uv, which ./run installs")
     venv = tmp_path_factory.mktemp("bare") / "venv"
     (wheel,) = built.glob("*.whl")
     pins = venv.parent / "pins.txt"
     pins.write_text("\n".join(re.findall(r"^[a-z0-9_-]+==[^\s;]+(?: ;[^\\\n]*)?", LOCK.read_text(), re.M)))
     make, fill = ["venv", "-q", "-p", sys.executable, venv], ["pip", "install", "-q", "-p", venv, "-c", pins, wheel]
     for command in (make, fill):
-        result = subprocess.run([uv, *command], capture_output=True, text=True, check=False)
+        result = subprocess.run([uv(), *command], capture_output=True, text=True, check=False)
         if result.returncode and command[0] == "pip":
             pytest.skip(f"the packages cannot be had: {result.stderr.strip()[-200:]}")
         assert result.returncode == 0, result.stderr
@@ -171,11 +282,11 @@ def test_the_bare_wheel_runs_over_tcp(bare, tmp_path):
     """Without MPI and UCX: ranks that `-n` starts, and ranks of torchrun-style variables."""
     variables = {"PATH": "/nowhere", "HOME": str(tmp_path), "LANTERNE_TRIALS": "off"}
     lanterne = [bare / "bin" / "lanterne", "bench", "all_reduce", "-n", "4", "--bytes", "256K", "--iterations", "2"]
-    run = {"capture_output": True, "text": True, "cwd": tmp_path, "check": False}
-    result = subprocess.run(lanterne, env=variables, **run)
+    run = {"capture_output": True, "text": True, "cwd": tmp_path}
+    result = subprocess.run(lanterne, env=variables, check=False, **run)
     assert (result.returncode, result.stderr) == (0, "")
     assert "4 ranks over tcp" in result.stdout and "auto" in result.stdout and "ring" in result.stdout
-    result = subprocess.run([*lanterne, "--plot", "late.png"], env=variables, **run)
+    result = subprocess.run([*lanterne, "--plot", "late.png"], env=variables, check=False, **run)
     assert result.returncode == 3 and result.stderr.endswith("-m pip install matplotlib\n")
     job = variables | {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [

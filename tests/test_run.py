@@ -1,6 +1,7 @@
 """Which lock `./run` installs, by its words and the driver: with stand-ins for uv, nvidia-smi and the environment."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -43,6 +44,9 @@ FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA 
         # As where there is no nvidia-smi, to which a stand-in comes closest.
         ("exit 127", "bench", {}, "base"),
         ("exit 127", "bench --transport ucx", {}, "full"),
+        ("exit 127", "lab -- lanterne bench", {}, "full"),
+        ("exit 127", "lab -- lanterne bench --transport tcp", {}, "base"),
+        ("exit 127", "info --kernels", {}, "test"),
         *(("exit 127", words, {}, "test") for words in MODULES),
         ("echo 580.65.06", "bench", {}, "cuda13"),
         ("echo 1000.1", "test", {}, "cuda13"),
@@ -103,6 +107,27 @@ def test_without_a_network_one_line_says_what_is_missing(tmp_path):
     )
 
 
+def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(tmp_path):
+    old = tmp_path / "python3.10"
+    old.write_text("#!/bin/sh\n[ $1 = -V ] && echo Python 3.10.13\n")
+    old.chmod(0o755)
+    result = run(tmp_path, "exit 127", "info", {"LANTERNE_PYTHON": str(old)})
+    expected = "expected Python 3.11 or newer; LANTERNE_PYTHON=PATH names another"
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr == f"run: {old} is Python 3.10.13, {expected}\n"
+
+
+def test_every_download_is_checked_by_a_hash():
+    text = (ROOT / "run").read_text().replace("\\\n", " ")
+    installs = [line for line in text.splitlines() if re.search(r"\bpip\b.* install ", line)]
+    assert len(installs) == 5
+    for line in installs:
+        assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable" in line, line
+    for lock in (ROOT / "locks").iterdir():
+        named = re.findall(r"^\S+==(?:[^\\\n]|\\\n)*", lock.read_text(), re.M)
+        assert named and all("--hash=sha256:" in each for each in named), lock
+
+
 @pytest.mark.parametrize(
     ("more", "tests"),
     [
@@ -121,7 +146,7 @@ def test_the_suite_of_stand_ins_has_an_environment_of_its_own(tmp_path, more, te
 
 def run(tmp_path, driver, words, variables):
     """What `./run WORDS` does in a copy of the checkout, whose uv, nvidia-smi and Python are stand-ins."""
-    for name in ("run", "pyproject.toml"):
+    for name in ("run", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks", dirs_exist_ok=True)
     tools = tmp_path / "tools"

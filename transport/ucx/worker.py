@@ -30,7 +30,7 @@ from lanterne.errors import InputError, Unavailable
 from lanterne.transport.machine import THIS_MACHINE
 
 UCXX_VERSION = "0.52"
-INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU needed; CUDA 13: ucxx-cu13), or use ./run"
+INSTALL = f"install it with: pip install ucxx-cu13=={UCXX_VERSION}.* (no GPU needed; CUDA 12: ucxx-cu12), or use ./run"
 # Whatever fails raises: what UCX prints beside it, when a peer has died for instance, would only bury that one line.
 QUIET = {"UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 # Variables that ucxx sets when it is loaded, where a user has not. Where there is a GPU it sets another by NVML.

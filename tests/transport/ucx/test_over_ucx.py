@@ -141,7 +141,7 @@ def test_whose_path_has_failed_does_not_say_which_rank_has(verb, said):
 
 def test_missing_ucxx_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ucxx", None)
-    with pytest.raises(Unavailable, match=r"ucxx.*pip install ucxx-cu12==0\.52"):
+    with pytest.raises(Unavailable, match=r"ucxx.*pip install ucxx-cu13==0\.52"):
         load_ucxx()
 
 
@@ -176,7 +176,8 @@ def test_only_the_core_of_ucxx_is_loaded_and_all_of_it_can_be_later(needs_ucxx):
         assert ucxx.libucxx is core and arr.Array is array
         assert load_ucxx() == (core, array)
     """
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
