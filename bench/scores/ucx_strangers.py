@@ -21,7 +21,7 @@ from typing import Any
 
 from lanterne.bench.scores.strangers import ports_of
 from lanterne.transport.base import make_tag
-from lanterne.transport.ucx.over_ucx import INTERNAL
+from lanterne.transport.ucx.numbered_tags import INTERNAL
 from lanterne.transport.ucx.worker import load_ucxx, make_worker
 
 # Messages of a client before the next one, another worker, takes over.
