@@ -17,24 +17,7 @@ from lanterne.bench.output import report
 
 BIN = Path(sys.executable).parent
 COLUMNS = 60
-BENCH = [
-    "bench",
-    "all_reduce",
-    "-n",
-    "2",
-    "--transport",
-    "tcp",
-    "--bytes",
-    "4K",
-    "--late-rank",
-    "1",
-    "--delay",
-    "5ms",
-    "--iterations",
-    "1",
-    "--warmup",
-    "0",
-]
+BENCH = "bench all_reduce -n 2 --transport tcp --bytes 4K --late-rank 1 --delay 5ms --iterations 1 --warmup 0".split()
 WITHOUT = ("HOME", "XDG_CACHE_HOME", "LANTERNE_CACHE", "NO_COLOR", "COLUMNS")
 
 

@@ -44,38 +44,17 @@ COLLECTIVES = (
 )
 LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES))
 MPI = (
-    *[
-        "Allreduce",
-        "Reduce",
-        "Bcast",
-        "Barrier",
-        "Allgather",
-        "Allgatherv",
-        "Gather",
-        "Gatherv",
-        "Scatter",
-        "Scatterv",
-        "Alltoall",
-        "Alltoallv",
-    ],
-    *["Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan"],
-    *["Iallreduce", "Ireduce", "Ibcast", "Ibarrier", "Iallgather", "Ialltoall"],
-    *["allreduce", "reduce", "bcast", "barrier", "allgather", "gather", "scatter", "alltoall", "scan"],
+    *("Allreduce Reduce Bcast Barrier Allgather Allgatherv Gather Gatherv Scatter Scatterv Alltoall Alltoallv").split(),
+    *("Reduce_scatter Reduce_scatter_block Scan Exscan").split(),
+    *("Iallreduce Ireduce Ibcast Ibarrier Iallgather Ialltoall").split(),
+    *("allreduce reduce bcast barrier allgather gather scatter alltoall scan").split(),
 )
 MPI_MESSAGES = ("Send", "Ssend", "Recv", "Sendrecv", "Isend", "Irecv", "send", "recv", "sendrecv", "isend", "irecv")
 MPI_MAKERS = ("Split", "Split_type", "Create", "Create_group", "Create_cart", "Clone", "Dup", "Dup_with_info")
 TORCH = (
-    *[
-        "all_reduce",
-        "reduce",
-        "broadcast",
-        "all_gather",
-        "all_gather_into_tensor",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-    ],
-    *["all_gather_single", "reduce_scatter_single"],
-    *["all_to_all", "all_to_all_single", "barrier", "gather", "scatter", "all_gather_object", "broadcast_object_list"],
+    *("all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor").split(),
+    *("all_gather_single reduce_scatter_single").split(),
+    *("all_to_all all_to_all_single barrier gather scatter all_gather_object broadcast_object_list").split(),
 )
 TORCH_STARTED = ("isend", "irecv", "batch_isend_irecv")
 TORCH_MESSAGES = ("send", "recv", *TORCH_STARTED)

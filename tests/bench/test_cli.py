@@ -102,7 +102,7 @@ def test_a_closed_output_is_one_line(argv):
         ),
         (["schedule", "all_reduce", "--format", "jsn"], "--format: got 'jsn' (did you mean 'json'?), expected one of"),
         (
-            ["pipeline", "plan", *["--scheduler", "zbv", "--stages", "2", "--microbatches", "2", "--forward", "1ms"]],
+            ["pipeline", "plan", *"--scheduler zbv --stages 2 --microbatches 2 --forward 1ms".split()],
             "got 'zbv' (did you mean 'zb_v'?), expected one of",
         ),
         (["rebalance", "--time", "1,2", "--microbatches", "8"], "got '--time' (did you mean '--times'?), expected"),

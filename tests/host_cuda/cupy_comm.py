@@ -56,8 +56,8 @@ def main():
     parser.add_argument("--dtypes", default=DTYPES, help="characters (default: %(default)s)")
     args = parser.parse_args()
     runner = load(args.folder)
-    verbs = [*["broadcast", "reduce", "all_reduce", "reduce_scatter", "all_gather", "send_and_recv", "send_recv"]]
-    verbs += [*["scatter", "gather", "all_to_all"]]
+    verbs = [*"broadcast reduce all_reduce reduce_scatter all_gather send_and_recv send_recv".split()]
+    verbs += [*"scatter gather all_to_all".split()]
     tests = {f"{verb} of {dtype}": (getattr(runner, verb), (dtype,), {}) for verb in verbs for dtype in args.dtypes}
     tests |= {"barrier": (runner.barrier, (), {}), "init": (runner.init, (), {})}
     for given, options in (((1, 0), {"backend": "mpi"}), ((0, 0), {}), ((-1, 0), {}), ((2, -1), {}), ((2, 3), {})):

@@ -29,13 +29,7 @@ def bench(*argv, launcher=()):
 
 def test_who_looks_sees_progress():
     master, slave = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "lanterne",
-        "bench",
-        *["all_reduce", "-n", "2", "--bytes", "1K", "--iterations", "2"],
-    ]
+    command = [sys.executable, "-m", "lanterne", "bench", *"all_reduce -n 2 --bytes 1K --iterations 2".split()]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, text=True, timeout=240, check=False)
     os.close(slave)
     said = os.read(master, 65536).decode()
@@ -47,21 +41,7 @@ def test_who_looks_sees_progress():
 def test_contract(tmp_path):
     file = tmp_path / "result.json"
     result = bench(
-        *[
-            "all_reduce",
-            "-n",
-            "3",
-            "--algorithm",
-            "ring,native",
-            "--bytes",
-            "4K,1M",
-            "--late-rank",
-            "2",
-            "--delay",
-            "0,5ms",
-            "--iterations",
-            "3",
-        ],
+        *"all_reduce -n 3 --algorithm ring,native --bytes 4K,1M --late-rank 2 --delay 0,5ms --iterations 3".split(),
         *("--json", str(file)),
     )
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
@@ -92,22 +72,7 @@ def test_json_on_standard_output_is_alone_there(capsys):
 
 def test_all_is_every_algorithm_that_can_run_here(tmp_path):
     file = tmp_path / "result.json"
-    words = [
-        "all_reduce",
-        "-n",
-        "2",
-        "--algorithm",
-        "all",
-        "--bytes",
-        "1K",
-        "--late-rank",
-        "1",
-        "--delay",
-        "0,1ms",
-        "--iterations",
-        "1",
-        "--json",
-    ]
+    words = "all_reduce -n 2 --algorithm all --bytes 1K --late-rank 1 --delay 0,1ms --iterations 1 --json".split()
     result = bench(*words, str(file))
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
     records = json.loads(file.read_text())["results"]
@@ -124,7 +89,7 @@ def test_under_a_foreign_mpiexec(tmp_path):
     file = tmp_path / "result.json"
     mpiexec = sys.executable.rsplit("/", 1)[0] + "/mpiexec"
     result = bench(
-        *["all_reduce", "--bytes", "1K", "--algorithm", "ring", "--iterations", "2", "--json"],
+        *"all_reduce --bytes 1K --algorithm ring --iterations 2 --json".split(),
         str(file),
         launcher=[mpiexec, "-n", "2"],
     )
@@ -183,21 +148,7 @@ def test_the_default_leaves_out_what_mpi_cannot_reduce(tmp_path, collective, nat
 
 
 def test_a_missed_bar_is_exit_1():
-    words = [
-        "bench",
-        "all_reduce",
-        "-n",
-        "2",
-        "--transport",
-        "local",
-        "--algorithm",
-        "ring",
-        "--bytes",
-        "1K",
-        "--iterations",
-        "2",
-        "--min-busbw",
-    ]
+    words = "bench all_reduce -n 2 --transport local --algorithm ring --bytes 1K --iterations 2 --min-busbw".split()
     assert cli.main([*words, "0.000001"]) == 0
     assert cli.main([*words, "1e9"]) == 1
 
@@ -236,7 +187,7 @@ def test_auto_is_named_by_what_ran_most():
 
 def test_the_main_job_shows_the_gain_over_emulated_links_first(tmp_path):
     file, picture = tmp_path / "result.json", tmp_path / "late.svg"
-    words = ["--bytes", "256K", "--emulate", "100mbit", "--delay", "0,30ms", "--iterations", "3", "--json"]
+    words = "--bytes 256K --emulate 100mbit --delay 0,30ms --iterations 3 --json".split()
     result = bench(*words, str(file), "--plot", str(picture))
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
     records = json.loads(file.read_text())["results"]

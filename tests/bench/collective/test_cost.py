@@ -9,7 +9,7 @@ from lanterne.bench.collective import cost
 from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.schedule.cost import CostModel
 
-PAPER = ["cost", "all_reduce", "--nbytes", "1GiB", "--alpha", "3us", "--bandwidth", "450GB/s"]
+PAPER = "cost all_reduce --nbytes 1GiB --alpha 3us --bandwidth 450GB/s".split()
 
 
 def records(capsys, *arguments):

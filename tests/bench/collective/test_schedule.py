@@ -143,7 +143,7 @@ def test_a_root_where_there_is_none_is_refused(tmp_path, capsys):
 
 
 def test_traces_are_a_file_for_each_rank(capsys, tmp_path):
-    words = ["all_reduce", "--algorithm", "ring", "-n", "3", "--format", "chakra"]
+    words = "all_reduce --algorithm ring -n 3 --format chakra".split()
     assert run(capsys, *words, "--output", str(tmp_path / "trace"))[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.0.et", "trace.1.et", "trace.2.et"]
     code, _, err = run(capsys, *words)

@@ -32,24 +32,7 @@ TRANSPORT = "mpi" if find_spec("mpi4py") else "local"
 def ran(tmp_path_factory):
     """(document, standard error, folder) of a short run in a pipe."""
     folder = tmp_path_factory.mktemp("demo")
-    options = [
-        "-n",
-        "3",
-        "--seconds",
-        "1",
-        "--pace",
-        "2ms",
-        "--hold",
-        "8",
-        "--limit",
-        "200s",
-        "--json",
-        "-",
-        "--plot",
-        "out.png",
-        "--trace",
-        "out.json",
-    ]
+    options = "-n 3 --seconds 1 --pace 2ms --hold 8 --limit 200s --json - --plot out.png --trace out.json".split()
     command = [*COMMAND, *options, "--transport", TRANSPORT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder)
     assert done.stdout, done.stderr

@@ -64,5 +64,5 @@ def test_an_experiment_has_no_verdict_on_a_busy_machine(
 @pytest.mark.parametrize("cores", [0.0, 1.0])
 def test_benchmarks_end_with_the_load(monkeypatch, capsys, cores):
     monkeypatch.setattr(LoadMeter, "foreign_cores", lambda meter: cores)
-    assert cli.main(["bench", "schedules", "-n", "4", "--collective", "all_gather"]) == 0
+    assert cli.main("bench schedules -n 4 --collective all_gather".split()) == 0
     assert ("# busy: others used 1.0 cores" in capsys.readouterr().err) == bool(cores)

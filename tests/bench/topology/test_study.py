@@ -24,7 +24,7 @@ def run(capsys, *words):
 
 def test_a_late_rank_on_a_cluster(capsys, tmp_path):
     path, picture = tmp_path / "study.json", tmp_path / "study.svg"
-    words = ["--late", "3", "--nbytes", "1MiB,8MiB", "--algorithm", "ring,hier_ring,hier_late_join"]
+    words = "--late 3 --nbytes 1MiB,8MiB --algorithm ring,hier_ring,hier_late_join".split()
     code, out, _ = run(capsys, "topology", "hosts-4x2", *words, "--json", str(path), "--plot", str(picture))
     assert code == 0
     assert "hosts-4x2: 4 nodes, 8 ranks, late: rank 3" in out

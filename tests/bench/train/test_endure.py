@@ -70,20 +70,7 @@ def test_results_that_different_ranks_heard_of_are_merged():
 )
 def test_killed_twice_and_back_twice_the_losses_are_those_of_one_process(tmp_path, options):
     out = tmp_path / "out.json"
-    small = [
-        "--blocks",
-        "4",
-        "--width",
-        "16",
-        "--length",
-        "16",
-        "--rows",
-        "2",
-        "--microbatches",
-        "8",
-        "--iterations",
-        "400",
-    ]
+    small = "--blocks 4 --width 16 --length 16 --rows 2 --microbatches 8 --iterations 400".split()
     command = [sys.executable, "-P", "-m", "lanterne", "pipeline", "train", "-n", "4", *TRAIN, *options, *small]
     command += ["--transport", "tcp", "--endure", "--restarts", "1", "--kill", "3@10", "--kill", "0@200", "--check"]
     result = subprocess.run([*command, "--json", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=800)

@@ -19,22 +19,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import check
 
-SMALL = [
-    "--blocks",
-    "2",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--length",
-    "16",
-    "--rows",
-    "2",
-    "--microbatches",
-    "4",
-    "--iterations",
-    "6",
-]
+SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 --iterations 6".split()
 LAUNCHERS = {"mpi": "mpi", "ucx": "direct"}
 COMMAND = [sys.executable, "-m", "lanterne", "pipeline", "train"]
 

@@ -12,7 +12,7 @@ from lanterne.collectives.schedule.formats.export_json import from_json, to_json
 from lanterne.collectives.schedule.passes import relabelled
 from lanterne.errors import ScheduleError
 
-KEYS = ["schema_version", "collective", "algorithm", "world_size", "num_chunks", "late_rank"]
+KEYS = "schema_version collective algorithm world_size num_chunks late_rank".split()
 
 
 @pytest.mark.parametrize("line", ALGORITHMS.values(), ids=lambda line: f"{line.collective}-{line.name}")

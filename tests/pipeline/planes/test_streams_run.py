@@ -86,22 +86,7 @@ def test_links_slow_the_pipeline_as_simulated(on_streams, link):
             assert min(makespans_s) >= 0.7 * predicted_s > 60 * UNIT_S, (case, makespans_s, rows)
 
 
-SMALL = [
-    "--blocks",
-    "2",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--length",
-    "16",
-    "--rows",
-    "2",
-    "--microbatches",
-    "4",
-    "--iterations",
-    "4",
-]
+SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 --iterations 4".split()
 
 
 def trained(transport_ranks, *options):

@@ -20,21 +20,7 @@ def run_job(tmp_path, *words):
 
 def test_delegate(tmp_path):
     results, table = run_job(
-        tmp_path,
-        *[
-            "bench",
-            "delegate",
-            "--bytes",
-            "64K",
-            "--iterations",
-            "2",
-            "--microbatches",
-            "3",
-            "--queues",
-            "auto",
-            "--work",
-            "2ms",
-        ],
+        tmp_path, *"bench delegate --bytes 64K --iterations 2 --microbatches 3 --queues auto --work 2ms".split()
     )
     assert [record["plane"] for record in results] == ["inline", "memory", "tcp"]
     assert results[0]["queues"] == 0 and all(record["queues"] >= 1 for record in results[1:])

@@ -10,7 +10,7 @@ from lanterne.bench import cli
 from lanterne.bench.scores.speed import training as train_speed
 from lanterne.bench.train.job import make_setup
 
-SMALL = ["--iterations", "2", "--blocks", "1", "--width", "16", "--heads", "2", "--length", "16", "--rows", "2"]
+SMALL = "--iterations 2 --blocks 1 --width 16 --heads 2 --length 16 --rows 2".split()
 
 
 @pytest.mark.parametrize("transport", ["mpi"])
