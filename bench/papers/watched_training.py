@@ -113,13 +113,15 @@ def iterate(trainer: Trainer) -> list[float]:
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """All Communicators of this process are recorded in the block."""
+    """Record the calls of all Communicators of this process in the block."""
     kind = communicator.Communicator
-    bare = {name: kind.__dict__[name] for name in LANTERNE if name in kind.__dict__}
-    for name in bare:
+    own = dict(vars(kind))  # other methods are inherited
+    for name in LANTERNE:
         setattr(kind, name, watch_communicator(kind, name, recorder))
     try:
         yield
     finally:
-        for name, method in bare.items():
-            setattr(kind, name, method)
+        for name in LANTERNE:
+            delattr(kind, name)
+            if name in own:
+                setattr(kind, name, own[name])

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
+from math import isnan
 from typing import Any
 
 from lanterne.bench.output.units import format_time
@@ -72,7 +73,8 @@ def measure(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
                 "took_s": found.took_s,
                 "findings": [finding._asdict() for finding in found.findings],
                 "examined_s": examined_s,
-                "severities": severities,
+                # null: an Examiner is not sure of a suspect.
+                "severities": {name: None if isnan(value) else value for name, value in severities.items()},
                 "paper_s": PAPER[case],
             }
         )
@@ -82,10 +84,7 @@ def measure(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
 def row(record: Record) -> list[object]:
     """One line of the table."""
     computing, transfers = record["paper_s"]
-    severities = [
-        f"{value:.2f}x" if Suspect(name).is_rank else f"+{format_time(max(value, 0))}"
-        for name, value in record["severities"].items()
-    ]
+    severities = [_severity(name, value) for name, value in record["severities"].items()]
     found = [
         Suspect.rank(finding["ranks"][0]) if finding["ranks"] else Suspect.link(*finding["links"][0])
         for finding in record["findings"]
@@ -101,6 +100,12 @@ def row(record: Record) -> list[object]:
         format_time(record["examined_s"]),
         ", ".join(severities),
     ]
+
+
+def _severity(name: str, value: float | None) -> str:
+    if value is None:
+        return "unsure"
+    return f"{value:.2f}x" if Suspect(name).is_rank else f"+{format_time(max(value, 0))}"
 
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:

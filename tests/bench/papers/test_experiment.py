@@ -122,6 +122,25 @@ def test_ranks_that_were_put_elsewhere_have_the_losses_of_those_that_were_not(ru
     assert all(record["same"] and record["peer_to_peer_s"] and record["disk_s"] for record in records)
 
 
+def test_the_call_log_of_a_job_gives_its_iteration_time(run):
+    (record,) = run("greyhound-13")[0]
+    assert record["calls"] >= 2 and record["estimated_s"] == pytest.approx(record["iteration_s"], rel=0.2)
+
+
+def test_a_suspect_that_nobody_is_sure_of_is_null_in_json(run, monkeypatch):
+    module = import_module("lanterne.bench.papers.greyhound.figure_17")
+    (record,) = run("greyhound-17")[0]
+    assert record["severities"]["rank 1"] > 2
+    assert module.row(record | {"severities": {"rank 1": None, "link 0-1": 0.0}})[-1] == "unsure, +0 ns"
+    monkeypatch.setattr(module, "CASES", ("slow rank",))
+    monkeypatch.setattr(module, "LIMIT_S", 1.0)
+    monkeypatch.setattr(module.Examiner, "examine", lambda self, suspects: dict.fromkeys(suspects, float("nan")))
+    work = {"limit_s": 0.5}
+    (unsure,) = spawn(module.RANKS, module.measure, work, timeout_s=60.0)[0]
+    assert set(unsure["severities"].values()) == {None}
+    json.dumps(unsure, allow_nan=False)
+
+
 # Measured by the code of another of them, with other settings.
 ALIKE = (
     "adaptra-1",
