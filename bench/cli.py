@@ -100,6 +100,9 @@ STARTS_JOBS = (
     *("bench lab-peers", "bench lab-arrivals", "bench ddp", "bench torch-pipelining"),
 )
 
+# Characters of an error: of a word that it quotes, and in all.
+MOST_QUOTED, MOST_TEXT = 80, 600
+
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
 EPILOG = """
@@ -301,5 +304,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, text = 1, f"cannot write standard output: {error.strerror}"
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
-    print(f"lanterne: {text}", file=sys.stderr)
+    print(f"lanterne: {in_short(str(text))}", file=sys.stderr)
     return code
+
+
+def in_short(text: str) -> str:
+    """Return `text` with what it quotes of the user's input cut to MOST_QUOTED characters, and all in one line."""
+    cut = re.sub(rf"(\S{{{MOST_QUOTED}}})\S{{4,}}(['\"]?)", r"\1...\2", " ".join(text.split("\n")))
+    return cut if len(cut) <= MOST_TEXT else f"{cut[:MOST_TEXT]} ..."
