@@ -297,11 +297,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # a name that only the user can have given
+            code, text = 2, f"cannot read {error.filename}: {error.strerror}"
+        elif error.errno == errno.ENOSPC:
+            # What is left in the buffer must not fail again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code, text = 1, f"cannot write standard output: {error.strerror}"
+        else:
             raise
-        # What is left in the buffer must not fail again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code, text = 1, f"cannot write standard output: {error.strerror}"
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
     print(f"lanterne: {in_short(str(text))}", file=sys.stderr)

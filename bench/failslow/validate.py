@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from lanterne.bench.output import report
 from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.spread import COVERAGE, median_interval
-from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from lanterne.bench.output.units import format_nbytes, format_time, parse_rate_bytes_per_s, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
@@ -131,7 +131,7 @@ def parse(args: argparse.Namespace) -> dict[str, Any]:
     limit_s = parse_time_s(args.limit, "--limit")
     if limit_s <= 0 or args.repetitions < 1:
         raise InputError(f"--limit, --repetitions: got {args.limit} and {args.repetitions}, expected more than 0")
-    sizes = tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
+    sizes = parse_sizes(args.bytes, "--bytes", copies=4 * (args.world_size or 1))
     if min(sizes) < 1:
         raise InputError(f"--bytes: got {args.bytes}, expected sizes of at least 1")
     return {

@@ -22,6 +22,8 @@ _RATE |= {f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1), ("k", 1e3
 _RATE |= {f"{prefix}b/s": factor for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12))}
 _RATE |= {f"{prefix}ib/s": 1024.0**power for power, prefix in enumerate("kmgt", start=1)}
 
+# Offsets into a buffer still fit into 64 bits, also over a thousand ranks.
+_LARGEST_NBYTES = 2**60
 # Clocks still take it.
 _LONGEST_S = 1e9
 # What has more digits is no count of anything: a loop over it would not end, an array of it would overflow.
@@ -41,12 +43,12 @@ def parse_nbytes(text: str, what: str = "size") -> int:
     """Bytes of "1024", "64K", "64KiB", "1.5MB"; K, M, G alone are powers of 1024.
 
     Raises:
-        InputError: no number, an unknown unit, negative, infinite or not whole.
+        InputError: no number, an unknown unit, negative, not whole, or above 1 EiB.
     """
     expected = "a size such as 64K, 16MiB or 1GB"
     number, unit = _split(text, what, expected)
     factor = _SIZE.get(unit.upper())
-    if factor is None or not 0 <= number * factor < inf or number * factor % 1:
+    if factor is None or not 0 <= number * factor <= _LARGEST_NBYTES or number * factor % 1:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return int(number * factor)
 

@@ -10,7 +10,6 @@ of its own with a time limit. A line that is still at work then is interrupted, 
 import argparse
 import gzip
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -22,6 +21,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +52,9 @@ BASES: dict[str, Sequence[str]] = {
     "pipeline plan": (f"{STAGES} --scheduler zb_h1", "problem.json --scheduler gpipe"),
     "pipeline simulate": (f"zb.json {STAGES}", "zb.json"),
     "pipeline run": (f"{STAGES} --scheduler 1f1b --transport local --iterations 1 --warmup 0",),
-    "pipeline train": ("-n 1 --transport local --iterations 1 --blocks 1 --width 8 --heads 1 --length 8 --rows 1",),
+    "pipeline train": (
+        "-n 1 --data train.log --transport local --iterations 1 --blocks 1 --width 8 --heads 1 --length 8 --rows 1",
+    ),
     "pipeline predict": ("case.json",),
     "pipeline calibrate": ("runs.json",),
     "pipeline sweep": (f"{STAGES} --at 0ms,9ms --scheduler 1f1b",),
@@ -300,10 +302,10 @@ def _has(pid: int, mark: str) -> bool:
 
 def run(lines: Sequence[tuple[str, tuple[str, ...]]], limit_s: float, jobs: int) -> Iterator[Outcome]:
     """Run `lines`, `jobs` at a time."""
-    with tempfile.TemporaryDirectory(prefix="lanterne-lines-") as folder, multiprocessing.Pool(jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="lanterne-lines-") as folder, ProcessPoolExecutor(jobs) as pool:
         files = Path(folder)
         make_files(files)
-        yield from pool.imap(partial(_run, files=files, limit_s=limit_s), lines)
+        yield from pool.map(partial(_run, files=files, limit_s=limit_s), lines)
 
 
 def _run(line: tuple[str, tuple[str, ...]], files: Path, limit_s: float) -> Outcome:

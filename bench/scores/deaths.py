@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
-from lanterne.bench.output.units import chosen, format_time, parse_nbytes, whole
+from lanterne.bench.output.units import chosen, format_time, parse_sizes, whole
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.own_python import own_python
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    nbytes = parse_nbytes(args.bytes, "--bytes")
+    nbytes = max(parse_sizes(args.bytes, "--bytes", copies=4 * args.ranks))
     names = chosen(args.transport, "--transport", TRANSPORTS)
     if nbytes < 1:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 1")

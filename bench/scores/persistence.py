@@ -31,7 +31,7 @@ from lanterne.bench.collective.emulated import emulated
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
 from lanterne.bench.output.plots import STYLES, label_ends
-from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from lanterne.bench.output.units import format_nbytes, format_time, parse_rate_bytes_per_s, parse_sizes, parse_time_s
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
@@ -94,7 +94,7 @@ def parse(args: argparse.Namespace) -> dict[str, Any]:
         InputError: an option that cannot be.
     """
     nbytes, rate = (
-        parse_nbytes(args.bytes, "--bytes"),
+        max(parse_sizes(args.bytes, "--bytes", copies=4 * (args.ranks or LEAST_RANKS))),
         known_rate_bytes_per_s(args.rate) or parse_rate_bytes_per_s("200mbit"),
     )
     if args.ranks is not None and not LEAST_RANKS <= args.ranks <= 64:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from lanterne.bench.lab.command import end_in_order
 from lanterne.bench.lab.network import Network, Undertaker, check_available, create
 from lanterne.bench.output import report
-from lanterne.bench.output.units import chosen, format_nbytes, parse_nbytes, parse_rate_bytes_per_s, whole
+from lanterne.bench.output.units import chosen, format_nbytes, parse_rate_bytes_per_s, parse_sizes, whole
 from lanterne.bench.scores.peers.team import CONTENDERS, Team, find_python
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.errors import InputError
@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     for name in algorithms:
         if name != "auto" and find_algorithm("all_reduce", name).late:
             raise InputError(f"--algorithm: got {name}, which is to be told who is late, expected one that is not")
-    nbytes, rate_bytes_per_s = parse_nbytes(args.bytes, "--bytes"), parse_rate_bytes_per_s(args.rate, "--rate")
+    nbytes = max(parse_sizes(args.bytes, "--bytes", copies=4 * args.hosts))
+    rate_bytes_per_s = parse_rate_bytes_per_s(args.rate, "--rate")
     if nbytes < ITEMSIZE:
         raise InputError(f"--bytes: got {args.bytes}, expected at least {ITEMSIZE}")
     check_available()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, at_most, print_bars
 from lanterne.bench.output.given_options import GivenOptions
-from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
+from lanterne.bench.output.units import chosen, format_time, parse_sizes, parse_time_s, whole
 from lanterne.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _queues(text: str) -> int | str:
 
 
 def run(args: GivenOptions) -> int:
-    sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
+    sizes = parse_sizes(args.bytes, "--bytes", copies=16)
     names, work_s = chosen(args.planes, "--planes", RAILS), parse_time_s(args.work, "--work")
     if min(sizes) < 1:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 1")

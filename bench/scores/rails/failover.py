@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, at_most, print_bars
-from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
+from lanterne.bench.output.units import chosen, format_time, parse_sizes, parse_time_s, whole
 from lanterne.errors import InputError
 
 HOWS, PATHS = ("reset", "silent"), ("delegates", "mpi", "ucx")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    nbytes, every_s = parse_nbytes(args.bytes, "--bytes"), parse_time_s(args.every, "--every")
+    nbytes, every_s = max(parse_sizes(args.bytes, "--bytes", copies=16)), parse_time_s(args.every, "--every")
     rails, hows, paths = args.rails.split(","), chosen(args.how, "--how", HOWS), chosen(args.path, "--path", PATHS)
     if len(rails) < 2:
         raise InputError(f"--rails: got {args.rails}, expected at least two")
