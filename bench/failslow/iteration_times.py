@@ -15,6 +15,7 @@ from typing import Any
 
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, one_of, shown
+from lanterne.failslow.locate.trace import short_lines
 
 UNITS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
 # What else column names call them.
@@ -96,9 +97,10 @@ def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[f
     name = source_name(path)
     try:
         with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
-            first = list(islice(file, SEARCHED_LINES))
+            text = short_lines(file, name)
+            first = list(islice(text, SEARCHED_LINES))
             form = source.form() or (None if source.column else _log_form(first))
-            lines = chain(first, file)
+            lines = chain(first, text)
             read = _read_csv(name, source, lines, notes) if form is None else _read_log(name, form, lines, notes)
             yield from _counted(name, read, notes)
     except IsADirectoryError as error:

@@ -19,6 +19,8 @@ from lanterne.transport.job.bootstrap import in_a_job
 
 SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
+# Of a JSON document that is read.
+MAX_READ = 256 << 20
 # Options of commands that name a file to be written.
 OUTPUTS = ("json", "plot", "trace", "report", "checkpoint", "output", "record", "csv")
 # How often a job that another launcher started says how far it is.
@@ -109,11 +111,14 @@ def read_json(path: str | Path) -> Any:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            text = file.read(MAX_READ + 1)
+        if len(text) <= MAX_READ:
+            return json.loads(text)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is no JSON: {error}") from error
+    raise InputError(f"{path}: got over {MAX_READ} characters, expected at most as many")
 
 
 def write_json(path: str | Path, document: object) -> None:

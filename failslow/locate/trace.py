@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 import json
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.errors import InputError, Unavailable, shown
 from lanterne.failslow.locate.replay import Operation, StageLink
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
 OPTIONAL = ("mc", "seq_id")
 CHUNK_ROWS = 1 << 12
+# Characters of a line of text: a header of 50,000 columns has as many.
+MAX_LINE = 1 << 20
 COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
 # A worker, and a worker's step, that lacks more of its operations than this share tells nothing.
 MAX_HOLES = 0.5
@@ -114,12 +117,24 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     return columns
 
 
+def short_lines(file: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines of a text file called `name`.
+
+    Raises:
+        InputError: one of more than MAX_LINE characters, such as a device without end, or a table of too many columns.
+    """
+    for line in iter(partial(file.readline, MAX_LINE), ""):
+        if len(line) == MAX_LINE and not line.endswith("\n"):
+            raise InputError(f"{name}: got a line of over {MAX_LINE} characters, expected CSV or a log")
+        yield line
+
+
 def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
     import numpy as np
 
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            reader = csv.reader(short_lines(file, shown(path)))
             names = next((row for row in reader if row), [])
             wanted = [name for name in (*REQUIRED, *OPTIONAL) if name in names]
             if not wanted and (separator := next((mark for mark in ";\t|" if mark in "".join(names)), None)):

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ UNUSABLE = (
 )  # fmt: skip
 # Of a file, packed and unpacked.
 MAX_FILES, MAX_NBYTES = 100_000, 4 << 30
+# Of what a gzip file unpacks to, over what it is packed; below so many bytes any ratio will do.
+MAX_RATIO, LEAST_NBYTES = 200, 16 << 20
+# Of a document that is parsed whole, which takes some ten times its size in memory.
+MAX_DOCUMENT = 1 << 30
 # Of a file whose first line is cut off, so many lines are looked at.
 LOOKED_LINES = 8
 TRACES, LAYOUTS = (".parquet", ".csv"), (".yaml", ".yml")
@@ -106,7 +111,9 @@ def _read(file: Path, into: CallBuilder, inspector: InspectorReader, documents: 
         return []
     with _opened(file) as stream:
         # By parts: at once, it would be in memory three times.
-        text = "".join(iter(lambda: stream.read(1 << 20), ""))
+        text = "".join(islice(iter(lambda: stream.read(1 << 20), ""), 1 + (MAX_DOCUMENT >> 20)))
+    if len(text) > MAX_DOCUMENT:
+        raise ValueError(f"got more than {MAX_DOCUMENT} characters, expected at most as many")
     if '"traceEvents"' in text:
         _kineto(file, text, into)
         return []
@@ -145,12 +152,17 @@ def _kineto(file: Path, text: str, into: CallBuilder) -> None:
 
 
 class _Unpacked(io.RawIOBase):
-    """What a gzip file unpacks to, as it is read; raises ValueError where that is more than MAX_NBYTES."""
+    """What a gzip file unpacks to, as it is read.
+
+    Reading raises ValueError where that is more than MAX_NBYTES, or MAX_RATIO times what it is packed. Records of calls
+    are packed 10 to 40 times.
+    """
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self._file = gzip.open(file)
         self._nbytes = 0
+        self._most = min(MAX_NBYTES, max(MAX_RATIO * file.stat().st_size, LEAST_NBYTES))
 
     def readable(self) -> bool:
         """It is."""
@@ -160,8 +172,8 @@ class _Unpacked(io.RawIOBase):
         """Unpack on into `buffer`; how many bytes."""
         count = self._file.readinto(buffer)
         self._nbytes += count
-        if self._nbytes > MAX_NBYTES:
-            raise ValueError(f"got more than {MAX_NBYTES} bytes unpacked, expected at most these")
+        if self._nbytes > self._most:
+            raise ValueError(f"got more than {self._most} bytes unpacked, expected at most {MAX_RATIO} a packed byte")
         return count
 
     def close(self) -> None:

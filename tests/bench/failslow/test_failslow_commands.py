@@ -456,3 +456,15 @@ def test_locate_a_folder_is_no_layout(capsys, tmp_path):
 def test_locate_bad_column(capsys, tmp_path):
     assert main(["locate", trace_csv(tmp_path / "t.csv", column="took")]) == 2
     assert "no column duration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["detect", "locate"])
+@pytest.mark.parametrize(
+    "content", [",".join(map(str, range(200_000))), "1" * (2 << 20)], ids=["a million columns", "no end of line"]
+)
+def test_a_line_of_no_end_is_refused(capsys, tmp_path, command, content):
+    path = tmp_path / "wide.csv"
+    path.write_text(content)
+    assert main([command, str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "wide.csv: got a line of over 1048576 characters" in err and len(err) < 200

@@ -526,3 +526,12 @@ def test_inspector_ranks_of_a_part_of_the_job_are_not_the_jobs():
     assert global_ranks(parts) == {place: rank for rank, place in enumerate(hosts)}
     backwards = {"world": (4, dict(enumerate(reversed(hosts)))), **parts}
     assert global_ranks(backwards) == {place: 3 - rank for rank, place in enumerate(hosts)}
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path):
+    """Of 32 MiB of blanks in 32 KiB no more is unpacked than MAX_RATIO allows."""
+    with gzip.open(tmp_path / "a.json.gz", "wb", 9) as file:
+        for _ in range(32):
+            file.write(b" " * (1 << 20))
+    with pytest.raises(InputError, match=r"a\.json\.gz: not used: got more than 16777216 bytes unpacked"):
+        read_folder(tmp_path)
