@@ -100,8 +100,8 @@ STARTS_JOBS = (
     *("bench lab-peers", "bench lab-arrivals", "bench ddp", "bench torch-pipelining"),
 )
 
-# Characters of an error: of a word that it quotes, and in all.
-MOST_QUOTED, MOST_TEXT = 80, 600
+# Characters of an error: of what it quotes, of the middle of a path, and in all.
+MOST_QUOTED, MOST_PATH, MOST_TEXT = 80, 100, 600
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
@@ -312,6 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_short(text: str) -> str:
-    """Return `text` with what it quotes of the user's input cut to MOST_QUOTED characters, and all in one line."""
-    cut = re.sub(rf"(\S{{{MOST_QUOTED}}})\S{{4,}}(['\"]?)", r"\1...\2", " ".join(text.split("\n")))
-    return cut if len(cut) <= MOST_TEXT else f"{cut[:MOST_TEXT]} ..."
+    """Return an error in one line, what it quotes cut to MOST_QUOTED characters, and no longer than MOST_TEXT."""
+    text = re.sub(rf"'([^']{{{MOST_QUOTED}}})[^']{{4,}}'", r"'\1...'", " ".join(text.split("\n")))
+    text = re.sub(rf"(\S{{{MOST_QUOTED}}})\S{{{MOST_PATH},}}(\S{{{MOST_QUOTED}}})", r"\1...\2", text)
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."

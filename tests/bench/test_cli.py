@@ -189,3 +189,10 @@ def test_a_rank_that_a_signal_ended_is_a_failure(command, ended, code, monkeypat
     monkeypatch.setattr(cli, "build_parser", lambda name: SimpleNamespace(parse=lambda rest: args))
     monkeypatch.setattr(cli, "check_outputs", lambda args: None)
     assert cli.main(command.split()) == code
+
+
+def test_an_error_is_short_whatever_it_quotes(capsys):
+    for text, most in (("x" * 5000, 300), ("/" + "y" * 5000, 500), (" ".join(["column"] * 5000), 700)):
+        assert cli.main(["schedule", text]) == 2, text
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and len(err) < most, text

@@ -173,7 +173,7 @@ class _Unpacked(io.RawIOBase):
         count = self._file.readinto(buffer)
         self._nbytes += count
         if self._nbytes > self._most:
-            raise ValueError(f"got more than {self._most} bytes unpacked, expected at most {MAX_RATIO} a packed byte")
+            raise ValueError(f"got more than {self._most} bytes unpacked, expected at most these")
         return count
 
     def close(self) -> None:

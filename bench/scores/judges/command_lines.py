@@ -1,6 +1,6 @@
 """Generated command lines: does any end in a traceback, not at all, or in an error that is too long to read?
 
-  python -m lanterne.bench.scores.command_lines --lines 1000 --seed 7
+  python -m lanterne.bench.scores.judges.command_lines --lines 1000 --seed 7
 
 Lines are drawn from the parsers of all commands: each option stands in three lines at least, with values that are
 right and with hostile ones (numbers beyond every range, broken files, devices, names of folders). Each runs in a folder
@@ -117,7 +117,7 @@ RIGHT = {
 }  # fmt: skip
 
 
-class Outcome(NamedTuple):
+class LineOutcome(NamedTuple):
     """How a line ended.
 
     Attributes: `fault`: "" for none, else traceback, endless, left processes, exit code, memory or wide error;
@@ -138,7 +138,9 @@ def make_files(folder: Path) -> None:
     for name in ("times.csv", "trace.csv"):
         shutil.copy(examples / name, folder)
     shutil.copy(examples / "pipeline.json", folder / "problem.json")
-    shutil.copy(Path(__file__).resolve().parent.parent / "papers" / "adaptra" / "h800_runs.json", folder / "runs.json")
+    shutil.copy(
+        Path(__file__).resolve().parent.parent.parent / "papers" / "adaptra" / "h800_runs.json", folder / "runs.json"
+    )
     runs = json.loads((folder / "runs.json").read_text())
     case = dict((runs["runs"] if isinstance(runs, dict) else runs)[0])
     case.pop("slow_ms", None)
@@ -205,7 +207,7 @@ def _value(choose: random.Random, action: argparse.Action) -> list[str]:
     return [choose.choice(HOSTILE)]
 
 
-def run_line(name: str, words: Sequence[str], files: Path, limit_s: float) -> Outcome:
+def run_line(name: str, words: Sequence[str], files: Path, limit_s: float) -> LineOutcome:
     """Run a line in a process of its own, in a folder with copies of `files`."""
     with tempfile.TemporaryDirectory(prefix="lanterne-line-") as folder:
         shutil.copytree(files, folder, symlinks=True, dirs_exist_ok=True)
@@ -224,13 +226,14 @@ def run_line(name: str, words: Sequence[str], files: Path, limit_s: float) -> Ou
         left = _left(mark)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        if not found:
-            _ended(child, TO_END_S)
-            return Outcome(tuple(words), -1, seconds, "endless", True, "")
+        if found is None:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return LineOutcome(tuple(words), -1, seconds, "endless", True, "")
         status, nbytes = found
         text = output.read_text(errors="replace")
         code = os.waitstatus_to_exitcode(status)
-        return Outcome(tuple(words), code, seconds, _fault(code, text, nbytes, left), limited, text[-300:])
+        return LineOutcome(tuple(words), code, seconds, _fault(code, text, nbytes, left), limited, text[-300:])
 
 
 def _fault(code: int, text: str, nbytes: int, left: Sequence[int]) -> str:
@@ -259,13 +262,15 @@ def _be_the_line(words: Sequence[str], folder: str, output: Path, mark: str) -> 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
         sys.argv = ["lanterne", *words]
         code = cli.main(words)
-        sys.stdout.flush()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
         traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 
@@ -281,7 +286,7 @@ def _ended(child: int, limit_s: float) -> tuple[int, int] | None:
 
 
 def _left(mark: str) -> list[int]:
-    """Return the processes of a line that live a second after its end, the line's own included."""
+    """Return the processes that a line started and that still live two seconds after its end."""
     time.sleep(0.2)
     found: list[int] = []
     until_s = time.monotonic() + 2.0
@@ -300,7 +305,7 @@ def _has(pid: int, mark: str) -> bool:
         return False
 
 
-def run(lines: Sequence[tuple[str, tuple[str, ...]]], limit_s: float, jobs: int) -> Iterator[Outcome]:
+def run(lines: Sequence[tuple[str, tuple[str, ...]]], limit_s: float, jobs: int) -> Iterator[LineOutcome]:
     """Run `lines`, `jobs` at a time."""
     with tempfile.TemporaryDirectory(prefix="lanterne-lines-") as folder, ProcessPoolExecutor(jobs) as pool:
         files = Path(folder)
@@ -308,7 +313,7 @@ def run(lines: Sequence[tuple[str, tuple[str, ...]]], limit_s: float, jobs: int)
         yield from pool.map(partial(_run, files=files, limit_s=limit_s), lines)
 
 
-def _run(line: tuple[str, tuple[str, ...]], files: Path, limit_s: float) -> Outcome:
+def _run(line: tuple[str, tuple[str, ...]], files: Path, limit_s: float) -> LineOutcome:
     return run_line(*line, files, limit_s)
 
 
@@ -325,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = draw_lines(args.lines, args.seed)
     if args.command:
         lines = [line for line in lines if line[0] == args.command]
-    outcomes: list[Outcome] = []
+    outcomes: list[LineOutcome] = []
     for outcome in run(lines, args.limit, args.jobs):
         outcomes.append(outcome)
         report.progress(f"{len(outcomes)} of {len(lines)} lines, {sum(bool(each.fault) for each in outcomes)} faults")
@@ -337,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each.fault for each in outcomes))
 
 
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def print_outcomes(outcomes: Sequence[LineOutcome]) -> None:
     """Print each line that was wrong, and how many ended with which code."""
     for each in outcomes:
         if each.fault:
