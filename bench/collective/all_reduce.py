@@ -38,8 +38,8 @@ from lanterne.bench.collective.arrivals_report import print_arrivals
 from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
-from lanterne.bench.output.load import busy_note
 from lanterne.bench.output.given_options import GivenOptions
+from lanterne.bench.output.load import busy_note
 from lanterne.bench.output.spread import COVERAGE, MedianInterval, median_interval
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
