@@ -149,7 +149,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self._file = gzip.open(file)
+        self._file = gzip.open(file)  # noqa: SIM115 (closed by close)
         self._nbytes = 0
 
     def readable(self) -> bool:
