@@ -301,5 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, text = 1, f"cannot write standard output: {error.strerror}"
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
+    finally:
+        before_output(None)
     print(f"lanterne: {text}", file=sys.stderr)
     return code

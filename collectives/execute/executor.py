@@ -298,8 +298,7 @@ class Execution:
         """Start the actions `ready`, and all that can start as a consequence."""
         post, steps, next_post, waits = self.transport.post, self._steps, self.program.next_post, self._waits
         for first in ready:
-            index = first
-            step = steps[index]
+            index, step = first, steps[first]
             if step[0] is None:
                 if index in self._leisurely:
                     self._idle.append(index)
