@@ -307,6 +307,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
+    finally:
+        before_output(None)
     print(f"lanterne: {in_short(str(text))}", file=sys.stderr)
     return code
 

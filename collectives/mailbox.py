@@ -15,8 +15,8 @@ import numpy as np
 
 from lanterne.collectives.execute.arguments import check_whole
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.message_lanes import DATA_LANE, HEADER_LANE
 from lanterne.collectives.execute.requests import CollectiveRequest, MessageRequest
+from lanterne.collectives.message_lanes import DATA_LANE, HEADER_LANE
 from lanterne.collectives.point_to_point import StartedMessages
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, HostArray, numpy_array

@@ -8,8 +8,8 @@ import numpy as np
 
 from lanterne.collectives.execute.arguments import check_whole
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.message_lanes import BOARD_LANES, USER_LANES, Lane
 from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.collectives.message_lanes import BOARD_LANES, USER_LANES, Lane
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, Stream, host_array, is_device_array
 from lanterne.transport.base import Recv, Request, Send, make_tag

@@ -113,4 +113,4 @@ if __name__ == "__main__":
         main()
     else:
         launch = [sys.executable, "-m", "lanterne", "launch", "-n", str(RANKS), "--restarts", "1", "--"]
-        sys.exit(subprocess.run([*launch, sys.executable, __file__]).returncode)
+        sys.exit(subprocess.run([*launch, sys.executable, __file__], check=False).returncode)

@@ -14,11 +14,43 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+CACHE = os.environ["LANTERNE_CACHE"] if IS_WORKER else tempfile.mkdtemp(prefix="lanterne-test-cache-")
+# Variables of a user's shell that steer what is tested, apart from those that say where packages and modules lie, and
+# those that the tests themselves read.
+STEERS = re.compile(
+    r"(LANTERNE|UV|PIP|LC|OMP|OPENBLAS|MKL|NUMBA|MPL|PYTHON|SLURM|PMI|PMIX|OMPI|TORCHELASTIC)_?[A-Z_]+"
+    r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|JOB_COMPLETION_INDEX"
+    r"|LANG(UAGE)?|TZ|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|PY_COLORS"
+)
+KEPT = re.compile(
+    r"LANTERNE_(REQUIRE|MSCCLPP|PICTURES|TEST_\w+)|PYTHON(PATH|PYCACHEPREFIX)"
+    r"|(UV|PIP)_(CACHE_DIR|CERT|CONFIG_FILE|DEFAULT_TIMEOUT|FIND_LINKS|HTTP_TIMEOUT|OFFLINE|PROXY|\w*INDEX\w*)"
+)
+
+
+def settle_environment():
+    """Give all tests, and what they start, one environment, whatever the user's shell is set to."""
+    for name in [name for name in os.environ if STEERS.fullmatch(name) and not KEPT.fullmatch(name)]:
+        del os.environ[name]
+    os.environ["LANG"] = "C.UTF-8"
+    if not os.access(os.environ.get("HOME", ""), os.W_OK):
+        os.environ["HOME"] = CACHE
+    time.tzset()
+    os.umask(0o022)
+
+
+# A worker has it from the process that started it.
+if not IS_WORKER:
+    settle_environment()
+os.environ["LANTERNE_CACHE"] = CACHE
+# Every new group of ranks would try its algorithms for 3 s; a test that wants it says so.
+os.environ["LANTERNE_TRIALS"] = "off"
+
 # What tests of several folders share is imported by its own name.
 HERE = Path(__file__).resolve().parent
 if sys.dont_write_bytecode:
     # Else each of some thousand ranks would compile what it imports: most of its start.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(HERE.parent / ".pytest_cache" / "bytecode")
 sys.path[:0] = [
@@ -34,12 +66,6 @@ with suppress(ImportError):  # tests/gpu does without
     # How long an example takes depends on what else runs on the machine.
     settings.register_profile("lanterne", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("lanterne")
-
-IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-CACHE = os.environ["LANTERNE_CACHE"] if IS_WORKER else tempfile.mkdtemp(prefix="lanterne-test-cache-")
-os.environ["LANTERNE_CACHE"] = CACHE
-# Every new group of ranks would try its algorithms for 3 s; a test that wants it says so.
-os.environ["LANTERNE_TRIALS"] = "off"
 
 
 def mpi_leftovers():

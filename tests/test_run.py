@@ -32,7 +32,7 @@ MODULES = {
     ),
     "test -m quick": ("pytest -n 2 -m quick and not slow",),
     "test tests/transport": ("pytest tests/transport",),
-    "types": ("mypy -p lanterne", "mypy examples", "basedpyright"),
+    "types": ("ruff check -q", "ruff format -q --check", "mypy -p lanterne", "mypy examples", "basedpyright"),
     "figures house": ("lanterne.bench.scores.figures house",),
 }
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -154,7 +154,7 @@ def run(tmp_path, driver, words, variables):
     for name, text in (("uv", UV), ("python-stand-in", PYTHON), ("nvidia-smi", f"#!/bin/sh\n{driver}\n")):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if name != "LANTERNE_LOCK"}
-    environment = kept | {"PATH": f"{tools}{os.pathsep}{kept['PATH']}"} | variables
+    # The stand-in tells of a cache that is set.
+    environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "UV_CACHE_DIR": ""} | variables
     command = [str(tmp_path / "run"), *words.split()]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

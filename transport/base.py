@@ -295,7 +295,7 @@ class Transport(ABC):
             TransportError: the transport is closed.
         """
 
-    def take_in(self) -> None:
+    def take_in(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """Take in what has come, for all requests, where that is cheaper than by each (Request.seen)."""
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -344,7 +344,7 @@ class Transport(ABC):
         """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
         vars(self).setdefault("_kept", []).append(thing)
 
-    def abandon(self, peer: int, requests: Sequence[Request]) -> None:
+    def abandon(self, peer: int, requests: Sequence[Request]) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """Give up the path to rank `peer`, which is dead: nothing is posted with it any more, nothing waited for.
 
         Args:
@@ -352,7 +352,7 @@ class Transport(ABC):
                 written to any more, as far as the library under this transport can promise that.
         """
 
-    def check_peers(self, peers: Iterable[int]) -> None:
+    def check_peers(self, peers: Iterable[int]) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 
     def survivors(
@@ -396,7 +396,7 @@ class Transport(ABC):
         """Those of `ranks` that no message reaches from here, dead or not."""
         return ()
 
-    def forget(self, communicator_id: int) -> None:
+    def forget(self, communicator_id: int) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """That communicator is over: what it still receives is not written any more, and its memory given back, as far
         as the library under this transport allows it."""
 
@@ -407,7 +407,7 @@ class Transport(ABC):
         """
         return False
 
-    def reopen(self, communicator_id: int) -> None:
+    def reopen(self, communicator_id: int) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """All ranks have closed the communicators that had this id, and a new one has it."""
 
     @property
@@ -420,10 +420,10 @@ class Transport(ABC):
         died = {} if self._job is None else self._job.failed()
         return next((PeerFailed(rank, reason) for rank, reason in died.items() if rank in ranks), None)
 
-    def end_soon(self) -> None:
+    def end_soon(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """A rank did not come: others are waited for at the end of this process (MPI_Finalize) for seconds only."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """Wait for what was queued on streams, before `close`; raises what has failed and nobody was told of yet."""
 
     @abstractmethod

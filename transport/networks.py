@@ -1,8 +1,8 @@
 """What ranks may say to each other over which network: who else could reach the port that a transport opens.
 
 UCX's TCP layer writes to the address that a message names, so whoever reaches such a port can write the process's
-memory, and no setting changes that. Nor is it faster than tcp, which takes two thirds of its CPU time for a gigabyte. So
-a job takes ucx by itself on one host, where it opens no port, and between hosts where all have RDMA; else tcp, which
+memory, and no setting changes that. Nor is it faster than tcp, which takes two thirds of its CPU time for a gigabyte.
+So a job takes ucx by itself on one host, where it opens no port, and between hosts where all have RDMA; else tcp, which
 seals what it says (tcp/seal.py) unless LANTERNE_TRUSTED_NETWORK=1 says that nobody else reaches the hosts.
 LANTERNE_ENCRYPT=1 asks for tcp between hosts, encrypted (tcp/tls.py), and for nothing else.
 """

@@ -294,10 +294,7 @@ def send_parts(sock: Sender, parts: deque[memoryview], most: int) -> int:
         BlockingIOError: it takes nothing now.
         OSError: it is dead.
     """
-    if len(parts) == 1:
-        sent = sock.send(parts[0])
-    else:
-        sent = sock.sendmsg([parts[i] for i in range(min(len(parts), most))])
+    sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg([parts[i] for i in range(min(len(parts), most))])
     left = sent
     while left:
         part = parts[0]

@@ -84,7 +84,7 @@ class _Job:
         self.timelines: list[Gathered] = []
         self.records: list[dict[str, Any]] = []
         self.observer = Observer(work) if comm.rank == 0 else None
-        self.feed: TextIO | None = open(work["feed"], "a", encoding="utf-8") if comm.rank == 0 else None
+        self.feed: TextIO | None = open(work["feed"], "a", encoding="utf-8") if comm.rank == 0 else None  # noqa: SIM115 (closed at the end)
 
     def iteration(self) -> None:
         """One iteration and what comes of it; rank 0 tells."""

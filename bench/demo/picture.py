@@ -60,7 +60,7 @@ class PictureView:
         self.records: list[dict[str, Any]] = []
         self.is_screen: bool = file.isatty() and os.environ.get("TERM") != "dumb" and _can_show(BLOCKS, file.encoding)
         self.colour: bool = self.is_screen and not os.environ.get("NO_COLOR")
-        self._feed = open(path, encoding="utf-8")
+        self._feed = open(path, encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._began_s = time.monotonic()
         self._rest = ""
         self._ended = threading.Event()

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.bench.output.units import format_time
@@ -42,8 +43,8 @@ def phases(results: Records, steps: Records, tokens: int, skipped: int) -> list[
     known = [0, *(end for end in ends if end is not None), len(results)]
     names = [PHASES[0], *(name for name, end in zip(PHASES[1:], ends, strict=True) if end is not None)]
     found = []
-    for name, first, last in zip(names, known, known[1:], strict=False):
-        first = max(first, skipped)
+    for name, (began, last) in zip(names, pairwise(known), strict=True):
+        first = max(began, skipped)
         times_s = [record["time_s"] for record in results[first:last]]
         if times_s:
             median_s = statistics.median(times_s)

@@ -427,7 +427,7 @@ def _run_here(command: list[str], variables: dict[str, str]) -> int:
             os._exit(1)
 
     # MPI's launcher speaks to the program through a file descriptor that it has inherited.
-    child = subprocess.Popen(command, env=variables, close_fds=False, preexec_fn=die_with_us)
+    child = subprocess.Popen(command, env=variables, close_fds=False, preexec_fn=die_with_us)  # noqa: PLW1509 (system calls only)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     while True:

@@ -63,7 +63,7 @@ def envelope(**content: Any) -> dict[str, Any]:
 
 def before_output(check: Callable[[], object] | None) -> None:
     """Call `check` once, before the next output of a command; it raises InputError where there is to be none."""
-    global _check
+    global _check  # noqa: PLW0603 (one check a process)
     _check = check
 
 
@@ -277,7 +277,7 @@ def progress(text: str) -> None:
     Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS to the width of its own standard error where that
     is a terminal. Under another launcher, which tells nothing, rank 0 says it in a line of its own each LINE_S.
     """
-    global _said_s
+    global _said_s  # noqa: PLW0603 (one line a process)
     told = os.environ.get("LANTERNE_PROGRESS")
     if told is not None or sys.stderr.isatty():
         # A line that wraps could not be cleared; 0 stands for a terminal that does not know its width.

@@ -1,5 +1,6 @@
 """A small GPT that trains in blocks, in turn recorded and not: what its call logs say, beside what was so."""
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -108,7 +109,7 @@ def iterate(trainer: Trainer) -> list[float]:
     for _ in range(BLOCK):
         trainer.iteration()
         began_s.append(time.monotonic())
-    return [after - before for before, after in zip(began_s, began_s[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(began_s)]
 
 
 @contextmanager

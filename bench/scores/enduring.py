@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -182,7 +183,7 @@ def measure_calls(
         for number in range(-1, blocks):
             for each in in_turn(number, [*comms]):
                 out[:] = 0
-                taken_s = timed_s(comms[each], calls, lambda comm: comm.all_reduce(x, out))
+                taken_s = timed_s(comms[each], calls, methodcaller("all_reduce", x, out))
                 wrong += int((out != never.world_size * (never.world_size + 1) / 2).sum())
                 if number >= 0:
                     found[name][each].append(taken_s)

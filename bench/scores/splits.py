@@ -54,8 +54,14 @@ def run(args: argparse.Namespace) -> int:
 def print_results(document: dict[str, Any], file: TextIO) -> None:
     """A row for each rank."""
     rows = [
-        (str(each["rank"]), str(each["splits"]), format_time(each["split_s"]), format_nbytes(each["first_nbytes"]))
-        + (f"{each['grown_nbytes'] / 1e6:.2f}", str(each["wrong"]))
+        (
+            str(each["rank"]),
+            str(each["splits"]),
+            format_time(each["split_s"]),
+            format_nbytes(each["first_nbytes"]),
+            f"{each['grown_nbytes'] / 1e6:.2f}",
+            str(each["wrong"]),
+        )
         for each in document["results"]
     ]
     columns = [("rank", ""), ("splits", ""), ("each", ""), (f"after {FIRST}", ""), ("grown", "MB"), ("#wrong", "")]

@@ -7,6 +7,7 @@ among them a healthy rank and a healthy link. A job is right where what is slow 
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from lanterne.bench.output.units import format_time
@@ -52,7 +53,7 @@ def row(kind: str, records: Sequence[dict[str, Any]]) -> list[object]:
     """One line of the table, of all records of a kind."""
     took_s, examined_s = (sorted(one[key] for one in records) for key in ("took_s", "examined_s"))
     middle = len(records) // 2
-    lists = {key: ", ".join(sum((one[key] for one in records), [])) or "-" for key in ("needless", "unsure")}
+    lists = {key: ", ".join(chain.from_iterable(one[key] for one in records)) or "-" for key in ("needless", "unsure")}
     wanted = KINDS[kind] is not None
     return [
         kind,
@@ -64,7 +65,7 @@ def row(kind: str, records: Sequence[dict[str, Any]]) -> list[object]:
         format_time(took_s[middle]),
         format_time(took_s[-1]),
         sum(one["examined"] for one in records) if wanted else "",
-        ", ".join(sum((one["examined_needless"] for one in records), [])) or "-",
+        ", ".join(chain.from_iterable(one["examined_needless"] for one in records)) or "-",
         format_time(examined_s[middle]),
     ]
 

@@ -138,7 +138,7 @@ class PacingPolicy:
     of_a_chunk: float = value(
         0.4,
         "some 60 us of starts of 0.15 ms: a rank's CPU time there 0.05 s a call of 4 MiB, with 0.1 0.08",
-        half="more CPU time; two late ranks by 1.1 in virtual time 1.206 of a buffer's time for 1.216, one 1.06 for 1.03",
+        half="more CPU time; two late ranks by 1.1 in virtual time: 1.206 of a buffer, not 1.216; one 1.06, not 1.03",
         double="chunks so long that the first ones come late",
     )
     # What takes a start is a message of so many bytes: an empty one is over so soon that what it took varies by half

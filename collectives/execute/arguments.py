@@ -146,10 +146,14 @@ def resolve(
             found = communicator.tuning.resolved.get(known)
         except TypeError:  # What cannot be hashed is refused below.
             known = found = None
-        if found is not None and in_array.flags.c_contiguous and out_array.flags.carray:
-            if same or not np.may_share_memory(in_array, out_array):
-                key, reads, writes, in_place, element = found
-                return CheckedCall(key, in_array if reads else None, out_array if writes else None, in_place, element)
+        if (
+            found is not None
+            and in_array.flags.c_contiguous
+            and out_array.flags.carray
+            and (same or not np.may_share_memory(in_array, out_array))
+        ):
+            key, reads, writes, in_place, element = found
+            return CheckedCall(key, in_array if reads else None, out_array if writes else None, in_place, element)
     elif _may_be_known_on_device(communicator, in_array, out_array, root, options):
         side = communicator.device_side()
         source = side.adopt(f"{collective}: in_array", in_array)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.control import Control
-from lanterne.collectives.message_lanes import CONTROL_LANE
 from lanterne.collectives.execute.place import CommunicatorPlace
 from lanterne.collectives.execute.scratch import Scratch
+from lanterne.collectives.message_lanes import CONTROL_LANE
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Lock

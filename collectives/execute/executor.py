@@ -297,8 +297,8 @@ class Execution:
     def _begin(self, ready: Iterable[int]) -> None:
         """Start the actions `ready`, and all that can start as a consequence."""
         post, steps, next_post, waits = self.transport.post, self._steps, self.program.next_post, self._waits
-        for index in ready:
-            step = steps[index]
+        for first in ready:
+            index, step = first, steps[first]
             if step[0] is None:
                 if index in self._leisurely:
                     self._idle.append(index)

@@ -30,9 +30,9 @@ from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.executor import Execution
-from lanterne.collectives.message_lanes import AGREEMENT_LANE, PLAN_LANES
 from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
+from lanterne.collectives.message_lanes import AGREEMENT_LANE, PLAN_LANES
 from lanterne.collectives.schedule.check_own import OwnSchedule
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule, check
 from lanterne.collectives.schedule.chunk_layout import is_direct, uneven_parts

@@ -136,7 +136,7 @@ class StreamExecution(QueuedExecution):
             self._scratch = self._side.region(self.program.scratch_nbytes)
             self._bases[SCRATCH] = self._scratch.address
         self.enter()
-        before, join, whole = self._parts()
+        before, _join, whole = self._parts()
         if held:
             self._run(before)
             return

@@ -6,6 +6,7 @@ group, since NCCL has to start them together. All ranks queue their groups in th
 earliest unfinished group of all ranks can always proceed: no deadlock.
 """
 
+import itertools
 from typing import NamedTuple
 
 from lanterne.collectives.execute.rank_program import Message, RankProgram
@@ -36,7 +37,7 @@ def lower(program: RankProgram, start: int = 0, stop: int | None = None) -> tupl
     needs = _needs(program)
     items: list[tuple[int, tuple[int, ...]]] = []
     edges = [start, *(batch for batch in program.batches if start < batch < stop), stop]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in itertools.pairwise(edges):
         items += _batch_items(program, needs, first, last)
     step_of = {action: number for number, (_, actions) in enumerate(items) for action in actions}
     # Of each lane, up to which step of the other it has waited.

@@ -28,7 +28,6 @@ from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
 from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
-from lanterne.collectives.message_lanes import BOARD_LANES
 from lanterne.collectives.execute.plans import AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
@@ -36,6 +35,7 @@ from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options, undominated
 from lanterne.collectives.late.ready_programs import ReadyPrograms, key_of
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
+from lanterne.collectives.message_lanes import BOARD_LANES
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout

@@ -1,7 +1,7 @@
 """The loop over events of flows.py, which is compiled beforehand (see compiled_loops.py).
 
-Sizes come first; then arrays, of messages, of turns (see flows.Turns), and to work in. The heap has turns that begin, by
-their numbers, and messages that begin to flow, behind those.
+Sizes come first; then arrays, of messages, of turns (see flows.Turns), and to work in. The heap has turns that begin,
+by their numbers, and messages that begin to flow, behind those.
 """
 
 from lanterne.collectives.topology.event_heap import Ints, Numbers, pop, push

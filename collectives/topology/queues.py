@@ -34,13 +34,16 @@ SLOTS = 2
 class Pacing(NamedTuple):
     """How messages are cut and posted.
 
-    Attributes: `cells` of a chunk, one behind the other; `window` (world_size,) of each rank, messages that are under way
-    to it from other nodes at once, None: any number from all; `neighbours`, the same from each rank of its own.
+    Attributes: `cells` of a chunk, one behind the other; `window` (world_size,) of each rank, messages that are under
+    way to it from other nodes at once, None: any number from all; `neighbours`, the same from each rank of its own.
     """
 
     cells: int = 1
     window: Ints | None = None
     neighbours: int = 1
+
+
+UNPACED = Pacing()
 
 
 def simulate_queues(
@@ -49,7 +52,7 @@ def simulate_queues(
     topology: SharedLinks,
     node_of: Ints,
     starts_s: Numbers,
-    pacing: Pacing = Pacing(),
+    pacing: Pacing = UNPACED,
 ) -> Numbers:
     """When each rank is done, s, of calls that know nothing of each other: (calls, world_size).
 
@@ -92,7 +95,7 @@ def arguments_of(
     nbytes: float,
     topology: SharedLinks,
     node_of: Ints,
-    pacing: Pacing = Pacing(),
+    pacing: Pacing = UNPACED,
 ) -> list[int | Numbers | Ints]:
     """The arguments of run_queues but for the last one, of a schedule that is cut; otherwise as of simulate_queues."""
     unit = chunk_nbytes(schedule, nbytes)

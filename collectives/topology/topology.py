@@ -134,7 +134,7 @@ class Topology:
 
     @property
     def leaf_sets(self) -> tuple[Ranks, ...]:
-        """Nodes that may hang on the others: the slow ones, and of few nodes the slowest alone, and all but the fastest.
+        """Nodes that may hang on the others: the slow ones; of few nodes the slowest alone, and all but the fastest.
 
         Of those as fast the one with the most ranks, since the others share what it has to carry inside; where the one
         with the most ranks of all is not slow beside it, all but that one, too. Where NICs differ and no node is slow

@@ -230,10 +230,7 @@ def _counts(state: JobState, shift: float, suspects: Sequence[float]) -> bool:
 
 def _rise(state: JobState, suspects: Sequence[float], row: int) -> Iterator[EventFinding]:
     level, up = state.level, state.held.up
-    if state.slow:
-        shift = level.moved(suspects)
-    else:
-        shift = min(median(suspects[-8:]), median(suspects)) - level.median
+    shift = level.moved(suspects) if state.slow else min(median(suspects[-8:]), median(suspects)) - level.median
     if len(suspects) < MIN_SAMPLES or shift < SMALL:
         return
     if state.slow:

@@ -379,12 +379,12 @@ class HangFinder:
         """The ranks whose latest call has not ended, or was only queued."""
         found: dict[int, Blocked] = {}
         seen: dict[tuple[int, int], float] = {}
-        for rank, calls in opened.items():
+        for rank, entered in opened.items():
             if rank in self._seen.lost:
                 continue
             last = self._seen.last.get(rank)
             # What a rank does alone waits for nobody.
-            calls = {index: call for index, call in calls.items() if call.ranks != 1}
+            calls = {index: call for index, call in entered.items() if call.ranks != 1}
             if calls:
                 index = max(calls)
                 call = calls[index]

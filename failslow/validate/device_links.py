@@ -8,6 +8,7 @@ Paper: Wu et al. (GREYHOUND), section 4.3; StragglAR, section 4.1: times by CUDA
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -142,7 +143,7 @@ class DeviceWire:
         for request in started:
             request.wait(timeout_s)
         wait_for(lambda: runtime.is_done(events[-1]), "messages between devices", timeout_s)
-        return [runtime.elapsed_s(before, after) for before, after in zip(events, events[1:], strict=False)]
+        return [runtime.elapsed_s(before, after) for before, after in itertools.pairwise(events)]
 
 
 def _part(buffer: DeviceView, nbytes: int) -> DeviceView:

@@ -45,7 +45,8 @@ class DeviceMemory:
                 free, total = cuda.runtime.memGetInfo()
                 raise Unavailable(
                     f"{what}: device {self._here.device_id} has no room for {nbytes} bytes ({free} of {total} free); "
-                    "use smaller arrays or a smaller segment_nbytes, or cupy.get_default_memory_pool().free_all_blocks()"
+                    "use smaller arrays or a smaller segment_nbytes, or "
+                    "cupy.get_default_memory_pool().free_all_blocks()"
                 ) from error
             # An allocator that is ordered on streams (cupy.cuda.malloc_async) has given it to this one only.
             self.stream.synchronize()

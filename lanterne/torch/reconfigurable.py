@@ -1,6 +1,6 @@
 """A process group that is made of other ranks again and again: what torchft's Manager drives.
 
-Who is in the group decides somebody else, such as torchft's lighthouse; `lanterne.Communicator.shrink` decides it itself.
+Another party, such as torchft's lighthouse, decides which ranks are in it; `Communicator.shrink` decides it itself.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class ReconfigurableGroup(LanterneGroup):
         """End the group that there is, and make one of `world_size` ranks, all of which call this.
 
         Args:
-            store_addr: HOST:PORT/PREFIX of a store of torch's; the prefix is new for each call that ranks make together.
+            store_addr: HOST:PORT/PREFIX of a store of torch's; the prefix is new for each call that ranks share.
             rank: of this process in the new group.
             replica_id, quorum_id, group_rank, group_world_size, global_ranks: what else torchft tells; not used.
 

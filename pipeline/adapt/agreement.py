@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.message_lanes import Lane
 from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError
 
 # What a rank measured in an iteration, packed; see profile.py.

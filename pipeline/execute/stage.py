@@ -76,7 +76,7 @@ class Stage(ABC):
     def step(self) -> None:
         """End an iteration: update the weights by the gradients summed over the microbatches."""
 
-    def waited(self) -> None:
+    def waited(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """The executor calls it when the rank had nothing to do before the next action."""
 
     @property

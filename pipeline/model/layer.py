@@ -80,7 +80,7 @@ class Layer(ABC):
     def backward_input(self, parameters: Views, saved: Kept, dy: Array, out: Out = None) -> tuple[Any, Kept]:
         """B: (dx, kept): the gradient by x, in `out` if that is given, or None if it has none; and what W needs."""
 
-    def backward_weight(self, kept: Kept, gradients: Views) -> None:
+    def backward_weight(self, kept: Kept, gradients: Views) -> None:  # noqa: B027 (optional: does nothing unless overridden)
         """W: add the gradients by the parameters to `gradients`, arrays by name."""
 
     def backward(self, parameters: Views, saved: Kept, dy: Array, gradients: Views, out: Out = None) -> Any:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from lanterne.collectives.communicator import Communicator, core_of
-from lanterne.collectives.message_lanes import Lane
 from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.device.message_staging import MessageStaging
 from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Pool, Receive, Shape

@@ -17,7 +17,7 @@ class SharedWires:
     """
 
     def __init__(self, path: str | Path, count: int) -> None:
-        self._file = open(path, "r+b")
+        self._file = open(path, "r+b")  # noqa: SIM115 (closed by close)
         self._map = mmap.mmap(self._file.fileno(), file_nbytes(count))
         self._until_s = memoryview(self._map).cast("d")
         self.wires: tuple[SharedWire, ...] = tuple(SharedWire(self, index) for index in range(count))

@@ -26,8 +26,8 @@ ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 # What "any" tries; with this share of the effort at first, then in full if it is so near the best of them. Measured, 40
 # problems of 8 x 32: 0.06 % over the best of all in full in the mean, 1.4 at most; with a tenth at first 0.2 and 2.5.
 TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.3, 0.02
-# The effort to plan anew with; where ranks hold several stages, since each of so many searches ends elsewhere; and where
-# they hold little memory besides: 24 waves of 8 x 32 were 4.4 % over the best known with 2, 3.2 with 3.
+# The effort to plan anew with; where ranks hold several stages, since each of so many searches ends elsewhere; and
+# where they hold little memory besides: 24 waves of 8 x 32 were 4.4 % over the best known with 2, 3.2 with 3.
 REPLANNED, MANY_STAGES, LITTLE_MEMORY = 0.015, 2.0, 3.0
 # For how long the first plan on a machine is searched for, at full effort; and "any" tries each placement then.
 READABLE_S, READABLE_TRIAL = 0.7, 0.1

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.message_lanes import Lane
 from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.collectives.message_lanes import Lane
 from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.state import (
     held_alone,

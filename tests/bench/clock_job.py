@@ -23,7 +23,7 @@ from lanterne.pipeline.simulate.check_plan import check  # noqa: E402
 
 
 def main(off_s, nbytes):
-    global _off_s
+    global _off_s  # noqa: PLW0603 (the clock of this process)
     with lanterne.init(transport="ucx") as comm:
         _off_s = off_s * comm.rank
         problem = Problem(2, 4, 0.005, 0.005, 0.005)

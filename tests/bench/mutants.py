@@ -46,8 +46,8 @@ REVERTED = Path(__file__).parent / "reverted"
 # Turned conditions that are not found, by name: in how many seeds' jobs and errands they were sought, and why not.
 LEFT = Path(__file__).parent / "mutants_left.json"
 ROOT = Path(__file__).parents[2]
-# Each seed also stands for an errand, one in so many for a job that grows, and for one that loses hosts; every other one
-# of these, and of the seeds for conditions that no other job comes to, for one whose paths are cut one way.
+# Each seed also stands for an errand, one in so many for a job that grows, and for one that loses hosts; every other
+# one of these, and of the seeds for conditions that no other job comes to, for one whose paths are cut one way.
 GROWING, PARTING, ONE_WAY = 5, 10, 2
 PARTED = tuple(f"lanterne.transport.store.{name}" for name in ("fellows", "heirs", "succession"))
 # CPU seconds that a mutant may take, and one seed of it: what takes longer runs without end, and so is found, too.
@@ -67,8 +67,8 @@ def functions_of(module):
     for owner in [module, *(each for _, each in inspect.getmembers(module, inspect.isclass))]:
         if owner is not module and owner.__module__ != module.__name__:
             continue
-        for name, function in vars(owner).items():
-            function = getattr(function, "fget", None) or function
+        for name, member in vars(owner).items():
+            function = getattr(member, "fget", None) or member
             is_own = inspect.isfunction(function) and function.__code__.co_filename == module.__file__
             if is_own and function not in found.values():
                 found[name if owner is module else f"{owner.__name__}.{name}"] = function
@@ -87,8 +87,8 @@ def put(module, name, tree):
     if owner:
         users = vars(module)[owner]
         before = vars(users)[last]
-        for name in [name for name, each in vars(users).items() if each is before]:
-            setattr(users, name, property(made) if is_property else made)
+        for alias in [alias for alias, each in vars(users).items() if each is before]:
+            setattr(users, alias, property(made) if is_property else made)
         return
     before = vars(module)[last]
     # What judges goes by the functions as they are.

@@ -61,7 +61,7 @@ def test_version():
     assert run("--version").stdout == "lanterne 0.1.0\n"
 
 
-@pytest.mark.parametrize("argv", [["bench"], ["pipeline", "plan"], ["bench", "p2p"]], ids=lambda argv: " ".join(argv))
+@pytest.mark.parametrize("argv", [["bench"], ["pipeline", "plan"], ["bench", "p2p"]], ids=" ".join)
 def test_help_of_a_command_is_its_own(argv, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["help", *argv])
@@ -166,7 +166,7 @@ def test_forty_digits_are_no_whole_number(name):
     for action in parser._actions:
         if action.type is not None and action.type is not float:
             with pytest.raises(
-                argparse.ArgumentError, match="^argument .*: got '1{40}', expected a whole number of at most"
+                argparse.ArgumentError, match=r"^argument .*: got '1{40}', expected a whole number of at most"
             ):
                 parser._get_value(action, "1" * 40)
 

@@ -272,14 +272,14 @@ def test_bad_captures():
         with pytest.raises(InputError, match="capture: got host arrays over nccl, expected device arrays over nccl"):
             comm.capture("all_reduce", host, host)
         x = HostArray(np.zeros(4, np.float32))
-        with pytest.raises(InputError, match="collective: got 'allreduce' .*, expected one of all_reduce"):
+        with pytest.raises(InputError, match=r"collective: got 'allreduce' .*, expected one of all_reduce"):
             comm.capture("allreduce", x, x)
         with pytest.raises(InputError, match="capture: got PremulSum"):
             comm.capture("all_reduce", x, x, op=PremulSum(2))
         with pytest.raises(InputError, match="capture: got the library's own algorithm"):
             comm.capture("all_reduce", x, x, algorithm="native")
         x = HostArray(np.zeros(4 + comm.rank, np.float32))
-        with pytest.raises(InputError, match="capture: rank . got .*, rank . got .*, expected the same"):
+        with pytest.raises(InputError, match=r"capture: rank . got .*, rank . got .*, expected the same"):
             comm.capture("all_reduce", x, x, algorithm="ring")
 
     def beside(comm):

@@ -69,7 +69,7 @@ def test_two_processes_meet_by_host_and_port():
         for rank in range(2)
     ]
     found = {rank: json.loads(process.communicate(timeout=60)[0]) for rank, process in enumerate(ranks)}
-    assert found == dict.fromkeys(range(2), ["TypeError", "RuntimeError", "ValueError", "RuntimeError", "TypeError"])
+    assert found == {key: ["TypeError", "RuntimeError", "ValueError", "RuntimeError", "TypeError"] for key in range(2)}
 
 
 @pytest.mark.parametrize(("n", "rank", "backend"), [(0, 0, "nccl"), (2, 2, "nccl"), (2, -1, "nccl"), (2, 0, "gloo")])

@@ -1,4 +1,4 @@
-"""A rank of a job over nccl that loses its second rank, goes on, and takes it back in; run by test_gpu_collectives.py."""
+"""A rank of a job over nccl that loses its second rank, goes on, and takes it back; run by test_gpu_collectives.py."""
 
 import os
 import signal

@@ -12,7 +12,7 @@ MODULES = ("cuda.bindings", "numba_cuda", "llvmlite")
 
 
 def require_compilers(*modules):
-    """Skip where `modules` (default MODULES) of the group gpu-compile are missing; fail if LANTERNE_REQUIRE names it."""
+    """Skip where `modules` (default MODULES) of group gpu-compile are missing; fail if LANTERNE_REQUIRE names it."""
     missing = [name for name in modules or MODULES if not _is_there(name)]
     if not missing:
         return

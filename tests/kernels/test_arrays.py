@@ -52,7 +52,7 @@ def test_torch_spelling():
 
 @pytest.mark.parametrize("spelling", ["float8_e5m2", "complex32", np.dtype("U3"), None, []])
 def test_unknown_dtypes(spelling):
-    with pytest.raises(InputError, match="dtype: got .* expected one of float16, bfloat16"):
+    with pytest.raises(InputError, match=r"dtype: got .* expected one of float16, bfloat16"):
         find_dtype(spelling)
 
 
@@ -101,7 +101,7 @@ def test_a_tensor_that_keeps_gradients_is_refused_in_its_own_words():
         def __cuda_array_interface__(self):
             raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad. Use var.detach()")
 
-    with pytest.raises(InputError, match="array: .* Use var.detach"):
+    with pytest.raises(InputError, match=r"array: .* Use var\.detach"):
         is_device_array(Tensor())
 
 
@@ -118,7 +118,7 @@ def test_host_arrays_share_memory():
 
 @pytest.mark.parametrize("x", [[1, 2], 3, "abc", None, object()])
 def test_no_arrays(x):
-    with pytest.raises(InputError, match="y: got .*expected an array"):
+    with pytest.raises(InputError, match=r"y: got .*expected an array"):
         host_array(x, "y")
 
 

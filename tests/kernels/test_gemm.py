@@ -97,7 +97,7 @@ def test_no_gpu_is_named():
     try:
         require_device()
     except Unavailable:
-        with pytest.raises(Unavailable, match="CuPy|CUDA"):
+        with pytest.raises(Unavailable, match=r"CuPy|CUDA"):
             gemm.product(64, "float32", "cuda")
     else:
         multiply, wrong_rows = gemm.product(64, "float32", "cuda")

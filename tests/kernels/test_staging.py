@@ -61,7 +61,8 @@ def test_a_copy_that_has_failed_is_an_error(runtime):
     stager = Stager(runtime)
     runtime.default.put(lambda: runtime.closing.wait(TIMEOUT_S))
     # The copy is made when the stand-in ends.
-    runtime.held = stager, host, device = stager, np.zeros(8, np.uint8), message(8)
+    host, device = np.zeros(8, np.uint8), message(8)
+    runtime.held = stager, host, device
     copy = stager.to_host(host, device.ctypes.data)
     assert not copy.test()
     runtime.fault = "cudaErrorIllegalAddress"
@@ -143,7 +144,7 @@ def test_a_copy_that_never_comes_times_out(runtime):
     compute, gate = runtime.new_stream(), threading.Event()
     compute.work.put(gate.wait)
     copy = stager.to_host(np.zeros(8, np.uint8), message(8).ctypes.data, compute)
-    with pytest.raises(TransportTimeout, match="staged copy of 8 bytes: not done within 0.01 s"):
+    with pytest.raises(TransportTimeout, match=r"staged copy of 8 bytes: not done within 0\.01 s"):
         copy.wait(0.01)
     gate.set()
     copy.wait(TIMEOUT_S)

@@ -19,13 +19,17 @@ placements = st.sampled_from(sorted(PLACEMENTS))
 durations = st.integers(1, 6)
 
 
+STAGES, MICROBATCHES = st.integers(1, 4), st.integers(1, 5)
+
+
 @st.composite
-def problems(
-    draw, stages=st.integers(1, 4), microbatches=st.integers(1, 5), shared=False, memory=True, latency=5, occupancy=True
-):
+def problems(draw, stages=STAGES, microbatches=MICROBATCHES, shared=False, memory=True, latency=5, occupancy=True):
     """Whole-number problems; with `shared`, links that several ranks send on."""
     p = draw(stages)
-    per_stage = lambda values: [draw(values) for _ in range(p)]
+
+    def per_stage(values):
+        return [draw(values) for _ in range(p)]
+
     keys = {
         "stages": p,
         "microbatches": draw(microbatches),

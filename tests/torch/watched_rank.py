@@ -78,7 +78,7 @@ def train(phases):
     """Iterate quietly, and between that with rank 1 slow in each of `phases`."""
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    for phase in (None, *(each for phase in phases for each in (phase, None))):
+    for phase in (None, *(each for slow in phases for each in (slow, None))):
         CLOCKS.slow = phase
         for _ in range(SLOW if phase else QUIET):
             CLOCKS.take("data")

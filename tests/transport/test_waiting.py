@@ -1,5 +1,7 @@
 """The one way to wait: when it ends, what it looks at meanwhile, and when pauses begin anew."""
 
+import itertools
+
 import pytest
 from driven_machine import DrivenMachine
 
@@ -57,7 +59,7 @@ def test_what_moves_on_and_on_ends_with_its_time_too():
 def test_it_looks_elsewhere_now_and_then_and_at_the_end():
     pauses, looked_s = Counted(), []
     assert not wait(never, 0.0105, pauses, looked_s.append)
-    gaps_s = [after - before for before, after in zip(looked_s, looked_s[1:], strict=False)]
+    gaps_s = [after - before for before, after in itertools.pairwise(looked_s)]
     assert len(looked_s) == 11 and min(gaps_s[:-1]) >= POLICY.check_s
     assert looked_s[-1] == pauses.machine.at_s
 

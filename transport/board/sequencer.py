@@ -331,16 +331,17 @@ class Sequencer:
         """The clock says `now_s`: windows may be over."""
         told: Told = []
         for number, call in self._calls.items():
-            if call.decision is None and call.outcome is None and call.deadline_s is not None:
-                if call.deadline_s <= now_s:
-                    absent = self._absent(call)
-                    start = find_start(call.starts, absent)
-                    assert start is not None, "it set the deadline"
-                    call.late, call.choice = absent[0], start.option.choice
-                    if len(absent) > 1:
-                        call.choice += f"@{','.join(map(str, absent))}"
-                    call.decision = Record(number, WITHOUT, call.late, choice=call.choice)
-                    told += self._tell(call, call.decision)
+            if call.decision is not None or call.outcome is not None:
+                continue
+            if call.deadline_s is not None and call.deadline_s <= now_s:
+                absent = self._absent(call)
+                start = find_start(call.starts, absent)
+                assert start is not None, "it set the deadline"
+                call.late, call.choice = absent[0], start.option.choice
+                if len(absent) > 1:
+                    call.choice += f"@{','.join(map(str, absent))}"
+                call.decision = Record(number, WITHOUT, call.late, choice=call.choice)
+                told += self._tell(call, call.decision)
         return told
 
     def deadline_s(self) -> float | None:

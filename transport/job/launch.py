@@ -356,7 +356,7 @@ def _popen(command: Sequence[str], variables: Mapping[str, str]) -> Process:
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         # System calls only, so it cannot meet a lock that another thread held at the fork.
-        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM, launcher),
+        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM, launcher),  # noqa: PLW1509 (system calls only)
     )
 
 

@@ -75,7 +75,7 @@ def load_mpi() -> ModuleType:
     Raises:
         Unavailable: mpi4py or an MPI library is missing.
     """
-    global _loaded
+    global _loaded  # noqa: PLW0603 (MPI is initialised once a process)
     if _loaded is None:
         ours = "mpi4py.MPI" not in sys.modules
         try:
@@ -105,7 +105,7 @@ _patience_s: float = LONGEST_S
 
 def skip_finalize() -> None:
     """A peer died: nobody can finalize MPI any more. Leave the process without it."""
-    global _failed
+    global _failed  # noqa: PLW0603 (MPI ends once a process)
     _failed = True
 
 
@@ -230,7 +230,7 @@ class MpiTransport(Transport):
         raise Unavailable("shrink, agree: got transport mpi, expected tcp or ucx: after a death MPI promises nothing")
 
     def end_soon(self) -> None:
-        global _patience_s
+        global _patience_s  # noqa: PLW0603 (MPI ends once a process)
         _patience_s = POLICY.patience_s
 
     def adopt(self, requests: object) -> None:

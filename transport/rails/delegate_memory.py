@@ -80,10 +80,7 @@ class Arena:
             Unavailable: the system has no more memory.
         """
         size = self._size(nbytes)
-        if free := self._free.get(size):
-            offset = free.pop()
-        else:
-            offset = self._extend(size, nbytes)
+        offset = free.pop() if (free := self._free.get(size)) else self._extend(size, nbytes)
         self.used_nbytes += size
         return offset
 

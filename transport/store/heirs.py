@@ -4,9 +4,9 @@ Rank 0's store leads first; on each other host one stands by and keeps what was 
 the one that leads come to one of those: it takes over if it cannot reach that one either, and a majority follows it.
 A store that leads and reaches no majority any more ends, and says so to its ranks: they are the minority.
 
-Who leads asks all others at once, and waits for a few messages' time; an elector that says nothing for that long is left
-out. A store that stands by goes on serving while it asks: ranks that come meanwhile wait for what comes of it, and of
-two that want to lead the one with the later term goes first.
+Who leads asks all others at once, and waits for a few messages' time; an elector that says nothing for that long is
+left out. A store that stands by goes on serving while it asks: ranks that come meanwhile wait for what comes of it,
+and of two that want to lead the one with the later term goes first.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -111,7 +111,7 @@ class TcpPeer:
                 self.duplexes[-1].put(GRANT, tag, number, operation.op.nbytes)
 
     def offer(self, now_s: float, wait_s: float) -> bool:
-        """Tell of sends that have waited for a grant for `wait_s`: a receive of less sends none. True if there are some."""
+        """Offer sends that wait `wait_s` for a grant: a receive of less sends none. Return whether there are any."""
         if not self.duplexes:
             return False
         told = False

@@ -78,7 +78,7 @@ def run(quick: bool) -> list[Record]:
     for record in records:
         stays = SYSTEMS[record["mode"]][1] == FIXED and any(event.down for event in happened)
         restart_s = RESTART_S / (QUIET_S_OF_PAPER * SHORTER) * quiet_s if stays else 0.0
-        record |= document | {"restart_s": restart_s, "iterations_s": sum(record["iteration_s"]) + restart_s}
+        record.update(document, restart_s=restart_s, iterations_s=sum(record["iteration_s"]) + restart_s)
         record["between_s"] = sum(record["settle_s"])
     adapting_s = next(record["iterations_s"] for record in records if record["kind"] == ADAPT)
     return [record | {"over_adapting": record["iterations_s"] / adapting_s} for record in records]

@@ -78,7 +78,7 @@ class _Drawing:
 
     def between(self, low: float, high: float) -> int:
         """A whole number, small ones as likely as large ones by their ratio."""
-        return int(round(exp(self.rng.uniform(log(low), log(high)))))
+        return round(exp(self.rng.uniform(log(low), log(high))))
 
     def level(self, first: int, end: int | None, amount: float) -> None:
         """Rows [first, end) lie `amount` above the healthy level."""

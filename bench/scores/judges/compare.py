@@ -115,7 +115,9 @@ def by_simgrid(
         path.write_text(json.dumps(document(schedule, nbytes, topology, start_s)))
         script = str(Path(__file__).with_name("judge.py"))
         try:
-            result = subprocess.run([python, script, str(path)], capture_output=True, text=True, timeout=LIMIT_S)
+            result = subprocess.run(
+                [python, script, str(path)], check=False, capture_output=True, text=True, timeout=LIMIT_S
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unavailable(f"SimGrid: {error}") from None
     if result.returncode:

@@ -85,6 +85,8 @@ class ShimRequest:
     def __eq__(self, other: object) -> bool:
         return self._free if isinstance(other, MPI.Request) else self is other
 
+    __hash__ = object.__hash__
+
     @staticmethod
     def Startall(requests: Sequence["ShimRequest"]) -> None:
         for request in requests:

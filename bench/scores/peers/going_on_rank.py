@@ -1,4 +1,4 @@
-"""One rank of a job of going_on.py: it trains by DDP and writes when each step was done, over lanterne, torchft, or both.
+"""One rank of a job of going_on.py: it trains by DDP over lanterne, torchft or both, and writes when each step ends.
 
   python -P going_on_rank.py CONTENDER FOLDER VICTIM STEP
 
@@ -32,7 +32,7 @@ class Steps:
     """What a process tells of its steps; ends it where it is to die."""
 
     def __init__(self, folder: str, rank: int, ranks: int, victim: int, step: int) -> None:
-        self._file = Path(folder, f"told-{rank}-{os.getpid()}").open("w", buffering=1)
+        self._file = Path(folder, f"told-{rank}-{os.getpid()}").open("w", buffering=1)  # noqa: SIM115 (open until the process dies)
         self._file.write(f"{rank} {BEGAN_S}\n")
         self._ranks = ranks
         self._dies = rank == victim and not Path(folder, "killed").exists()

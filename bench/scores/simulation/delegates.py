@@ -1,5 +1,6 @@
 """Simulated delegates: processes that carry messages for their ranks over rails, and the ranks that use them."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -140,10 +141,8 @@ class DelegateStarter:
 
 
 def _serve(control: Any, wakeup: Wakeup, arena_fd: int, ring_fd: int, machine: SimulatedMachine) -> None:
-    try:
+    with contextlib.suppress(SystemExit):
         serve(control, wakeup, arena_fd, ring_fd, machine)
-    except SystemExit:
-        pass
     machine.network.close_all(machine.baton.here)
 
 

@@ -90,9 +90,9 @@ class Judge:
             self.problems.append(f"crash: {what}")
         elif not self.fallen:
             # Stops add up where ranks wait for each other.
-            if sum(event.seconds for event in self.scenario.events) < self._timeout_s - TOGETHER_S:
-                if not self._is_cut_off():
-                    self.problems.append(f"false alarm: {what}")
+            stopped_s = sum(event.seconds for event in self.scenario.events)
+            if stopped_s < self._timeout_s - TOGETHER_S and not self._is_cut_off():
+                self.problems.append(f"false alarm: {what}")
         elif not self._is_excused(rank):
             before = [each for at_s, each in self.fallen if at_s <= outcome.error_s]
             # One that froze first may have gone on by then.
@@ -127,9 +127,14 @@ class Judge:
         last_s = max(at_s for at_s, _ in self.fallen)
         if error_s > last_s + TOLD_S and (is_guarded or not self._strange):
             self.problems.append(f"slow: {what}, {error_s - last_s:.1f} s after the last had fallen")
-        if is_guarded and kinds <= {"kill"} and isinstance(error, PeerFailed) and error.reason != KILLED:
-            if error.rank in {rank for _, rank in self.fallen}:
-                self.problems.append(f"hearsay: {what}, expected what its guard says: {KILLED}")
+        if (
+            is_guarded
+            and kinds <= {"kill"}
+            and isinstance(error, PeerFailed)
+            and error.reason != KILLED
+            and error.rank in {rank for _, rank in self.fallen}
+        ):
+            self.problems.append(f"hearsay: {what}, expected what its guard says: {KILLED}")
 
     def _judge_end(self, rank: int, outcome: RankOutcome) -> None:
         """Whoever lives gets through all calls, with the same survivors as they."""

@@ -89,8 +89,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         columns = [("seed", ""), ("transport", ""), ("ranks", ""), ("simulated", "s"), ("steps", ""), ("problem", "")]
         rows = [
-            (str(each["seed"]), each["scenario"]["transport"], str(each["scenario"]["ranks"]))
-            + (f"{each['simulated_s']:.2f}", str(each["steps"]), each["problems"][0])
+            (
+                str(each["seed"]),
+                each["scenario"]["transport"],
+                str(each["scenario"]["ranks"]),
+                f"{each['simulated_s']:.2f}",
+                str(each["steps"]),
+                each["problems"][0],
+            )
             for each in failing
         ]
         if rows:

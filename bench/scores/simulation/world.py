@@ -184,8 +184,8 @@ class World:
     def _communicate(self, rank: int) -> None:
         """The program of a rank that makes calls, and goes on with whoever lives."""
         outcome = self.ranks[rank]
-        with self._open(rank) as communicator:
-            outcome.has_opened = True
+        with self._open(rank) as first:
+            communicator, outcome.has_opened = first, True
             communicator.tuning.adopt(MODEL, "simulated")
             for _ in range(self.scenario.ranks):
                 try:

@@ -21,6 +21,7 @@ all: what is left after its last start; and an all_reduce of 16 MiB beside 8 bus
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -282,7 +283,7 @@ def steps(comm: Communicator) -> tuple[int, int]:
         comm.all_reduce(x, y, algorithm="ring")
     finally:
         sys.setprofile(None)
-    return len(files), sum(one != other for one, other in zip(files, files[1:], strict=False))
+    return len(files), sum(one != other for one, other in itertools.pairwise(files))
 
 
 def print_document(document: dict[str, Any], file: TextIO) -> None:

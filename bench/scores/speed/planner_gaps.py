@@ -77,10 +77,7 @@ def random_problem(seed: int, kind: str = KINDS[0]) -> Problem:
     source = random.Random(seed)
     sizes = ((4, 6, 8, 12, 16), (8, 12, 16, 24, 32)) if kind == KINDS[0] else ((4, 5, 6), (6, 8, 12))
     stages, microbatches = map(source.choice, sizes)
-    if source.random() < 0.4:
-        scales = [source.choice((1, 1, 1.5, 2, 3)) for _ in range(stages)]
-    else:
-        scales = [1] * stages
+    scales = [source.choice((1, 1, 1.5, 2, 3)) for _ in range(stages)] if source.random() < 0.4 else [1] * stages
     ratios = source.choice(((1, 1, 1), (1, 1.1, 0.8), (1, 1.3, 0.7), (1, 2, 1)))
     times = [[round(100 * scale * ratio * source.uniform(0.95, 1.05)) for scale in scales] for ratio in ratios]
     if source.random() < 0.5:

@@ -12,7 +12,7 @@ import io
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def _entry(
     state = STATES.get(str(entry.get("state")), DONE)
     began_ns, ended_ns = entry.get("time_discovered_started_ns"), entry.get("time_discovered_completed_ns")
     took_s = real(entry.get("duration_ms"), 1e-3)
-    if took_s != took_s and state == DONE:
+    if isnan(took_s) and state == DONE:
         took_s = real(ended_ns, 1e-9) - real(began_ns, 1e-9)
     start_s = real(began_ns if began_ns else entry.get("time_created_ns"), 1e-9)
     into.used[NAME] += 1

@@ -160,7 +160,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self._file = gzip.open(file)
+        self._file = gzip.open(file)  # noqa: SIM115 (closed by close)
         self._nbytes = 0
         self._most = min(MAX_NBYTES, max(MAX_RATIO * file.stat().st_size, LEAST_NBYTES))
 

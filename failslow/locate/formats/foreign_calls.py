@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class CallBuilder:
         state: int = DONE,
     ) -> None:  # fmt: skip
         """Take a call, values as CallTable's columns; one that did not end has no end, one of no length is refused."""
-        if not (took_s != took_s or 0.0 <= took_s < LONGEST_S):
+        if not (isnan(took_s) or 0.0 <= took_s < LONGEST_S):
             self.skipped["a time that is no number, or negative"] += 1
             return
         code = self._name_of.setdefault(name, len(self._name_of))
@@ -172,7 +172,7 @@ def whole(value: Any, default: int = -1) -> int:
     if type(value) is int:
         return value if -(1 << 62) < value < 1 << 62 else default
     if isinstance(value, float):
-        return int(value) if value == value and abs(value) < 1 << 53 else default
+        return int(value) if not isnan(value) and abs(value) < 1 << 53 else default
     if isinstance(value, str) and value.strip().removeprefix("-").isdecimal() and len(value) < 19:
         return int(value)
     return default

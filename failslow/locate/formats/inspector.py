@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping
-from math import nan
+from math import isnan
 from typing import Any
 
 from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, rank_told, real, size_told, whole
@@ -148,7 +148,7 @@ def _start_s(call: Mapping[str, Any], kind: str, took_s: float, about: Mapping[s
         if not isinstance(kernels, list):
             return real(events.get(f"{kind}_start_ts"), 1e-6)
         times = [real(k.get("kernel_start_ts"), 1e-6) for k in kernels if isinstance(k, dict)]
-        known = [time_s for time_s in times if time_s == time_s]
+        known = [time_s for time_s in times if not isnan(time_s)]
         return min(known) if known else real(events.get(f"{kind}_start_ts"), 1e-6)
     dumped_s = real(about.get("dump_timestamp_us"), 1e-6)
-    return dumped_s - took_s if dumped_s == dumped_s else nan
+    return dumped_s - took_s

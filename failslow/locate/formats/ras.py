@@ -100,12 +100,11 @@ def _behind(name: str, places: set[Place], history: Sequence[Counts], into: Call
     moves = len(seen) > 1 and any(seen[0].get(place) != count for place, count in last.items())
     if moves:
         return {}
-    if len(seen) == 1:
-        if most - min(last.values()) < 2:
-            into.notes.append(
-                f"RAS: communicator {name.partition('/')[0]}: ranks are at call {min(last.values())} and {most}, in "
-                "one document: it may be a matter of the moment; another some seconds later would tell"
-            )
+    if len(seen) == 1 and most - min(last.values()) < 2:
+        into.notes.append(
+            f"RAS: communicator {name.partition('/')[0]}: ranks are at call {min(last.values())} and {most}, in "
+            "one document: it may be a matter of the moment; another some seconds later would tell"
+        )
     still = ", and makes none" if len(seen) > 1 else ""
     return {
         place: f"it has made {count} of the {most} calls that others have{still}"

@@ -1,4 +1,4 @@
-"""`lanterne demo --slow-link`: its job closes the loop on real processes; what decides and what is drawn are pure functions."""
+"""`lanterne demo --slow-link`: its job closes the loop on real processes; decisions and drawing are pure functions."""
 
 import json
 import os

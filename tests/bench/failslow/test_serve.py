@@ -44,7 +44,7 @@ def watched(tmp_path, monkeypatch):
 
 
 def test_jobs_that_are_watched_here(watched, monkeypatch):
-    folder, publisher, ledger = watched
+    folder, _publisher, ledger = watched
     jobs = WatchedJobs(None)
     (found,) = jobs.look()
     assert found == ledger.status() | {"time": found["time"]} and not found["ended"]
@@ -89,7 +89,7 @@ def test_a_status_is_made_while_somebody_asks(tmp_path, monkeypatch):
 
 
 def test_of_a_job_that_has_ended_the_last_word_stays(watched, tmp_path):
-    folder, publisher, ledger = watched
+    folder, _publisher, _ledger = watched
     jobs = WatchedJobs(tmp_path)
     running = jobs.look()
     (folder / STATUS_FILE).unlink()
@@ -97,7 +97,7 @@ def test_of_a_job_that_has_ended_the_last_word_stays(watched, tmp_path):
 
 
 def test_serve_as_a_command(watched, tmp_path):
-    folder, publisher, ledger = watched
+    _folder, _publisher, _ledger = watched
     history = FileHistory(tmp_path / "hosts.jsonl")
     history.add([job_entry("x", ["h"], 0.0)])
     words = ["serve", "--listen", "127.0.0.1:0", "--history", str(tmp_path / "hosts.jsonl")]

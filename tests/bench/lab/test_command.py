@@ -9,6 +9,7 @@ import time
 from argparse import ArgumentParser
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_nothing_is_left_when_it_is_killed(lab, number):
     command = [sys.executable, "-m", "lanterne", "lab", "--hosts", "2", "--", "sleep", "1000"]
     # Tests that were started in the background ignore Ctrl-C, and so would what they start.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=heed) as process:
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=heed) as process:  # noqa: PLW1509 (one system call)
         try:
             deadline = time.monotonic() + 60
             while not (mine := running(f"lab{process.pid}")) and time.monotonic() < deadline:
@@ -137,7 +138,7 @@ def running(name):
         for i in range(2)
     ]
     pids = [list(map(int, result.stdout.split())) for result in listed]
-    return sum(pids, []) if all(pids) else []
+    return [*chain.from_iterable(pids)] if all(pids) else []
 
 
 def alive(pids):

@@ -43,7 +43,9 @@ def test_the_table_has_a_line_for_each_transport_and_all_problems():
 @pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root")
 def test_killed_and_back_on_emulated_hosts():
     words = ["bench", "rejoins", "--seeds", "2", "--hosts", "3", "--no-bars", "--json", "-"]
-    done = subprocess.run([sys.executable, "-m", "lanterne", *words], capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, "-m", "lanterne", *words], check=False, capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["results"]
     assert [one["transport"] for one in found] == ["tcp", "ucx"]

@@ -70,7 +70,7 @@ def test_auto_is_what_a_communicator_would_take():
 def test_random_clusters_are_those_of_the_seed(capsys):
     first, again = list(random_topologies(5, 7)), list(random_topologies(5, 7))
     assert first == again != list(random_topologies(5, 8))
-    row = judge_auto(*[(topology, 1 << 20, late) for topology, late in first][0])
+    row = judge_auto(*next((topology, 1 << 20, late) for topology, late in first))
     assert row["together_ratio"] >= 1.0
     assert row["late_ratio"] >= 1.0
     code, out, _ = run(capsys, "--random", "2", "--seed", "7", "--nbytes", "1MiB")

@@ -73,7 +73,9 @@ def test_killed_twice_and_back_twice_the_losses_are_those_of_one_process(tmp_pat
     small = "--blocks 4 --width 16 --length 16 --rows 2 --microbatches 8 --iterations 400".split()
     command = [sys.executable, "-P", "-m", "lanterne", "pipeline", "train", "-n", "4", *TRAIN, *options, *small]
     command += ["--transport", "tcp", "--endure", "--restarts", "1", "--kill", "3@10", "--kill", "0@200", "--check"]
-    result = subprocess.run([*command, "--json", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=800)
+    result = subprocess.run(
+        [*command, "--json", str(out)], check=False, cwd=ROOT, capture_output=True, text=True, timeout=800
+    )
     assert result.returncode == 0, result.stderr
     document = json.loads(out.read_text())
     assert document["check"]["same"] and len(document["results"]) >= 398

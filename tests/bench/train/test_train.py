@@ -175,7 +175,7 @@ def test_a_profiled_job_is_a_problem_with_the_memory_that_blocks_take(text, tmp_
         out, most = tmp_path / f"{rows}.json", []
         with pytest.MonkeyPatch.context() as patch:
             nbytes_held = LayerStage.nbytes_held.fget
-            seen = property(lambda stage: most.append(nbytes_held(stage)) or most[-1])
+            seen = property(lambda stage, most=most, held=nbytes_held: most.append(held(stage)) or most[-1])
             patch.setattr(LayerStage, "nbytes_held", seen)
             assert local(text, "-n", "2", "--scheduler", "zb_h1", "--rows", str(rows), "--profile", str(out)) == 0, rows
         problem = Problem.from_dict({k: v for k, v in json.loads(out.read_text()).items() if k != "unit"})
@@ -308,8 +308,8 @@ def test_a_stage_that_raises_ends_all_ranks_and_is_shown_once(transport, copies,
 
 def test_what_does_not_fit_the_cap_goes_to_the_host_and_changes_nothing(text, tmp_path):
     documents = []
-    for cap in ("1GiB", None):
-        cap = cap or str(max(documents[0]["spill"]["peak_nbytes"]) * 3 // 5)
+    for given in ("1GiB", None):
+        cap = given or str(max(documents[0]["spill"]["peak_nbytes"]) * 3 // 5)
         path = tmp_path / "run.json"
         assert local(text, "-n", "2", "--scheduler", "gpipe", "--cap", cap, "--json", str(path)) == 0, cap
         documents.append(json.loads(path.read_text()))

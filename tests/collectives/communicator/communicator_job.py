@@ -162,7 +162,7 @@ def store_dies(comm):
         time.sleep(1)
     if comm.rank == 0:
         children = subprocess.run(
-            ["pgrep", "-f", "lanterne.transport.store.server"], capture_output=True, text=True
+            ["pgrep", "-f", "lanterne.transport.store.server"], check=False, capture_output=True, text=True
         ).stdout
         for pid in map(int, children.split()):
             with open(f"/proc/{pid}/environ", "rb") as file:

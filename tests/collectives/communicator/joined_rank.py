@@ -26,7 +26,7 @@ class Folder:
         draft.rename(self.path / key.replace("/", "-"))
 
     def get(self, key):
-        until(lambda: (self.path / key.replace("/", "-")).exists())
+        until((self.path / key.replace("/", "-")).exists)
         return (self.path / key.replace("/", "-")).read_bytes()
 
 

@@ -38,7 +38,7 @@ def test_one_rank_agrees_with_itself():
 @pytest.mark.parametrize("flags", [2**63, -(2**63) - 1, 1.0, "1", None])
 def test_flags_that_cannot_be_are_refused_before_anything_is_sent(flags):
     def run(comm):
-        with pytest.raises(InputError, match="agree: got flags .*, expected -9223372036854775808 to"):
+        with pytest.raises(InputError, match=r"agree: got flags .*, expected -9223372036854775808 to"):
             comm.agree(flags)
         return comm.agree(1)
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ TIMEOUT_S = 0.3
 # -- bad input: refused before anything is sent, and the communicator lives on
 
 
+OVERLAPPING = np.zeros(4)
 BAD = {
     "op": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), "median"), "(did you mean 'mean'?), expected one of sum"),
     "mean of int": (lambda c: c.all_reduce(np.zeros(2, int), np.zeros(2, int), "mean"), "mean of int64"),
@@ -29,7 +31,7 @@ BAD = {
     ),
     "sizes differ": (lambda c: c.all_reduce(np.zeros(2), np.zeros(3)), "got out_array of 3 elements, expected 2"),
     "read-only": (lambda c: c.all_reduce(np.zeros(2), frozen(np.zeros(2))), "read-only out_array"),
-    "overlap": (lambda c: c.all_reduce(*(lambda a: (a[:3], a[1:]))(np.zeros(4))), "overlap in part"),
+    "overlap": (lambda c: c.all_reduce(OVERLAPPING[:3], OVERLAPPING[1:]), "overlap in part"),
     "no array": (lambda c: c.all_reduce(3.0, np.zeros(2)), "got float, expected an array"),
     "objects": (lambda c: c.broadcast(np.array([None])), "got dtype object"),
     "algorithm": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="magic"), "got 'magic' for all_reduce"),
@@ -99,9 +101,9 @@ def test_an_option_that_is_none_is_refused(name):
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here: tests/gpu has the device arrays")
 def test_device_arrays_without_a_gpu():
     class DeviceArray:
-        __cuda_array_interface__ = {"data": (0, False), "shape": (1,), "typestr": "<f4", "version": 3}
+        __cuda_array_interface__: ClassVar = {"data": (0, False), "shape": (1,), "typestr": "<f4", "version": 3}
 
-    with lanterne.init() as comm, pytest.raises(Unavailable, match="CuPy|CUDA"):
+    with lanterne.init() as comm, pytest.raises(Unavailable, match=r"CuPy|CUDA"):
         comm.all_reduce(DeviceArray(), DeviceArray())
 
 

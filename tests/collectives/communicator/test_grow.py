@@ -290,7 +290,7 @@ def test_a_member_that_dies_meanwhile_is_named_and_the_others_shrink_and_grow(jo
 
 def test_what_cannot_be():
     def run(comm):
-        with pytest.raises(Unavailable, match="grow: got transport local.*expected tcp or ucx"):
+        with pytest.raises(Unavailable, match=r"grow: got transport local.*expected tcp or ucx"):
             comm.grow()
 
     lanterne.spawn(2, run)

@@ -23,7 +23,7 @@ OPTIONS = {"algorithm", "dtype", "num_chunks", "segment_nbytes", "credits"}
 MORE_OPTIONS = {
     "all_reduce": {"late_rank", "joined"},
     "all_to_all": {"in_counts", "out_counts"},
-    **dict.fromkeys(("reduce_scatter", "all_gather", "gather", "scatter"), {"counts"}),
+    **{key: {"counts"} for key in ("reduce_scatter", "all_gather", "gather", "scatter")},
 }
 ATTRIBUTES = {"rank", "world_size", "ranks", "hosts", "transport", "communicator_id"}
 ATTRIBUTES |= {"timeout_s", "tuning", "deterministic", "epoch", "newcomers"}

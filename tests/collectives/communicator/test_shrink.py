@@ -112,10 +112,7 @@ def test_messages_of_the_old_group_do_not_reach_the_new_one():
     def run(comm):
         peer = 1 - comm.rank
         old, new = np.zeros(50), np.zeros(50)
-        if comm.rank == 0:
-            request = comm.start_send(np.full(50, 7.0), peer)
-        else:
-            request = comm.start_recv(old, peer, tag=5)
+        request = comm.start_send(np.full(50, 7.0), peer) if comm.rank == 0 else comm.start_recv(old, peer, tag=5)
         shrunk = comm.shrink()
         with pytest.raises(Revoked):
             request.wait()

@@ -5,6 +5,7 @@ Times are x: from the last rank's call to the last completion, in multiples of w
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ class Job:
     def more_comms(self, count):
         """Of each rank, so many communicators more."""
         found = [[Communicator(each, None, 1 + i) for i in range(count)] for each in self.world.transports]
-        for comm in sum(found, []):
+        for comm in chain.from_iterable(found):
             comm.tuning.adopt(MODEL, "test", ())
             comm.timeout_s = 1e9
         return found

@@ -203,7 +203,7 @@ def test_what_is_taken_for_a_late_rank_is_about_the_best(seed, number):
 @pytest.mark.parametrize(
     ("seed", "number"),
     [
-        # hier_slow took 1.07 and 1.08 times its price, or 0.85 of it, and of hier_ring and hier_join, which take theirs.
+        # hier_slow took 1.07 and 1.08 times its price, or 0.85 of it; hier_ring and hier_join take theirs.
         pytest.param(4003, 126, id="hier_slow 1.07"),
         pytest.param(4002, 98, id="hier_slow 1.08"),
         pytest.param(6002, 159, id="hier_ring 1.16"),
@@ -276,7 +276,7 @@ def test_options_differ_by_who_is_late():
 
 @pytest.mark.parametrize("late", [3, 12])
 def test_ranks_of_nodes_that_a_join_takes_in_elsewhere_are_priced_apart(late):
-    """By NICs and sizes ranks 3, 7 and 12 are alike; without the last node joins of all others' rails take 0.76 of it."""
+    """By NICs and sizes ranks 3, 7 and 12 are alike; without the last node joins of all rails take 0.76 of it."""
     nodes = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10), (11, 12, 13))
     alone = tuple((rank,) for rank in range(14))
     slowdown = tuple(2.0 if rank in (5, 8, 9, 13) else 1.0 for rank in range(14))

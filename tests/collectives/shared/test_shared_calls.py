@@ -167,7 +167,7 @@ def test_who_does_not_come_is_named():
 
 def disagrees(comm):
     x = np.ones(2)
-    with pytest.raises(InputError, match="rank 0 got .*op=max.*rank 1 got .*op=sum"):
+    with pytest.raises(InputError, match=r"rank 0 got .*op=max.*rank 1 got .*op=sum"):
         comm.all_reduce(x, x, "sum" if comm.rank else "max")
 
 

@@ -75,7 +75,10 @@ def test_what_waits_for_a_late_rank_does_not_meet_what_is_over(name, alone):
 NODES = ((0, 1), (2,), (3, 4, 5, 6))
 
 
-def cluster(*slowdown, model=CostModel(0.0, 1.0)):
+UNIT = CostModel(0.0, 1.0)
+
+
+def cluster(*slowdown, model=UNIT):
     inside = LinkClass(INSIDE, CostModel(0.0, 1e-6), tuple((rank,) for rank in range(7)))
     return Topology(NODES, (inside, LinkClass(NIC, model, NODES, slowdown)))
 

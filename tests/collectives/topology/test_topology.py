@@ -183,7 +183,7 @@ def test_whatever_is_read_is_a_topology_or_one_clear_line(document):
 
 @pytest.mark.parametrize("text", ["dgx", "dgx-8", "dgy-8x8", "dgx-0x8", "dgx-99999x99", "same-campus-1x8"])
 def test_bad_presets(text):
-    with pytest.raises(InputError, match="topology: got|preset same-campus: got|expected"):
+    with pytest.raises(InputError, match=r"topology: got|preset same-campus: got|expected"):
         find_preset(text)
 
 

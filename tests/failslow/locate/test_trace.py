@@ -220,7 +220,7 @@ def test_a_worker_that_never_reports():
     assert trace.notes[0].startswith("dp_rank 1 stage 1 reports in fewer") and trace.links
     assert (trace.replicas, locate(trace)[0].ranks) == (3, (7,))
     silent = np.isin(columns["rank"], [0, 3, 4, 7])
-    with pytest.raises(InputError, match="dp_rank 0 stage 0, dp_rank 1 stage 1, .* report in fewer than half"):
+    with pytest.raises(InputError, match=r"dp_rank 0 stage 0, dp_rank 1 stage 1, .* report in fewer than half"):
         build_trace({name: values[~silent] for name, values in columns.items()})
 
 

@@ -1,6 +1,6 @@
 """The decisions of the controller, on a simulated job: every order in which things can happen, and no job needed."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import nan
 
 import pytest
@@ -199,13 +199,13 @@ def test_without_any_report_of_a_rank_nothing_is_known_and_nothing_done():
 def test_who_passes_the_examination_is_left_alone_each_time_for_twice_as_long():
     controller = Job([(30, 400, "rank 3", 2.0)], examines=False, settings=ControllerSettings(acquitted=20)).run(250)
     asked = [decision.iteration for decision in controller.decisions if decision.kind == "validate"]
-    assert [later - one for one, later in zip(asked, asked[1:], strict=False)] == [20, 40, 80]
+    assert [later - one for one, later in pairwise(asked)] == [20, 40, 80]
 
 
 def test_who_may_be_slow_is_examined_again_soon():
     controller = Job([(30, 400, "rank 3", 2.0)], sure_from=40).run(60)
     asked = [decision.iteration for decision in controller.decisions if decision.kind == "validate"]
-    assert [later - one for one, later in zip(asked, asked[1:], strict=False)] == [3, 6]
+    assert [later - one for one, later in pairwise(asked)] == [3, 6]
     assert controller.state()["slow"] == [{"what": "rank 3", "severity": 2.0}]
 
 

@@ -1,6 +1,6 @@
 """Placement: the paper's two moves come out, the search is never worse, and it agrees with trying everything."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +39,7 @@ def iteration_cost(microbatch_s, microbatches, gradients_s, activations_s, slowd
         paces = [microbatch_s[s] * max(slowdown.get(d, 1.0) for d in devices) for s, devices in enumerate(grid)]
         hops = [
             activations_s * max(link(a, b) for a, b in zip(stage, following, strict=True))
-            for stage, following in zip(grid, grid[1:], strict=False)
+            for stage, following in pairwise(grid)
         ]
         rings = [
             gradients_s[s] * max((link(a, b) for a, b in zip(d, d[1:] + d[:1], strict=True)), default=1.0)

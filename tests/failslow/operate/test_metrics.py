@@ -29,7 +29,7 @@ def parse(text):
         name, labels, value = LINE.fullmatch(line).groups()
         assert name == current, f"a sample outside of its family: {name}"
         unescape = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
-        pairs = ((k, re.sub(r'\\[n"\\]', lambda m: unescape[m[0]], v)) for k, v in LABEL.findall(labels or ""))
+        pairs = ((k, re.sub(r'\\[n"\\]', lambda m, of=unescape: of[m[0]], v)) for k, v in LABEL.findall(labels or ""))
         key = name, tuple(sorted(pairs))
         assert key not in samples, f"a sample twice: {key}"
         samples[key] = float(value)

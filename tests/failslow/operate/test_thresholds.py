@@ -1,5 +1,6 @@
 """Thresholds of a file that changes while a job is watched."""
 
+import itertools
 import os
 
 import pytest
@@ -10,10 +11,12 @@ from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds, read
 USUAL = Thresholds(patience_s=7.0)
 
 
-def write(path, text, at=[0]):
-    at[0] += 1
+WRITTEN = itertools.count(1)
+
+
+def write(path, text):
     path.write_text(text)
-    os.utime(path, ns=(at[0] * 10**9,) * 2)
+    os.utime(path, ns=(next(WRITTEN) * 10**9,) * 2)
 
 
 def test_it_follows_the_file(tmp_path, caplog):

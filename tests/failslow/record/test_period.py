@@ -188,7 +188,7 @@ def test_a_log_that_only_repeats_is_not_looked_at_again(monkeypatch):
 
 
 def test_a_clock_that_jumps_back():
-    tracker, measured, _ = measure(pipeline(), 30)
+    tracker, _measured, _ = measure(pipeline(), 30)
     assert tracker.record("recv", 0.0) is None
     assert tracker.dropped == 1
     symbols, times, _ = log(pipeline(), 5)

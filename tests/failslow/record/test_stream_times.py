@@ -231,7 +231,7 @@ def test_backward_passes_of_ddp(tmp_path, torch, device, monkeypatch, device_typ
     torch.engine.queued.pop(0)()
     recorder.end()
     reader = reader_of(tmp_path)
-    forward, backward = reader.take()
+    _forward, backward = reader.take()
     assert reader.timed == (device_type == "cuda") and backward.name.endswith("backward")
     took_s = backward.end_s - backward.start_s
     assert took_s == pytest.approx(1.0, abs=0.3) if device_type == "cuda" else took_s < 1.0

@@ -89,7 +89,7 @@ def test_a_report_names_the_kind_of_each_link(monkeypatch, capsys):
     assert [finding.about for finding in found.findings] == ["link 0 -> 1"]
     assert found.findings[0].evidence.endswith("; what links them: NVLink")
     assert Validation.from_json(found.to_json()) == found
-    columns, rows = _link_table(found)
+    _columns, rows = _link_table(found)
     assert len(rows) == 1 and rows[0][:2] == ["within a host, NVLink, alone", 6]
 
 

@@ -14,12 +14,12 @@ HERE = Path(__file__).parents[1]
 
 require_compilers()
 
-from lanterne.errors import Unavailable
-from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature
-from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by
-from lanterne.kernels.cuda.reduce_on_device import MOST_NUMBA_INPUTS
-from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together, multiply_source
-from lanterne.kernels.dtypes import COMPLEX, DTYPES
+from lanterne.errors import Unavailable  # noqa: E402 (needs the compilers)
+from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature  # noqa: E402 (needs the compilers)
+from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by  # noqa: E402 (needs the compilers)
+from lanterne.kernels.cuda.reduce_on_device import MOST_NUMBA_INPUTS  # noqa: E402 (needs the compilers)
+from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together, multiply_source  # noqa: E402 (needs the compilers)
+from lanterne.kernels.dtypes import COMPLEX, DTYPES  # noqa: E402 (needs the compilers)
 
 pytestmark = pytest.mark.filterwarnings("error:NVRTC:RuntimeWarning")
 
@@ -71,7 +71,7 @@ def test_what_the_compiler_warns_of_is_no_error_and_what_it_refuses_is():
         assert taken_by(compile_for(f"static __device__ void unused() {{}} {kernel}", "sm_90", FLAGS).code)
     with pytest.raises(Unavailable, match=r"NVRTC: NVRTC_ERROR_COMPILATION for sm_90: (.|\n)*missing"):
         compile_for(kernel.replace("{}", "{ missing(); }"), "sm_90", FLAGS)
-    with pytest.raises(Unavailable, match="NVRTC: .* for sm_1:"):
+    with pytest.raises(Unavailable, match=r"NVRTC: .* for sm_1:"):
         compile_for(kernel, "sm_1", FLAGS)
 
 
@@ -219,10 +219,10 @@ def test_numba_kernels_in_the_simulator_give_the_bits_of_the_cpu():
 def test_missing_compilers_are_a_skip_or_where_required_a_failure(monkeypatch):
     monkeypatch.setattr(gpu_compilers, "MODULES", ("no.such.module", "llvmlite"))
     monkeypatch.setenv("LANTERNE_REQUIRE", "mpi")
-    with pytest.raises(pytest.skip.Exception, match="no.such.module not installed"):
+    with pytest.raises(pytest.skip.Exception, match=r"no\.such\.module not installed"):
         require_compilers()
     monkeypatch.setenv("LANTERNE_REQUIRE", "mpi,gpu-compile")
     with pytest.raises(
-        pytest.fail.Exception, match="LANTERNE_REQUIRE names gpu-compile, but no.such.module not installed"
+        pytest.fail.Exception, match=r"LANTERNE_REQUIRE names gpu-compile, but no\.such\.module not installed"
     ):
         require_compilers()

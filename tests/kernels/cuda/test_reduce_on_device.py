@@ -149,7 +149,7 @@ def test_device_arrays_without_cupy(monkeypatch):
     foreign = SimpleNamespace(
         __cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3}
     )
-    with pytest.raises(Unavailable, match="CuPy: .*install lanterne"):
+    with pytest.raises(Unavailable, match=r"CuPy: .*install lanterne"):
         reduce("sum", foreign, foreign)
 
 

@@ -241,7 +241,7 @@ def test_what_cuda_refuses_is_an_error_of_ours(make_runtime, error):
 
 
 def test_a_device_that_does_not_give_way(make_runtime, monkeypatch):
-    runtime, cuda = make_runtime(1, 2)
+    runtime, _cuda = make_runtime(1, 2)
 
     def refuse(*exception):
         raise Status(700)
@@ -263,7 +263,7 @@ def test_a_launch_that_is_refused(make_runtime, monkeypatch):
 
 
 def test_a_failed_device_that_cannot_even_become_the_current_one_is_named(make_runtime):
-    runtime, cuda = make_runtime(1, 2)
+    runtime, _cuda = make_runtime(1, 2)
 
     class Refusing:
         def __enter__(self):
@@ -295,7 +295,7 @@ def test_the_device_of_the_first_array(make_runtime, address, expected):
     entered, make = [], cuda.Device
     cuda.Device = lambda *number: entered.extend(number) or make(*number)
     if expected is None:
-        with pytest.raises(InputError, match="array: got an address on the host .0x1., expected device memory"):
+        with pytest.raises(InputError, match=r"array: got an address on the host .0x1., expected device memory"):
             runtime_of(address)
     else:
         assert runtime_of(address).device_id == expected
@@ -366,7 +366,7 @@ def test_no_pinned_memory_is_named(make_runtime):
         raise Status("cudaErrorMemoryAllocation: out of memory")
 
     cuda.runtime.hostRegister = refuse
-    with pytest.raises(Unavailable, match="cannot pin 4096 bytes .cudaErrorMemoryAllocation"):
+    with pytest.raises(Unavailable, match=r"cannot pin 4096 bytes .cudaErrorMemoryAllocation"):
         runtime.pin(0, 4096)
     assert not runtime._memory.pinned
 

@@ -78,7 +78,7 @@ def test_consumers_wait_for_the_transfer_itself(runtime):
     ("latency_s", "bandwidth"), [(-1.0, None), (float("inf"), None), (float("nan"), None), (0.0, 0.0), (0.0, -1.0)]
 )
 def test_links_that_cannot_be(runtime, latency_s, bandwidth):
-    with pytest.raises(InputError, match="StreamShaper: got a (latency|bandwidth) of"):
+    with pytest.raises(InputError, match=r"StreamShaper: got a (latency|bandwidth) of"):
         StreamShaper(runtime, latency_s, bandwidth, VirtualSpins())
 
 
@@ -109,7 +109,7 @@ def test_delays_below_the_overhead_of_a_kernel_are_none(launches, duration_s):
     ("duration_s", "timer"), [(-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, "rdtsc")]
 )
 def test_bad_delays(launches, duration_s, timer):
-    with pytest.raises(InputError, match="delay: got|timer: got 'rdtsc', expected one of globaltimer, clock64"):
+    with pytest.raises(InputError, match=r"delay: got|timer: got 'rdtsc', expected one of globaltimer, clock64"):
         delay(duration_s, timer=timer)
 
 

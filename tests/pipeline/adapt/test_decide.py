@@ -69,7 +69,7 @@ def test_bounds_as_wide_as_actions_do_not_keep_a_link_from_healing():
 
 
 def test_the_iteration_before_a_link_went_slow_says_nothing_of_its_delay():
-    """Bounds as of ranks beside busy loops, of 40 ms: with the iteration before, whose messages took 1 ms, it was 26.7."""
+    """Bounds as of ranks beside busy loops, of 40 ms: with the iteration before, of messages of 1 ms, it was 26.7."""
     decider, verdicts = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), SECONDS, SETTINGS, in_order=1), []
     for iteration in range(12):
         profile = seen(iteration)

@@ -205,7 +205,7 @@ def test_the_first_chunk_is_sent_while_the_second_is_copied(runtimes):
         (_, _, into), *_ = plane._lent.values()
         into[:] = 0
         gates[0].set()
-        until(lambda: into[CHUNK_NBYTES - 1000 : CHUNK_NBYTES].any())
+        until(into[CHUNK_NBYTES - 1000 : CHUNK_NBYTES].any)
         assert not into[CHUNK_NBYTES:].any() and not receive.test()
         for gate in gates[1:]:
             gate.set()
@@ -239,7 +239,7 @@ def test_a_rank_that_sends_itself_waits_for_the_copy(runtimes):
                 plane.release(buffer)
                 return got
             buffer = device.fill(plane.lend(shape, dtype, 1), xp.asarray(message))
-            with pytest.raises(TransportTimeout, match="staged copy of 10 bytes: not done within 0.01 s"):
+            with pytest.raises(TransportTimeout, match=r"staged copy of 10 bytes: not done within 0\.01 s"):
                 plane.send(buffer, 1, timeout_s=0.01)
             gates[0].set()
             plane.send(buffer, 1)
@@ -266,7 +266,7 @@ def test_an_emulated_link_takes_whole_messages(runtimes):
     assert staging.departure_ns(buffer) > 0
     device.fill(buffer, np.arange(10, dtype=np.uint8))
     assert staging.departure_ns(buffer) == ticket_of(0)
-    with pytest.raises(TransportTimeout, match="staged copy of 10 bytes: not done within 0.01 s"):
+    with pytest.raises(TransportTimeout, match=r"staged copy of 10 bytes: not done within 0\.01 s"):
         staging.departure_ns(buffer, 0.01)
     gates[0].set()
     assert staging.departure_ns(buffer, 60.0) > 0 and buffer.tolist() == list(range(10))

@@ -33,7 +33,7 @@ def test_times_are_those_of_the_device(runtime, scheduler, own):
 
 def test_a_kernel_that_hangs_is_a_named_error(runtime):
     runtime.default.put(lambda: runtime.closing.wait(20.0))
-    with pytest.raises(TransportTimeout, match="device 0: what a stage has queued was not done within 0.05 s"):
+    with pytest.raises(TransportTimeout, match=r"device 0: what a stage has queued was not done within 0\.05 s"):
         until_done(runtime, runtime.record(runtime.default), 0.05)
 
 

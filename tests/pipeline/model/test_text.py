@@ -20,7 +20,7 @@ def test_bytes_and_characters(tmp_path):
 
 def test_what_is_no_text(tmp_path):
     path = tmp_path / "x"
-    with pytest.raises(InputError, match="cannot read .*: No such file or directory"):
+    with pytest.raises(InputError, match=r"cannot read .*: No such file or directory"):
         read_text(path)
     path.write_bytes(b"")
     with pytest.raises(InputError, match="is empty, expected text to train on"):

@@ -37,7 +37,10 @@ def all_actions(placement):
 def test_slots_are_the_dependencies_on_other_stages(name):
     placement = PLACEMENTS[name](3)
     table = costs(PROBLEM, placement)
-    ident = lambda action: table.id(KINDS.index(action.kind), action.stage, action.microbatch)
+
+    def ident(action):
+        return table.id(KINDS.index(action.kind), action.stage, action.microbatch)
+
     for action in all_actions(placement):
         slot = table.slot[ident(action)]
         needed = [need for need in dependencies(action, placement) if need.stage != action.stage]

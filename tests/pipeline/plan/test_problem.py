@@ -119,7 +119,7 @@ def test_every_bad_value_names_its_key(keys, message):
 
 @pytest.mark.parametrize("document", [None, [], 3, "x"])
 def test_what_is_no_object_is_said(document):
-    with pytest.raises(InputError, match="problem: got .*, expected an object with stages"):
+    with pytest.raises(InputError, match=r"problem: got .*, expected an object with stages"):
         Problem.from_dict(document)
 
 

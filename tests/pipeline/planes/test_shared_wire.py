@@ -1,5 +1,6 @@
 """A physical link that ranks share takes one message after the other, whoever sends it."""
 
+import itertools
 import threading
 
 from hypothesis import given
@@ -47,5 +48,5 @@ def test_no_two_messages_cross_at_once(tmp_path_factory, busy):
     spans.sort()
     # And none waits while the link is free.
     assert spans[0][0] == 1.0
-    assert all(end == begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(spans))
     assert spans[-1][1] == 1.0 + sum(map(sum, busy))

@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_nothing_is_received_ahead_in_the_first_iteration():
                 receives = [plane.receive((4,), BYTE, peer) for _ in range(3)]
                 until(lambda: device.runtime.is_idle(plane._from[peer].channel.stream) or plane._ahead)
                 queued.append(sum(receive.transfer is not None for receive in receives))
-                for value in range(3):
+                for _ in range(3):
                     plane.send(plane.lend((4,), BYTE, peer), peer)
                 for receive in receives:
                     plane.release(receive.wait())
@@ -240,7 +241,7 @@ def test_no_message_of_a_plan_comes_early(scheduler, link):
         assert (took_s >= [end_s - start_s for start_s, end_s in joined]).all()
         return joined
 
-    start, end = np.array(sum(checked(over_nccl(3, program)), [])).T
+    start, end = np.array([*chain.from_iterable(checked(over_nccl(3, program)))]).T
     sender, rank_of = senders(simulate(plan_checked, PROBLEM)), plan_checked.plan.rank_of
     crossing = [at for at in np.flatnonzero(sender >= 0).tolist() if rank_of[at] != rank_of[sender[at]]]
     assert len(crossing) >= 2 * 2 * 4

@@ -1,5 +1,7 @@
 """Each static schedule against the formulas of its paper, and on every shape."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -61,9 +63,7 @@ def test_zb_h1_has_bubbles_of_f_plus_b_minus_w(p, m, times):
 def test_zb_h2_never_waits(p, m):
     checked, timeline = simulated("zb_h2", p, m, (1, 1, 1))
     offsets = checked.plan.offsets
-    spans = [
-        timeline.end[stop - 1] - timeline.start[start] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)
-    ]
+    spans = [timeline.end[stop - 1] - timeline.start[start] for start, stop in itertools.pairwise(offsets)]
     assert spans == [3 * m] * p
     assert checked.peak_memory == (2 * p - 1,) * p
 

@@ -1,5 +1,7 @@
 """Slack, critical path, bubbles and memory of simulated timelines."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -77,7 +79,7 @@ def test_the_critical_path_has_no_slack_and_no_gap(data):
     first = timeline.start[path[0]]
     gathers = [end for _, action, _, end in timeline.data_parallel if action.kind == "AG"]
     assert first == 0 or any(first == pytest.approx(end) for end in gathers)
-    for a, b in zip(path[:-1], path[1:], strict=True):
+    for a, b in itertools.pairwise(path):
         assert timeline.end[a] <= timeline.start[b] + 1e-9, (a, b)
 
 

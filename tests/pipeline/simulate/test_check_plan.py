@@ -31,7 +31,10 @@ def valid(ranks, placement, microbatches):
             fused = any(a[:3] == ("BW", stage, m) for rank in ranks for a in rank)
             wanted |= {("BW", stage, m)} if fused else {("B", stage, m), ("W", stage, m)}
     flat = [action for rank in ranks for action in rank]
-    holds = lambda r, stage: stage < placement.num_stages and placement.stage_to_rank[stage] == r
+
+    def holds(r, stage):
+        return stage < placement.num_stages and placement.stage_to_rank[stage] == r
+
     if len(set(flat)) != len(flat) or not all(holds(r, a.stage) for r, rank in enumerate(ranks) for a in rank):
         return False
     pieces = {}
@@ -42,7 +45,10 @@ def valid(ranks, placement, microbatches):
     ):
         return False
     done, at, moved = set(), [0] * len(ranks), True
-    is_done = lambda need: need in done or need._replace(kind="BW") in done
+
+    def is_done(need):
+        return need in done or need._replace(kind="BW") in done
+
     while moved:
         moved = False
         for r, rank in enumerate(ranks):
@@ -57,7 +63,10 @@ def valid(ranks, placement, microbatches):
 def mutations(ranks):
     """(what, ranks) for every drop, double, change of kind and neighbour swap, and moves to other ranks and places."""
     for r, i in [(r, i) for r, rank in enumerate(ranks) for i in range(len(rank))]:
-        edit = lambda rank, r=r: [*ranks[:r], rank, *ranks[r + 1 :]]
+
+        def edit(rank, r=r):
+            return [*ranks[:r], rank, *ranks[r + 1 :]]
+
         mine, action = ranks[r], ranks[r][i]
         yield f"drop {action}", edit([*mine[:i], *mine[i + 1 :]])
         yield f"double {action}", edit([*mine[: i + 1], action, *mine[i + 1 :]])

@@ -92,5 +92,5 @@ def test_without_matplotlib_a_notebook_shows_the_line_and_drawing_says_what_is_m
     made = plan(problem, "1f1b")
     timeline = simulate(made, problem)
     assert made._repr_svg_() is None and timeline._repr_svg_() is None
-    with pytest.raises(Unavailable, match="drawing a timeline: needs matplotlib; install it with: .* -m pip install"):
+    with pytest.raises(Unavailable, match=r"drawing a timeline: needs matplotlib; install it with: .* -m pip install"):
         draw(timeline, tmp_path / "plan.svg")

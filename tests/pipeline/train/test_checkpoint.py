@@ -70,7 +70,7 @@ def test_what_is_no_checkpoint_of_this_run(tmp_path):
     np.savez(tmp_path / "other.npz", parameters=np.zeros(3))
     with pytest.raises(InputError, match="is no checkpoint of lanterne"):
         load(tmp_path / "other.npz", ABOUT)
-    with pytest.raises(InputError, match="cannot read .*: No such file or directory"):
+    with pytest.raises(InputError, match=r"cannot read .*: No such file or directory"):
         load(tmp_path / "missing", ABOUT)
-    with pytest.raises(InputError, match="cannot write .*: No such file or directory"):
+    with pytest.raises(InputError, match=r"cannot write .*: No such file or directory"):
         save(tmp_path / "missing" / "x", state(), ABOUT)

@@ -108,12 +108,14 @@ def test_what_is_needed_last_goes_first():
 
 
 def test_a_cap_below_one_microbatch_says_what_is_needed():
-    with pytest.raises(LanterneError, match="got a cap of 64 bytes, expected at least [0-9]+, which stage 0 holds"):
+    with pytest.raises(LanterneError, match=r"got a cap of 64 bytes, expected at least [0-9]+, which stage 0 holds"):
         lanterne.spawn(1, train, checked_plan("gpipe", 1), MLP, [64])
 
 
 def test_a_full_store_says_what_is_needed():
-    with pytest.raises(LanterneError, match="got 4096 bytes, of which 3968 .* at least 4160: room for all activations"):
+    with pytest.raises(
+        LanterneError, match=r"got 4096 bytes, of which 3968 .* at least 4160: room for all activations"
+    ):
         lanterne.spawn(1, lambda comm: train(comm, checked_plan("gpipe", 1), MLP, [3000], lambda _: HostStore(4096)))
 
 
@@ -125,7 +127,7 @@ def test_another_plan_is_an_error():
         spill.stages[0].begin(MICROBATCHES, *batch(MLP, 0))
         spill.stages[0].forward(1)
 
-    with pytest.raises(InputError, match="got F0.1, expected F0.0"):
+    with pytest.raises(InputError, match=r"got F0\.1, expected F0\.0"):
         lanterne.spawn(1, job)
 
 

@@ -46,9 +46,9 @@ class Group:
                     yield "die", rank
             if self.inboxes[rank]:
                 yield "take", rank
-            if rank in self.impatient and state in ("asked", "early") and not self.inboxes[rank]:
-                if not self.gave_up[rank]:
-                    yield "give_up", rank
+            waits = state in ("asked", "early") and not self.inboxes[rank]
+            if waits and rank in self.impatient and not self.gave_up[rank]:
+                yield "give_up", rank
         if self.sequencer.deadline_s() is not None:
             yield "ring", -1
 

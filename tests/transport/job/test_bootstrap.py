@@ -98,7 +98,8 @@ def test_torchrun_variables_without_a_token_on_a_network(alone):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")):
         alone.setenv(name, value)
     with pytest.raises(
-        InputError, match="MASTER_ADDR: got 192.0.2.1 and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike"
+        InputError,
+        match=r"MASTER_ADDR: got 192\.0\.2\.1 and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike",
     ):
         bootstrap.connect()
 
@@ -149,7 +150,7 @@ def test_a_port_that_is_taken(alone):
         }
         for variable, value in place.items():
             alone.setenv(variable, value)
-        with pytest.raises(Unavailable, match="cannot listen on localhost port .*: Address already in use"):
+        with pytest.raises(Unavailable, match=r"cannot listen on localhost port .*: Address already in use"):
             bootstrap.connect(1)
 
 

@@ -87,7 +87,7 @@ def test_without_restarts_it_ends_the_job_as_ever(mark):
 @SLOW
 def test_a_job_whose_program_always_fails_ends_once_its_restarts_are_over(mark):
     fails = "import os, lanterne; lanterne.init(timeout_s=30); os._exit(3)"
-    code, output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", fails))
+    code, _output, errors = finish(launch(mark, "--restarts", "1", "--", *PYTHON, "-c", fails))
     assert code == 3 and errors.count("is started again") == 3, errors
     assert_none_left(mark)
 

@@ -36,7 +36,7 @@ def start(mark, launcher, world_size, *command, **variables):
         text=True,
         cwd=HERE.parents[1],
         # Who runs the tests in the background of a shell ignores SIGINT, and its children would too.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (one system call)
     )
 
 

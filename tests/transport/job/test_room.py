@@ -32,7 +32,7 @@ def test_shared_memory(monkeypatch, free_nbytes, num_ranks, mpich, gives):
     monkeypatch.setattr(room.os, "statvfs", lambda _path: SimpleNamespace(f_bavail=free_nbytes // 4096, f_frsize=4096))
     variables = {}
     if gives == "refused":
-        with pytest.raises(Unavailable, match="shared memory: got 4 MB free in /dev/shm, expected 4.4 MB or more"):
+        with pytest.raises(Unavailable, match=r"shared memory: got 4 MB free in /dev/shm, expected 4\.4 MB or more"):
             room.check_shared_memory(num_ranks, variables, mpich=mpich)
         return
     room.check_shared_memory(num_ranks, variables, mpich=mpich)
@@ -70,7 +70,8 @@ program += "c.all_reduce(x, x); assert (x == 4).all(); os.write(1, b'done\\\\n')
 command = [sys.executable, "-c", program]
 if sys.argv[1] != "step":
     sys.exit(launch(command, 4, sys.argv[1], 60))
-job = os.environ | {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "LANTERNE_TOKEN": "0" * 32}
+job = os.environ | {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
+job["LANTERNE_TOKEN"] = "0" * 32
 ranks = [subprocess.Popen(command, env=job | {"RANK": str(rank)}) for rank in range(4)]
 sys.exit(max(rank.wait(60) for rank in ranks))
 """

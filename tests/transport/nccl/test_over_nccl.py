@@ -153,7 +153,7 @@ def test_a_death_is_noticed_while_nccl_connects():
 
     def program(transport):
         if transport.rank == 0:
-            transport.check_peers = lambda peers: check(peers)
+            transport.check_peers = check
             region = transport.register(HostArray(np.zeros(8, np.uint8)))
             transport.post((Send(region, 0, 8, 1),))
 
@@ -201,7 +201,7 @@ def test_the_watch_ends_what_nobody_waits_for():
             deadline = time.monotonic() + 20
             while transport.channel.failure is None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.3 s"):
+            with pytest.raises(TransportTimeout, match=r"no message from or to rank 1 within 0\.3 s"):
                 transport.channel.check()
         transport.host.barrier(20.0)
 
@@ -250,8 +250,8 @@ def test_more_calls_than_a_stream_can_take_are_not_queued():
         if transport.rank == 0:
             region = transport.register(HostArray(np.zeros(8, np.uint8)))
             transport.timeout_s, posted = 0.3, 0
-            with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.3 s"):
-                for posted in range(10 * CHANNEL.max_queued):
+            with pytest.raises(TransportTimeout, match=r"no message from or to rank 1 within 0\.3 s"):
+                for posted in range(10 * CHANNEL.max_queued):  # noqa: B007 (counted until it raises)
                     transport.post((Recv(region, 0, 8, 1),))
             # A group and the call that it is count one each.
             assert CHANNEL.max_queued // 2 <= posted <= CHANNEL.max_queued // 2 + 1

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from typing import ClassVar
 
 import conformance
 import numpy as np
@@ -155,7 +156,7 @@ def test_a_rail_that_dies_too_gives_way_to_the_next(cut_rail, why):
                 cut_rail(rails[0].sock)
             return super().post(ops)
 
-        posts = {}
+        posts: ClassVar = {}
 
         def __init__(self, *args):
             self.posts = {}

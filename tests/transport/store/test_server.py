@@ -135,7 +135,7 @@ def test_add_is_atomic(store):
 
 
 def test_strangers_are_refused(store):
-    with pytest.raises(TransportError, match="refuses our job token.*LANTERNE_TOKEN"):
+    with pytest.raises(TransportError, match=r"refuses our job token.*LANTERNE_TOKEN"):
         StoreClient(store.address, "another job's token")
     for said in (b"", b"half", b"x" * wire.ANSWER_NBYTES):
         with socket.create_connection(store.address, 5) as sock:
@@ -185,7 +185,7 @@ def test_no_store(store):
     store.close()
     with pytest.raises(TransportError, match="the job's store has ended"):
         StoreClient(address, TOKEN)
-    with pytest.raises(TransportTimeout, match="no connection within 0.2 s"):
+    with pytest.raises(TransportTimeout, match=r"no connection within 0\.2 s"):
         StoreClient(address, TOKEN, 0.2, early=True)
 
 
@@ -291,7 +291,7 @@ def test_it_listens_on_the_address_asked_for_only(store):
         Unavailable, match=f"cannot listen on 127.0.0.1 port {store.address[1]}: Address already in use"
     ):
         StoreProcess(TOKEN, port=store.address[1])
-    with pytest.raises(Unavailable, match="cannot listen on 192.0.2.1"):
+    with pytest.raises(Unavailable, match=r"cannot listen on 192\.0\.2\.1"):
         StoreProcess(TOKEN, bind="192.0.2.1")
 
 
@@ -340,7 +340,7 @@ def test_exchange_gives_every_rank_all_payloads_by_rank(groups):
 
 def test_a_rank_that_does_not_come_is_named(groups):
     ranks = groups(3)
-    with pytest.raises(TransportTimeout, match="exchange 'x' within 0.1 s: rank 0 waits for rank 1, 2") as caught:
+    with pytest.raises(TransportTimeout, match=r"exchange 'x' within 0\.1 s: rank 0 waits for rank 1, 2") as caught:
         ranks[0].exchange("x", b"", 0.1)
     assert caught.value.peers == (1, 2)
 

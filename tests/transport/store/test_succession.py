@@ -1,7 +1,7 @@
 """Decisions of a majority: all interleavings of three agents, of which two want to lead, messages lost and late."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -105,7 +105,7 @@ def length(decided):
 def agree(decided):
     """Whether each of the logs begins with the one before, without what is void by then, and counts that."""
     logs = sorted(decided, key=length)
-    for (dropped, log), (more, longer) in zip(logs, logs[1:], strict=False):
+    for (dropped, log), (more, longer) in pairwise(logs):
         kept = [each for each in log if not any(is_over(each.what, other.what) for other in longer)]
         if [*longer[: len(kept)]] != kept or len(log) - len(kept) != more - dropped:
             return False

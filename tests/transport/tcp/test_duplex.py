@@ -1,5 +1,6 @@
 """One connection of tcp, over two sockets: what is put comes out in order, what was changed on the way does not."""
 
+import itertools
 import select
 import socket
 import struct
@@ -77,7 +78,7 @@ def taken(stream, seals, cuts=()):
         reader.setblocking(False)
         receiver = Duplex(reader, taker, seals)
         ends = sorted({0, *cuts, *range(0, len(stream), 1 << 16), len(stream)})
-        for start, end in zip(ends, ends[1:], strict=False):
+        for start, end in itertools.pairwise(ends):
             writer.sendall(stream[start:end])
             while receiver.read():
                 pass

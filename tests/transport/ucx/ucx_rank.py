@@ -98,8 +98,8 @@ def outcome(transport, ops):
 def death(transport, receives, sends):
     """The last rank is killed in the middle of large messages; each survivor then prints what it got, twice.
 
-    A survivor waits for one message more each way than the victim answers: a few looks carry all of the first ones where
-    the memory is fast.
+    A survivor waits for one message more each way than the victim answers: a few looks carry all of the first ones
+    where the memory is fast.
     """
     victim, nbytes = transport.world_size - 1, LARGE_NBYTES
     region, other = (transport.register(np.zeros(nbytes, np.uint8)) for _ in range(2))

@@ -171,8 +171,8 @@ class Epoch:
         self._job.on_gone(self, rank, reason)
 
     def give_up(self, absent: Sequence[int], reason: bytes) -> None:
-        """Those are waited for in vain: they are dead. Where nobody is informed, and half or fewer of those that live, as
-        far as is known, are here, these are dead in their place: the others may have gone on without them."""
+        """Those are waited for in vain: they are dead. Where nobody is informed, and half or fewer of those that live,
+        as far as is known, are here, these are dead in their place: the others may have gone on without them."""
         here = [*self._census.members]
         if not self.is_informed and 2 * len(here) <= len(self.living):
             absent, reason = here, b"the job has had another store since, and most of its ranks are not here"

@@ -134,5 +134,5 @@ def test_command(capsys, monkeypatch, folder):
 
 @pytest.mark.parametrize("make", [real_series.read_folder])
 def test_a_folder_without_labels(tmp_path, make):
-    with pytest.raises(InputError, match="labels.json"):
+    with pytest.raises(InputError, match=r"labels\.json"):
         make(tmp_path)

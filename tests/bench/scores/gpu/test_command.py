@@ -111,7 +111,7 @@ def test_a_job_that_ends_badly_has_told_what_it_had_found(monkeypatch, ends):
     kept, failed = gpu.collective_figures()
     assert kept == FIGURE and not failed.ok and "the job of 3 ranks over nccl: " in failed.name
     found.clear()
-    with pytest.raises(LanterneError, match="ended with 3|still ran after 55 s"):
+    with pytest.raises(LanterneError, match=r"ended with 3|still ran after 55 s"):
         gpu.collective_figures()
 
 

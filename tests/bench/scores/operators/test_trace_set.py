@@ -35,7 +35,7 @@ def test_answers_are_scored(folder, tmp_path, capsys):
         for one in labels
     }
     answers = tmp_path / "answers.json"
-    wrong = dict.fromkeys(right, [{"cause": "worker", "ranks": [99]}])
+    wrong = {key: [{"cause": "worker", "ranks": [99]}] for key in right}
     for given, share, blamed in ((right, 1.0, 0.0), ({}, 0.0, 0.0), (wrong, 0.0, 1.0)):
         answers.write_text(json.dumps(given))
         assert trace_set.main(["--score", str(folder), "--answers", str(answers), "--json", "-"]) == 0, (

@@ -1,5 +1,6 @@
 """Patterns of arrivals on the emulated cluster: what is drawn, how it is compared, and a small run."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def test_what_the_patterns_are():
     assert draw("alternating", 3, 3, 0) == [[0, 0, 1.2], [0, 0, 0.3], [0, 0, 1.2]]
     assert [number for number, delays in enumerate(draw("seldom", 16, 4, 0)) if any(delays)] == [5, 13]
     late = [delays.index(1.1) for delays in draw("moving", 30, 4, 0)]
-    assert set(late) == set(range(4)) and all(one != other for one, other in zip(late, late[1:], strict=False))
+    assert set(late) == set(range(4)) and all(one != other for one, other in itertools.pairwise(late))
     assert draw("spread", 5, 4, 0) != draw("spread", 5, 4, 1)
 
 

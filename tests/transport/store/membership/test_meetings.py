@@ -176,7 +176,7 @@ def test_who_came_to_agree_is_told_nothing_once_one_of_them_shrinks(first):
     assert not world.answers
     world.come(5, key=second)
     agreed = {2, 3} if first == b"k/agree/1" else {5}
-    assert world.answers == dict.fromkeys(agreed, {}) and not world.decided
+    assert world.answers == {key: {} for key in agreed} and not world.decided
     world.answers.clear()
     for rank in agreed:
         world.come(rank, key=b"k/shrink")
@@ -187,4 +187,4 @@ def test_who_came_to_agree_is_told_nothing_once_one_of_them_shrinks(first):
     world.declare_dead(2, b"killed")
     world.come(3, key=b"k/agree/1")
     world.come(5, key=b"k/agree/1")
-    assert world.answers == dict.fromkeys((3, 5), {3: b"3", 5: b"5"})
+    assert world.answers == {key: {3: b"3", 5: b"5"} for key in (3, 5)}
