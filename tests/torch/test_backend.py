@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import free_port
+from two_networks import DOCKER, TwoHosts, missing
 
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.job_log import JobLog
@@ -97,3 +98,13 @@ def test_watch_names_the_rank_wherever_it_loses_the_time(phases, tmp_path):
     (backward,) = (call for call in found["calls"] if call["name"] == DDP_BACKWARD)
     (forward,) = (call for call in found["calls"] if call["name"] == DDP_FORWARD)
     assert backward["count"] == forward["count"]
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "they are here")
+@pytest.mark.parametrize(("lan", "names"), [("10.50.0.", (DOCKER, DOCKER)), ("fd50::", ("", ""))], ids=["IPv4", "IPv6"])
+def test_hosts_whose_names_mean_another_network(tmp_path, lan, names):
+    code = "import torch, torch.distributed as dist, lanterne.torch\ndist.init_process_group('lanterne')\n"
+    code += "x = torch.ones(3); dist.all_reduce(x); print('sum', x[0].item()); dist.destroy_process_group()"
+    with TwoHosts(tmp_path, lan, names) as hosts:
+        ended = hosts.run(code)
+    assert [(said.splitlines()[-1], code) for said, code in ended] == [("sum 2.0", 0)] * 2, ended
