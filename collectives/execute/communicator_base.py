@@ -287,6 +287,20 @@ class CommunicatorBase(CommunicatorPlace):
                 for message in self._messages:
                     message._look()
 
+    def attend(self) -> None:
+        """There are calls with a root, after which others may be in another call (Engine.attend).
+
+        Those by which a communicator is measured before it has a model do not count: all wait for it then.
+        """
+        if self.tuning.model is not None:
+            self.engine.attend()
+
+    def hear(self) -> None:
+        """End this communicator if others tell this rank, which is in no call, of calls that differ from its own."""
+        if self.failure is None and self.device is None and not self._calls:
+            with self.failing:
+                self.control.read()
+
     @property
     def first(self) -> QueuedCall | None:
         """The first of the calls that are under way, which the others wait for."""

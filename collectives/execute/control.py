@@ -2,7 +2,7 @@
 
 A call that goes well says nothing here, so this costs nothing. A rank that has waited for stall_s tells all others its
 call (number and signature), and looks what they told. Two ranks in the same call with different signatures: both raise
-InputError. A rank that fails tells why, and the others raise the same error instead of waiting for their own timeout.
+InputError. A rank that is through its call already, as a root is, compares in the background (Engine.attend). A rank that fails tells why, and the others raise the same error instead of waiting for their own timeout.
 Whoever times out names the ranks that never came to the call; if all did, it follows what they told of whom they wait
 for, to those that have fallen silent.
 

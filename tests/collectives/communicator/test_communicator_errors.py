@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from outcomes import frozen, outcome, outcomes, sum_of_ranks
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.execute import background
+from lanterne.collectives.execute.control import POLICY as CONTROL
 from lanterne.errors import InputError, TransportTimeout, Unavailable
 from lanterne.transport.local import LocalWorld
 
@@ -143,6 +146,38 @@ def test_ranks_that_disagree_all_raise(name, known):
     for error in errors:
         assert isinstance(error, InputError), error
         assert "rank 1 got " in str(error) and "expected the same on every rank" in str(error), error
+
+
+THROUGH_AT_ONCE = {
+    "broadcast": (0, lambda c: c.broadcast(np.zeros(2))),
+    "scatter": (0, lambda c: c.scatter(np.zeros(6), np.zeros(2))),
+    "reduce": (1, lambda c: c.reduce(np.zeros(2), np.zeros(2))),
+    "gather": (1, lambda c: c.gather(np.zeros(2), np.zeros(6))),
+}
+
+
+@pytest.mark.parametrize("name", THROUGH_AT_ONCE)
+def test_a_rank_that_is_through_and_computes_still_says_what_it_called(monkeypatch, name):
+    """Over local; communicator_job.py has the same between processes."""
+    monkeypatch.setattr(background, "CONTROL", replace(CONTROL, read_every_s=0.1))
+    leaver, call = THROUGH_AT_ONCE[name]
+    all_are_through = threading.Barrier(3)
+
+    def run(comm):
+        # No agreement is due any more.
+        call(comm)
+        sum_of_ranks(comm)
+        try:
+            return outcome(comm, call if comm.rank == leaver else sum_of_ranks)
+        finally:
+            all_are_through.wait(20)
+
+    errors = lanterne.spawn(3, run, timeout_s=10.0)
+    # On a busy machine it may be told before it is through.
+    del errors[leaver]
+    for error in errors:
+        assert isinstance(error, InputError), error
+        assert f"rank {leaver} got {name}(" in str(error) and "got all_reduce(" in str(error), error
 
 
 def test_different_roots_disagree():
