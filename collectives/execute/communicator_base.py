@@ -13,7 +13,7 @@ from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.control import Control
 from lanterne.collectives.execute.place import CommunicatorPlace
 from lanterne.collectives.execute.scratch import Scratch
-from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Lock
 from lanterne.transport.pauses import Pauses
@@ -322,6 +322,13 @@ class CommunicatorBase(CommunicatorPlace):
             self.control.tell_failure(error)
             if self.device is not None:
                 self.device.fail(error)
+
+    def leave(self, what: str, error: BaseException) -> None:
+        """End this communicator since `error`, of the program's own, has left the call `what` before its end."""
+        reason = f"{what} was left by {type(error).__name__} before its end, so later calls would be matched with it"
+        expected = "expected a request (start_*), which can be waited for again"
+        with self.lock:
+            self.fail(TransportError(f"{self.transport.name} rank {self.transport.rank}: {reason}; {expected}"))
 
     def end(self, error: LanterneError) -> None:
         """As `fail`, without a word to anybody."""

@@ -405,7 +405,7 @@ def check_bad_input():
         ("expected sum or avg", lambda: dist.all_reduce(one.to_sparse(), dist.ReduceOp.MAX)),
         ("which lanterne cannot move", lambda: world.broadcast([torch.zeros(2, dtype=torch.complex32)], 0)),
         ("got a list of 1", lambda: world.allgather([[one]], [one])),
-        ("elements, expected 3 as tensor", lambda: world.allgather([parts], [one])),
+        ("as tensor", lambda: world.allgather([parts], [one])),
         ("expected one dtype", lambda: world.allgather([others], [parts[0]])),
         ("expected one dtype", lambda: world.alltoall(parts, [*parts[1:], others[0]])),
         ("got split sizes", lambda: world.alltoall_base(one, one, [1] * SIZE, [2] * SIZE)),
