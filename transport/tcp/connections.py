@@ -66,7 +66,7 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSock
         group.machine,
         group.check_peers,
         group.secret(b"lanterne/tcp").hex(),
-        "" if group.store is None else group.store.reached_from,
+        group.reached_from,
         repeated=True,
         seals=False,
     )
