@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if code >= 128 and name not in USERS_PROGRAM and code not in STOPPED else code
     except (InputError, Unavailable) as error:
         code, text = (2 if isinstance(error, InputError) else 3), error
-        if launched_rank() != 0 and "MASTER_ADDR" not in os.environ:
+        if launched_rank() != 0 and ("MASTER_ADDR" not in os.environ or "LANTERNE_STORE" in os.environ):
             return code  # every rank of a job finds the same; one of them says it, unless each has a host of its own
     except LanterneError as error:
         code, text = 1, error

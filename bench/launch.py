@@ -4,11 +4,12 @@
   lanterne launch -n 4 --restarts 3 -- python examples/go_on.py     # a rank that fails is started again
   lanterne launch -n 4 --spares 1 -- python examples/go_on.py       # a fifth process waits to stand in for one
 
-The program calls `lanterne.init()`; one that goes on after a death calls `comm.shrink()` then, and between its steps
-`comm.grow()`, which takes in whoever waits: docs/going-on.md. Where the job's store dies another one is started, too:
-to the program that is an error after which it shrinks. The exit code is 0 if that of all ranks is that were there at
-the end, else that of the first that failed. A rank that ends with 2, which is bad input, is not started again, and that
-is the job's exit code, whoever goes on.
+The ranks also have torchrun's variables (RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and so on), so a torch.distributed program
+of any backend runs as it is. Other programs call `lanterne.init()`; one that goes on after a death calls
+`comm.shrink()` then, and between its steps `comm.grow()`, which takes in whoever waits: docs/going-on.md. Where the
+job's store dies another one is started, too: to the program that is an error after which it shrinks. The exit code is 0
+if that of all ranks is that were there at the end, else that of the first that failed. A rank that ends with 2, which
+is bad input, is not started again, and that is the job's exit code, whoever goes on.
 """
 
 import argparse

@@ -25,6 +25,7 @@ from lanterne.transport.job.bootstrap import (
     connect_at,
     launched_rank,
     store_returns,
+    tell_in_one_line,
 )
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
@@ -133,8 +134,9 @@ def _of_the_start(
             opened = open_transport(name or host_transport(group, timeout_s), group, timeout_s)
             if spare_rails:
                 opened = _with_spare_rails(opened, spare_rails, group)
-    except LanterneError:
+    except LanterneError as error:
         group.abandon()
+        tell_in_one_line(error)
         raise
     return open_communicator(opened, group, deterministic=deterministic, topology=known)
 
@@ -229,8 +231,9 @@ def join(
             opened: Transport = LocalWorld(1).transport(0, timeout_s)
         else:
             opened = open_transport(name or host_transport(group, timeout_s, by_mpi=False), group, timeout_s)
-    except LanterneError:
+    except LanterneError as error:
         group.abandon()
+        tell_in_one_line(error)
         raise
     return open_communicator(opened, group, deterministic=deterministic)
 
@@ -256,9 +259,10 @@ def open_communicator(
             core = core_of(communicator)
             core.share_memory()
             communicator.tuning.learn(shares_memory=core.shares_memory)
-    except LanterneError:
+    except LanterneError as error:
         group.abandon()  # The others are told that this rank has failed, and not that it has left.
         communicator.close()
+        tell_in_one_line(error)
         raise
     return communicator
 

@@ -189,6 +189,11 @@ class Group:
             raise
 
     @property
+    def reached_from(self) -> str:
+        """The own address by which this rank has reached the job's store; empty without one."""
+        return "" if self.store is None else self.store.reached_from
+
+    @property
     def ranks_here(self) -> int:
         """How many ranks share this host's cores. LANTERNE_RANKS_HERE says it where several hosts are one machine."""
         text = os.environ.get("LANTERNE_RANKS_HERE", "1")

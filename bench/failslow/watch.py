@@ -39,7 +39,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -406,15 +405,7 @@ def _start_ranks(args: argparse.Namespace, command: list[str], variables: dict[s
 
     ours = {name: variables[name] for name in (FOLDER_VARIABLE, "PYTHONPATH")}
     launcher = args.launcher or ("mpi" if usual_transport() == "mpi" else "direct")
-    if launcher == "direct":
-        ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return launch(command, args.world_size, launcher=launcher, env=ours)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def _run_here(command: list[str], variables: dict[str, str]) -> int:

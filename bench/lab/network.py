@@ -119,7 +119,9 @@ class Network:
     def rank_variables(self, rank: int) -> dict[str, str]:
         """The torchrun-style variables of `rank` that tell its place."""
         here = self.placement[:rank].count(self.placement[rank])
-        return {"RANK": str(rank), "WORLD_SIZE": str(self.num_ranks), "LOCAL_RANK": str(here)}
+        beside = self.placement.count(self.placement[rank])
+        place = {"RANK": rank, "WORLD_SIZE": self.num_ranks, "LOCAL_RANK": here, "LOCAL_WORLD_SIZE": beside}
+        return {name: str(number) for name, number in place.items()}
 
     def nic_rates(self, host: int) -> tuple[float, ...]:
         """Bytes per second of each NIC of a host."""

@@ -2,9 +2,10 @@
 
 It is made when the first call is started over a transport that other threads may advance (Transport.background_s), and
 sleeps when nothing is under way: on the descriptors of the transport else, so that what arrives wakes it. Whoever waits
-takes over, for all communicators of the transport, and hands back what is left; a blocking call wakes nobody. All that
-touches a transport does so under its lock. What goes wrong here ends the communicator, and the next call or wait of the
-user's raises it; the engine looks for deaths, timeouts are those of waits.
+takes over, for all communicators of the transport, and hands back what is left; a blocking call wakes nobody. Once
+there was a call with a root, it also reads the control lane every second while this rank is in no call (`attend`). All
+that touches a transport does so under its lock. What goes wrong here ends the communicator, and the next call or wait
+of the user's raises it; the engine looks for deaths, timeouts are those of waits.
 """
 
 import logging
@@ -14,10 +15,12 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from lanterne.collectives.execute.control import POLICY as CONTROL
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.base import Transport
 from lanterne.transport.machine import Descriptor, Lock, Machine, Running, Wakeup
@@ -119,6 +122,7 @@ class Advanced(Protocol):
     def in_background(self) -> bool: ...
     def progress(self) -> bool: ...
     def look(self) -> None: ...
+    def hear(self) -> None: ...
     def fail(self, error: LanterneError) -> None: ...
     def end(self, error: LanterneError) -> None: ...
     def describe(self) -> str: ...
@@ -260,6 +264,7 @@ class Engine:
         self._thread: Running | None = None
         self._wakes: Wakeup | None = None
         self._stopping = False
+        self._attends = False
         self._deaths_s = 0.0
         _engines.add(self)
 
@@ -310,7 +315,21 @@ class Engine:
 
     def serve(self) -> None:
         """Calls are under way that nobody waits for; under the transport's lock, or by who waited for them."""
-        if self._transport.background_s is None or self._stopping or self._waiters:
+        if self._transport.background_s is not None and not self._waiters:
+            self._rouse()
+
+    def attend(self) -> None:
+        """Read what others tell, from now on, while this rank is in no call.
+
+        A rank may be through its call while others wait in another one: it alone knows that the calls differ.
+        """
+        if not self._attends:
+            self._attends = True
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Have the thread look what there is to do."""
+        if self._stopping:
             return
         if self._wakes is None:
             machine = self._transport.machine
@@ -343,10 +362,10 @@ class Engine:
         computing = Computing(machine)
         usual_s = 0.0
         while not self._stopping:
-            serving = not self._waiters and any(communicator.in_background for communicator in self.busy)
+            serving = self._is_serving()
             usual_s = _switch_soon(serving, usual_s)
             watched: tuple[int, ...] = ()
-            limit_s = None
+            limit_s = CONTROL.read_every_s if self._attends else None
             self.tell()
             if serving:
                 with lock:
@@ -372,7 +391,26 @@ class Engine:
                     machine.sleep(POLICY.gather_s)
                 elif serving:
                     lull.gather()
+            elif not serving:
+                self._hear()
         _switch_soon(False, usual_s)
+
+    def _is_serving(self) -> bool:
+        if self._waiters or self._transport.background_s is None:
+            return False
+        return any(communicator.in_background for communicator in self.busy)
+
+    def _hear(self) -> None:
+        """Read what others tell, unless a thread is in a call and does so."""
+        if self._waiters or not self._transport.lock.acquire(blocking=False):
+            return
+        try:
+            for communicator in list(self._members):
+                if not self._transport.closed:
+                    with suppress(LanterneError):
+                        communicator.hear()
+        finally:
+            self._transport.lock.release()
 
     def _watch(self) -> tuple[int, ...] | None:
         return None if self._transport.closed else self._transport.watch()

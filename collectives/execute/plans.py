@@ -357,6 +357,8 @@ class Plans:
             oldest, _ = self._plans.popitem(last=False)
             self._lanes.append(self._lane_of.pop(oldest))
         lane = self._lane_of[key] = self._lanes.pop()
+        if key.root is not None:
+            self._group.attend()
         plan = self._plans[key] = CallPlan(self._group, key, dtype, lane, self.programs)
         return plan
 

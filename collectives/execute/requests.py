@@ -113,6 +113,21 @@ class CollectiveRequest:
         if not self.done and not (queued and self._completion is not None):
             _wait(self, timeout_s, queued)
 
+    def wait_as_call(self, what: str, timeout_s: float | None = None, *, queued: bool = False) -> None:
+        """As `wait`, of a request that only the blocking verb `what` has.
+
+        What the program raises here, as a signal handler does, ends the communicator: nobody can wait for this any
+        more, and its message would match one of a later call.
+        """
+        try:
+            self.wait(timeout_s, queued=queued)
+        except LanterneError:
+            raise
+        except BaseException as error:
+            if not self.done:
+                self._communicator.leave(what, error)
+            raise
+
     def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:
         """Have `callback()` called once this is over: `wait` then returns, or raises what has failed, at once.
 

@@ -83,6 +83,8 @@ class SharedPlans:
                 self._plans.clear()
             group = self._group
             plan = SharedPlan(call.key, call.dtype, call.in_place, group.world_size, group.rank, self.memory)
+            if call.key.root is not None:
+                group.attend()
             self._plans[call.key, call.in_place] = plan
         return plan
 

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from lanterne.failslow.record.recorder import RANK_VARIABLES
+from lanterne.transport.job.launch import JOB_VARIABLE
 
 # What ranks of a job have in common; where none is set, the process that started them.
 JOB_VARIABLES = (
@@ -85,7 +86,8 @@ def ranks_beside(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
             environment = _environment(folder)
             text = next((environment[name] for name in RANK_VARIABLES if name in environment), "")
             if text.isascii() and text.isdecimal():
-                job = tuple(environment.get(name) for name in JOB_VARIABLES)
+                ours = environment.get(JOB_VARIABLE)
+                job = (ours,) if ours else tuple(environment.get(name) for name in JOB_VARIABLES)
                 members[int(folder.name)] = _Member(int(text), job, _parent(folder))
     own = members.get(pid)
     if own is None:

@@ -84,6 +84,11 @@ def with_timeout(kind: str, opts: Any, timeout: timedelta | None) -> Any:
     return opts
 
 
+def unless_even(counts: list[int]) -> list[int] | None:
+    """Return `counts` where they differ."""
+    return None if len(set(counts)) == 1 else counts
+
+
 def check_dtypes(verb: str, one: torch.Tensor, other: torch.Tensor) -> None:
     """Raise InputError unless the two tensors of `verb` have one dtype."""
     if one.dtype != other.dtype:

@@ -58,13 +58,17 @@ class GroupBase(ProcessGroup):
         limit_s = None if opts is None else seconds(opts.timeout)
         return self.communicator.timeout_s if limit_s is None else limit_s
 
-    def _check_parts(self, verb: str, parts: Tensors, tensor: torch.Tensor, *, even: bool = True) -> None:
+    def _counts_of(self, verb: str, parts: Tensors, tensor: torch.Tensor) -> list[int]:
+        """Return the elements of each of `parts`, of which this rank's is to be like `tensor`."""
         if len(parts) != self.size():
             raise InputError(f"{verb}: got a list of {len(parts)} tensors, expected {self.size()}")
         for part in parts:
             check_dtypes(verb, part, tensor)
-            if even and part.numel() != tensor.numel():
-                raise InputError(f"{verb}: got {part.numel()} elements, expected {tensor.numel()} as the other tensor")
+        counts, rank = [part.numel() for part in parts], self.rank()
+        if tensor.numel() != counts[rank]:
+            expected = f"expected {counts[rank]} as tensor {rank} of the list"
+            raise InputError(f"{verb}: got {tensor.numel()} elements, {expected}")
+        return counts
 
     # -- several calls as one
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lanterne.errors import InputError
-from lanterne.torch.drafts import Draft, Tensors, check_dtypes, options_of, with_timeout
+from lanterne.torch.drafts import Draft, Tensors, check_dtypes, options_of, unless_even, with_timeout
 from lanterne.torch.group_base import GroupBase
 from lanterne.torch.torch_internals import torch_errors
 from lanterne.torch.works import RequestWork
@@ -32,8 +32,9 @@ class GroupMovements(GroupBase):
         draft = Draft()
         with torch_errors():
             for parts, tensor in zip(outputs, inputs, strict=True):
-                self._check_parts("all_gather", parts, tensor)
-                self._begin(draft, opts, "all_gather", draft.read(tensor).array, draft.write_parts(parts).array)
+                counts = unless_even(self._counts_of("all_gather", parts, tensor))
+                source, target = draft.read(tensor).array, draft.write_parts(parts).array
+                self._begin(draft, opts, "all_gather", source, target, counts=counts)
         return self._work(draft, opts, [part for parts in outputs for part in parts])
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RequestWork:
@@ -65,10 +66,10 @@ class GroupMovements(GroupBase):
         draft, (tensor,), root = Draft(), inputs, opts.rootRank
         parts: Tensors = outputs[0] if self.rank() == root else ()
         with torch_errors():
-            if parts:
-                self._check_parts("gather", parts, tensor)
+            # The others do not know whether the parts are even.
+            counts = self._counts_of("gather", parts, tensor) if parts else tensor.numel()
             whole = draft.write_parts(parts).array if parts else None
-            self._begin(draft, opts, "gather", draft.read(tensor).array, whole, root)
+            self._begin(draft, opts, "gather", draft.read(tensor).array, whole, root, counts=counts)
         return self._work(draft, opts, parts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
@@ -78,10 +79,9 @@ class GroupMovements(GroupBase):
         draft, (tensor,), root = Draft(), outputs, opts.rootRank
         parts: Tensors = inputs[0] if self.rank() == root else ()
         with torch_errors():
-            if parts:
-                self._check_parts("scatter", parts, tensor)
+            counts = self._counts_of("scatter", parts, tensor) if parts else tensor.numel()
             whole = draft.read_parts(parts).array if parts else None
-            self._begin(draft, opts, "scatter", whole, draft.write(tensor).array, root)
+            self._begin(draft, opts, "scatter", whole, draft.write(tensor).array, root, counts=counts)
         return self._work(draft, opts, [tensor])
 
     def all_to_all_single(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lanterne.kernels.dtypes import Op
-from lanterne.torch.drafts import Draft, Tensors, check_dtypes, options_of, with_timeout
+from lanterne.torch.drafts import Draft, Tensors, check_dtypes, options_of, unless_even, with_timeout
 from lanterne.torch.group_base import GroupBase
 from lanterne.torch.sparse_sums import start_sparse_sum
 from lanterne.torch.tensor_views import View
@@ -63,10 +63,8 @@ class GroupReductions(GroupBase):
         draft = Draft()
         with torch_errors():
             for output, parts in zip(outputs, inputs, strict=True):
-                counts = [part.numel() for part in parts]
-                even = len(set(counts)) == 1
-                self._check_parts("reduce_scatter", parts, output, even=even)
-                self._reduce_scatter(draft, opts, output, draft.read_parts(parts), None if even else counts)
+                counts = unless_even(self._counts_of("reduce_scatter", parts, output))
+                self._reduce_scatter(draft, opts, output, draft.read_parts(parts), counts)
         return self._work(draft, opts, outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> RequestWork:

@@ -32,24 +32,27 @@ POLICY = GroupMeetingPolicy()
 
 
 class Meeting:
-    """The part of `store` that one meeting has, in which nobody has written before; see MeetingPlace."""
+    """The part of `store` that one meeting has, in which nobody has written before; see MeetingPlace.
+
+    Attributes: `underlying_store`, as torch's own wrappers of stores name it.
+    """
 
     def __init__(self, store: Any, name: str) -> None:
-        self._store = store
+        self.underlying_store: Any = store
         self._name = name
 
     def set(self, key: str, value: str) -> None:
         """See MeetingPlace."""
-        self._store.set(f"lanterne/{self._name}/{key}", value)
+        self.underlying_store.set(f"lanterne/{self._name}/{key}", value)
 
     def get(self, key: str) -> bytes:
         """See MeetingPlace."""
-        found: bytes = self._store.get(f"lanterne/{self._name}/{key}")
+        found: bytes = self.underlying_store.get(f"lanterne/{self._name}/{key}")
         return found
 
     def has(self, key: str) -> bool:
         """Whether something is under `key` by now."""
-        return bool(self._store.check([f"lanterne/{self._name}/{key}"]))
+        return bool(self.underlying_store.check([f"lanterne/{self._name}/{key}"]))
 
 
 def meet(store: Any, group: str, rank: int, world_size: int, timeout_s: float) -> Meeting:

@@ -90,6 +90,7 @@ class DelegatePlane(DataPlane):
             self._sent,
             token=None if store is None else store.secret(b"lanterne/delegates").hex(),
             check_dead=lambda peers: core_of(comm).transport.check_peers([comm.ranks[peer] for peer in peers]),
+            reached="" if store is None else store.reached_from,
         )
         self.near: NearArrays = NearArrays(self.delegates.arenas)
         self._senders = self.delegates.senders

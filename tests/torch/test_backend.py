@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from processes import free_port
+from two_networks import DOCKER, TwoHosts, missing
 
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.job_log import JobLog
@@ -97,3 +98,26 @@ def test_watch_names_the_rank_wherever_it_loses_the_time(phases, tmp_path):
     (backward,) = (call for call in found["calls"] if call["name"] == DDP_BACKWARD)
     (forward,) = (call for call in found["calls"] if call["name"] == DDP_FORWARD)
     assert backward["count"] == forward["count"]
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "they are here")
+@pytest.mark.parametrize(("lan", "names"), [("10.50.0.", (DOCKER, DOCKER)), ("fd50::", ("", ""))], ids=["IPv4", "IPv6"])
+def test_hosts_whose_names_mean_another_network(tmp_path, lan, names):
+    code = "import torch, torch.distributed as dist, lanterne.torch\ndist.init_process_group('lanterne')\n"
+    code += "x = torch.ones(3); dist.all_reduce(x); print('sum', x[0].item()); dist.destroy_process_group()"
+    with TwoHosts(tmp_path, lan, names) as hosts:
+        ended = hosts.run(code)
+    assert [(said.splitlines()[-1], code) for said, code in ended] == [("sum 2.0", 0)] * 2, ended
+
+
+@pytest.mark.parametrize("backend", ["gloo", "lanterne"])
+def test_our_launcher_starts_programs_of_torch_also_again(tmp_path, backend):
+    code = "import os, sys, torch, torch.distributed as dist, lanterne.torch\nfrom pathlib import Path\n"
+    code += "dist.init_process_group(sys.argv[1]); x = torch.ones(3); dist.all_reduce(x)\n"
+    code += "flag = Path(sys.argv[2])\nif dist.get_rank() == 1 and not flag.exists(): flag.touch(); os._exit(9)\n"
+    code += "dist.all_reduce(x); os.write(1, f'{x[0].item()}\\n'.encode()); dist.destroy_process_group()"
+    words = [sys.executable, "-P", "-m", "lanterne", "launch", "-n", "2", "--restarts", "2", "--", sys.executable, "-P"]
+    ended = subprocess.run(
+        [*words, "-c", code, backend, tmp_path / "flag"], capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "4.0\n" * 2), ended.stderr

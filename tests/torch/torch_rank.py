@@ -160,6 +160,22 @@ def check_scattered():
     assert torch.equal(out, whole.split([rank + 1 for rank in range(SIZE)])[RANK])
 
 
+def check_lists_of_uneven_parts():
+    sizes = [2 * rank for rank in range(SIZE)]  # one of them is empty
+    expected = [torch.full((size,), float(rank)) for rank, size in enumerate(sizes)]
+    own = expected[RANK].clone()
+    for _ in range(2):
+        out = [torch.zeros(size) for size in sizes]
+        dist.all_gather(out, own)
+        assert all(map(torch.equal, out, expected)), out
+        out = [torch.zeros(size) for size in sizes]
+        dist.gather(own, out if RANK == 1 else None, dst=1)
+        assert RANK != 1 or all(map(torch.equal, out, expected)), out
+        part = torch.zeros(sizes[RANK])
+        dist.scatter(part, expected if RANK == 1 else None, src=1)
+        assert torch.equal(part, expected[RANK]), part
+
+
 def check_all_to_all():
     def equal(group):
         out = torch.zeros(SIZE * 2, 3)
@@ -389,7 +405,7 @@ def check_bad_input():
         ("expected sum or avg", lambda: dist.all_reduce(one.to_sparse(), dist.ReduceOp.MAX)),
         ("which lanterne cannot move", lambda: world.broadcast([torch.zeros(2, dtype=torch.complex32)], 0)),
         ("got a list of 1", lambda: world.allgather([[one]], [one])),
-        ("expected 3 as the other", lambda: world.allgather([parts], [one])),
+        ("as tensor", lambda: world.allgather([parts], [one])),
         ("expected one dtype", lambda: world.allgather([others], [parts[0]])),
         ("expected one dtype", lambda: world.alltoall(parts, [*parts[1:], others[0]])),
         ("got split sizes", lambda: world.alltoall_base(one, one, [1] * SIZE, [2] * SIZE)),

@@ -9,10 +9,14 @@
    may come from the user's key (secret.py), as for 3 on loopback;
 5. none of these: a job of one rank.
 
-The store listens on one address only: loopback where all ranks share a host, else that of this host's name (2), or
-MASTER_ADDR (3). LANTERNE_BIND, an address or an interface, overrides both, and LANTERNE_PORT overrides MASTER_PORT.
-With LANTERNE_WITNESS, host:port, 3 and 4 start none: `lanterne witness` holds it there. With LANTERNE_WITNESS=hosts one
-more stands by on each other host, to succeed it (transport/store/heirs.py).
+The store listens on one address only. It is loopback where all ranks share a host (2), MASTER_ADDR (3) or the first
+host (4). Where MASTER_ADDR is another host than rank 0's, a rank there starts the store. Every other address that a
+rank shows is the one by which it has reached the meeting place (`shown_address`). LANTERNE_BIND, an address or an
+interface, overrides all of them, and LANTERNE_PORT overrides MASTER_PORT. With LANTERNE_WITNESS, host:port, 3 and 4
+start none: `lanterne witness` holds it there. With LANTERNE_WITNESS=hosts one more stands by on each other host, to
+succeed it (transport/store/heirs.py).
+
+`connect` has one deadline. A name that has no address yet, a store and ranks that are not there yet all share it.
 """
 
 import fcntl
@@ -22,13 +26,13 @@ import secrets
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import STORE_RETURNS
 from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
 from lanterne.transport.job.room import check_shared_memory, make_room_for_files
@@ -46,9 +50,12 @@ if TYPE_CHECKING:
 SIOCGIFADDR = 0x8915  # Linux: ask for an interface's address
 # Without LANTERNE_TOKEN and without a user's key, on loopback only: it keeps out accidents but no local user.
 OPEN_TOKEN = "loopback-without-a-secret"
-# How long a name may have no address yet, and the port of a job that was killed may still be taken.
-RESOLVE_S, PORT_S = 2.0, 4.0
+# How long the port of a job that was killed may still be taken; how long a rank beside MASTER_ADDR waits for rank 0's
+# store before it starts one itself.
+PORT_S, STANDS_IN_S = 4.0, 2.0
 RETRY_S = 0.1
+# Of networks that are nobody's (RFC 5737, RFC 3849): the way there is the default route.
+FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 # host:port of a store on a machine of its own, which outlives every host of the job; or HOSTS: they are each other's.
 WITNESS, HOSTS = "LANTERNE_WITNESS", "hosts"
 # A spare rank waits for so long at most: ten days.
@@ -89,10 +96,10 @@ def launched_world_size() -> int:
 def connect(timeout_s: float | None = None) -> Group:
     """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
 
-    Who does not catch its errors sees one line, without a traceback: they are for whoever starts the job.
+    An error that ends the process is one line, without a traceback: it is for whoever starts the job.
 
     Args:
-        timeout_s: seconds to wait for the store and for the other ranks; None for LANTERNE_TIMEOUT_S, 60.
+        timeout_s: seconds to wait for names, the store and the other ranks; None for LANTERNE_TIMEOUT_S, 60.
 
     Raises:
         InputError: a variable has no valid value, a launcher gives half of its variables, or two contradict each other.
@@ -102,7 +109,7 @@ def connect(timeout_s: float | None = None) -> Group:
     try:
         return _connect(find_launch(os.environ), timeout_s)
     except LanterneError as error:
-        _tell_in_one_line(error)
+        tell_in_one_line(error)
         raise
 
 
@@ -115,9 +122,9 @@ def _connect(launch: Launch, timeout_s: float | None) -> Group:
         case "mpi":
             return _connect_by_mpi(launch, timeout_s)
         case "address":
-            return _connect_by_address(launch, timeout_s)
+            return _connect_by_address(launch, _deadline_s(timeout_s))
         case "step":
-            return _connect_by_step(launch, timeout_s)
+            return _connect_by_step(launch, _deadline_s(timeout_s))
     if (num_tasks := in_a_batch_script(os.environ)) > 1:
         log.warning(
             "lanterne: this process is a job of one rank: it is Slurm's batch script, and no task of the %d; `srun` "
@@ -145,7 +152,7 @@ def ask_to_join(
     try:
         return _ask_to_join(address, place, terms, timeout_s)
     except LanterneError as error:
-        _tell_in_one_line(error)
+        tell_in_one_line(error)
         raise
 
 
@@ -160,12 +167,14 @@ def _ask_to_join(address: str, place: int | str | None, terms: Terms, timeout_s:
         place = SPARE
     if type(place) is not int or place < SPARE:
         raise InputError(f"join: got place {place!r}, expected a rank, or 'spare'")
+    until_s = _deadline_s(timeout_s)
+    _resolve("join", host, until_s)
     token = os.environ.get("LANTERNE_TOKEN")
     if token is None:
         if not is_loopback(host):
             raise InputError(f"join: got {host} and no LANTERNE_TOKEN, expected that of the job")
         token = job_secret(f"port {_port('join', port)}") or OPEN_TOKEN
-    store = StoreClient((host, _port("join", port)), token, timeout_s, returns=store_returns())
+    store = StoreClient((host, _port("join", port)), token, _left_s(until_s), returns=store_returns())
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     # Only our launcher has guards, each with a number.
     own = int(number) if number.isdecimal() and "LANTERNE_STORE" in os.environ else -1
@@ -204,16 +213,26 @@ def connect_at(place: MeetingPlace, rank: int, world_size: int, timeout_s: float
     process = None
     if rank == 0:
         hosts = {place.get(f"lanterne/host/{other}") for other in range(world_size)}
-        process, told = _start_and_tell(several_hosts=len(hosts) > 1)
+        process, told = _start_and_tell(several_hosts=len(hosts) > 1, reached=_reached(place))
         place.set("lanterne/store", told)
     return _group_at(place.get("lanterne/store").decode(), rank, world_size, process, timeout_s)
 
 
-def _start_and_tell(*, several_hosts: bool) -> tuple[StoreProcess | None, str]:
+def _reached(place: object) -> str:
+    """Return the address by which this host reaches `place`; empty where it does not say where it is."""
+    while (inner := getattr(place, "underlying_store", None)) is not None:
+        place = inner
+    host, port = getattr(place, "host", ""), getattr(place, "port", 0)
+    with suppress(OSError, TypeError):
+        return _own_address((host, port)) if host else ""
+    return ""
+
+
+def _start_and_tell(*, several_hosts: bool, reached: str = "") -> tuple[StoreProcess | None, str]:
     """A store, with its address and token, for the other ranks; a failure is told too, so that none waits in vain."""
     try:
         token = secrets.token_hex(16)
-        process = StoreProcess(token, listen_address(several_hosts=several_hosts), until="members")
+        process = StoreProcess(token, shown_address(reached, several_hosts=several_hosts), until="members")
     except (Unavailable, InputError) as error:
         return None, f"!{error}"
     return process, f"{process.address[0]} {process.address[1]} {token}"
@@ -227,7 +246,7 @@ def _group_at(told: str, rank: int, world_size: int, process: StoreProcess | Non
     return Group(rank, world_size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
 
 
-def _tell_in_one_line(told: LanterneError) -> None:
+def tell_in_one_line(told: LanterneError) -> None:
     """Have Python print `told`, should it end this process, without the traceback."""
 
     def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -237,8 +256,18 @@ def _tell_in_one_line(told: LanterneError) -> None:
             before(kind, error, traceback)
 
     before = sys.excepthook
-    if before is sys.__excepthook__:
+    if before is sys.__excepthook__ or before.__module__ == __name__:
         sys.excepthook = tell
+
+
+def _deadline_s(timeout_s: float | None) -> float:
+    """When a start of `timeout_s` seconds has to be over, by this machine's clock."""
+    return THIS_MACHINE.now_s() + (DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+
+
+def _left_s(until_s: float) -> float:
+    """How many seconds are left."""
+    return max(round(until_s - THIS_MACHINE.now_s(), 1), 0.0)
 
 
 def _connect_to_launcher(launch: Launch, timeout_s: float | None) -> Group:
@@ -302,20 +331,18 @@ def _mpi_all_gather(comm: "MPI.Intracomm", payload: bytes) -> list[bytes]:
     return [slot.tobytes().rstrip(b"\0") for slot in slots]
 
 
-def _connect_by_address(launch: Launch, timeout_s: float | None) -> Group:
+def _connect_by_address(launch: Launch, until_s: float) -> Group:
     if launch.world_size == 1:
         return Group(0, 1)
     host = os.environ["MASTER_ADDR"]
     # torchrun's own agent listens on MASTER_PORT, for torch.distributed; the store then takes the next port.
     taken = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = _port("MASTER_PORT", os.environ["MASTER_PORT"]) + taken
-    # A pod has a name only once it runs.
-    patient = launch.launcher.rank == "JOB_COMPLETION_INDEX"
     bind = address_of(os.environ.get("LANTERNE_BIND", "")) or host
     variable = "MASTER_ADDR"
     if at := _witness():
         variable, (host, port), bind = WITNESS, at, at[0]
-    addresses = _resolve(variable, host, timeout_s, patient=patient)
+    addresses = _resolve(variable, host, until_s)
     token = os.environ.get("LANTERNE_TOKEN")
     if token is None:
         public = next((address for address in (*addresses, bind) if not is_loopback(address)), None)
@@ -325,14 +352,14 @@ def _connect_by_address(launch: Launch, timeout_s: float | None) -> Group:
                 "LANTERNE_TOKEN to be set alike on all ranks (a secret of 16 characters or more), or a loopback address"
             )
         token = job_secret(f"port {port}") or OPEN_TOKEN
-    return _meet(launch, (host, port), bind, token, timeout_s)
+    return _meet(launch, (host, port), bind, token, until_s)
 
 
-def _connect_by_step(launch: Launch, timeout_s: float | None) -> Group:
+def _connect_by_step(launch: Launch, until_s: float) -> Group:
     step = find_step(os.environ)
     at = _witness()
     host, port = at or (step.host, step.port)
-    _resolve(WITNESS if at else "SLURM_STEP_NODELIST", host, timeout_s)
+    _resolve(WITNESS if at else "SLURM_STEP_NODELIST", host, until_s)
     bind = at[0] if at else address_of(os.environ.get("LANTERNE_BIND", "")) or step.host
     token = os.environ.get("LANTERNE_TOKEN") or job_secret(f"slurm {step.name}")
     if token is None:
@@ -343,37 +370,59 @@ def _connect_by_step(launch: Launch, timeout_s: float | None) -> Group:
                 "LANTERNE_CACHE that all hosts share"
             )
         token = OPEN_TOKEN
-    return _meet(launch, (host, port), bind, token, timeout_s)
+    return _meet(launch, (host, port), bind, token, until_s)
 
 
-def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, timeout_s: float | None) -> Group:
-    """The Group of the ranks that know `address`, where rank 0 starts the store, unless a witness holds it."""
+def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, until_s: float) -> Group:
+    """The Group of the ranks that know `address`, where one of them starts the store, unless a witness holds it."""
     host, port = address
     if _witness():
-        client = StoreClient(address, token, timeout_s, early=True, returns=True)
-        return Group(launch.rank, launch.world_size, client, timeout_s=timeout_s)
+        client = StoreClient(address, token, _left_s(until_s), early=True, returns=True)
+        return Group(launch.rank, launch.world_size, client, timeout_s=_left_s(until_s))
     if "LANTERNE_PORT" in os.environ:
         port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
     heir = _heir(launch, address, token) if os.environ.get(WITNESS) == HOSTS else None
-    process = _start_store(token, bind, port) if launch.rank == 0 else None
-    address = process.address if process else (host, port)
-    client = StoreClient(address, token, timeout_s, early=True)
-    group = Group(launch.rank, launch.world_size, client, process, timeout_s)
+    client, process = _open_store(launch.rank, (host, port), bind, token, until_s)
+    group = Group(launch.rank, launch.world_size, client, process, _left_s(until_s))
     own = ""
     if heir is not None:
         heir.listens()
         own = "{}:{}".format(*heir.address)
     if os.environ.get(WITNESS) == HOSTS:
-        group.name_heirs(own, timeout_s)
+        group.name_heirs(own, _left_s(until_s))
     if heir is not None:
         heir.close()  # It lives as long as the store that leads.
     return group
 
 
+def _open_store(
+    rank: int, address: tuple[str, int], bind: str, token: str, until_s: float
+) -> tuple[StoreClient, StoreProcess | None]:
+    """The client of the store at `address`, and the store's process where this rank has started it.
+
+    Rank 0 starts it. Where `address` is no address of its host, the first rank on that host does.
+    """
+    may_be_elsewhere = bind == address[0] and WITNESS not in os.environ and not is_loopback(bind)
+    if rank == 0:
+        process = _start_store(token, bind, address[1], may_be_elsewhere=may_be_elsewhere)
+    elif may_be_elsewhere and _is_first_here():
+        with suppress(TransportTimeout):
+            return StoreClient(address, token, min(STANDS_IN_S, _left_s(until_s)), early=True), None
+        process = _start_store(token, bind, address[1], may_be_elsewhere=True, patience_s=0.0)
+    else:
+        process = None
+    at = address if process is None else process.address
+    return StoreClient(at, token, _left_s(until_s), early=True), process
+
+
+def _is_first_here() -> bool:
+    """Whether this is the first rank of its host, as far as its launcher says."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "SLURM_LOCALID"))
+
+
 def _heir(launch: Launch, address: tuple[str, int], token: str) -> StoreProcess | None:
     """The store of this host that stands by, in one rank of each host but rank 0's; else None."""
-    is_first = all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "SLURM_LOCALID"))
-    if launch.rank == 0 or not is_first:
+    if launch.rank == 0 or not _is_first_here():
         return None
     bind = address_of(os.environ.get("LANTERNE_BIND", "")) or _own_address(address)
     return StoreProcess(token, bind, until="members", stands_by=True)
@@ -387,16 +436,37 @@ def _own_address(address: tuple[str, int]) -> str:
         return str(sock.getsockname()[0])
 
 
-def _start_store(token: str, bind: str, port: int) -> StoreProcess:
-    """The store, at a port that one of a job which was just killed may leave only now."""
-    deadline = THIS_MACHINE.now_s() + PORT_S
+def _start_store(
+    token: str, bind: str, port: int, *, may_be_elsewhere: bool, patience_s: float = PORT_S
+) -> StoreProcess | None:
+    """The store, at a port that one of a job which was just killed may leave only now.
+
+    Args:
+        may_be_elsewhere: None is returned where `bind` is another host's, or a rank of this host was quicker.
+    """
+    deadline = THIS_MACHINE.now_s() + patience_s
     while True:
         try:
             return StoreProcess(token, bind, port, until="members")
         except Unavailable as error:
-            if THIS_MACHINE.now_s() > deadline or "in use" not in str(error):
+            if may_be_elsewhere and "Cannot assign" in str(error):
+                log.info("lanterne: %s is no address of this host; a rank on that host is to start the store", bind)
+                return None
+            if "in use" not in str(error):
+                raise
+            if may_be_elsewhere and _answers((bind, port), token):
+                return None
+            if THIS_MACHINE.now_s() > deadline:
                 raise
         THIS_MACHINE.sleep(RETRY_S)
+
+
+def _answers(address: tuple[str, int], token: str) -> bool:
+    """Whether a store of this job is at `address`."""
+    with suppress(TransportError):
+        StoreClient(address, token, STANDS_IN_S).close()
+        return True
+    return False
 
 
 def _port(name: str, text: str) -> int:
@@ -405,65 +475,79 @@ def _port(name: str, text: str) -> int:
     return int(text)
 
 
-def _resolve(variable: str, host: str, timeout_s: float | None, *, patient: bool = False) -> list[str]:
-    """The addresses of `host`, which `variable` names. If `patient`, it may get a name as late as others may come."""
-    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    deadline = THIS_MACHINE.now_s() + (limit_s if patient else min(RESOLVE_S, limit_s))
+def _resolve(variable: str, host: str, until_s: float) -> list[str]:
+    """The addresses of `host`, which `variable` names. A pod, say, has a name only once it runs: it is waited for."""
+    warn_s = THIS_MACHINE.now_s() + STANDS_IN_S
     while True:
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return [str(info[4][0]).partition("%")[0] for info in found]
         except (OSError, UnicodeError) as error:
-            hopeless = not patient and getattr(error, "errno", None) in (None, socket.EAI_NONAME)
-            if hopeless or THIS_MACHINE.now_s() + RETRY_S > deadline:
-                reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
+            if getattr(error, "errno", None) is None or THIS_MACHINE.now_s() + RETRY_S > until_s:
                 raise InputError(
                     f"{variable}: got {host!r}, which has no address: {reason}; expected a name or an address of rank "
                     "0's host that every rank can reach"
                 ) from error
+        if THIS_MACHINE.now_s() > warn_s:
+            warn_s = float("inf")
+            left_s = _left_s(until_s)
+            log.warning("lanterne: %s: %r has no address yet (%s): waits %.0f s more", variable, host, reason, left_s)
         THIS_MACHINE.sleep(RETRY_S)
 
 
 def address_of(name: str) -> str:
-    """The address of the interface `name`; any other name as it is."""
+    """The address of the interface `name`, IPv4 before IPv6; any other name as it is."""
     if name not in [interface for _index, interface in socket.if_nameindex()]:
         return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            return socket.inet_ntoa(answer[20:24])
         except OSError as error:
-            raise Unavailable(f"address: interface {name} has no IPv4 address: {error.strerror}") from error
-    return socket.inet_ntoa(answer[20:24])
+            reason = error.strerror
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _index, _prefix, scope, _flags, interface = line.split()
+            if interface == name and scope in ("00", "10"):  # global, or this host's own
+                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    raise Unavailable(f"address: interface {name} has no address: {reason}")
 
 
-def listen_address(*, several_hosts: bool) -> str:
-    """The one address that the store listens on: LANTERNE_BIND, loopback on a single host, else this host's own."""
+def shown_address(reached: str, *, several_hosts: bool) -> str:
+    """Return the address at which this rank listens for the others.
+
+    It is LANTERNE_BIND, else loopback on a single host, else `reached`: the own address by which this rank has reached
+    the meeting place. Only where that is loopback, or there is no such place as under MPI, it is a guess: the address
+    of this host's name, or of the interface that leads out.
+
+    Raises:
+        Unavailable: nothing but loopback was found.
+    """
     if asked := address_of(os.environ.get("LANTERNE_BIND", "")):
         return asked
     if not several_hosts:
         return "127.0.0.1"
-    own = socket.gethostname()
-    with suppress(OSError):  # A host may not know its own name.
-        for info in socket.getaddrinfo(own, None, type=socket.SOCK_STREAM):
-            address = str(info[4][0])
-            if not ip_address(address.partition("%")[0]).is_loopback:
-                return address
-    if interface := _default_interface():
-        return address_of(interface)
+    for address in (*filter(None, [reached]), *_guesses()):
+        if not is_loopback(address):
+            return address
     raise Unavailable(
-        f"address: {own} names no address but loopback, and no interface leads out; set LANTERNE_BIND to one that "
-        "the other hosts reach"
+        f"address: {socket.gethostname()} names no address but loopback, and no interface leads out; set "
+        "LANTERNE_BIND to one that the other hosts reach"
     )
 
 
-def _default_interface() -> str | None:
-    """The interface by which packets leave this host for others: of the default route, or the only one but loopback."""
-    with suppress(OSError, ValueError):
-        routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
-        for name, destination, *_ in routes:
-            if destination == "00000000":
-                return name
-        names = {name for name, *_ in routes}
-        if len(names) == 1:
-            return names.pop()
-    return None
+def _guesses() -> Iterator[str]:
+    """Yield addresses of this host that others may reach: of its name, of its default routes, of its only interface."""
+    with suppress(OSError):  # A host may not know its own name.
+        for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            yield str(info[4][0])
+    for far_away in FAR_AWAY:
+        with suppress(OSError):
+            yield _own_address((far_away, 9))
+    found = []
+    for _index, interface in socket.if_nameindex():
+        with suppress(Unavailable):
+            found += [address for address in [address_of(interface)] if not is_loopback(address)]
+    if len(found) == 1:
+        yield from found

@@ -146,6 +146,7 @@ class Guard:
     ) -> None:
         self._command = command
         self._restarts = restarts
+        self._attempt = 0
         # It waits to be taken in: what befalls the others is not its affair.
         self._outside = os.environ.get("LANTERNE_SPARE") == "1"
         self._rank = rank
@@ -213,7 +214,8 @@ class Guard:
         """Whether it was: not for a job that is over."""
         self._end_descendants()
         self._restarts -= 1
-        if not self._call(Kind.RESTART, [self._rank, reason.encode()])[0]:
+        attempt = self._call(Kind.RESTART, [self._rank, self._attempt, reason.encode()])[0]
+        if not attempt:
             return False
         # What was told until then is of the process that has ended.
         self._client.notices.clear()
@@ -221,6 +223,10 @@ class Guard:
         self._ended = False
         self._why = ""
         self._was_told = False
+        # A store of torch's that the attempt before has left is not to be met: each attempt has a port of its own.
+        port = int(os.environ["MASTER_PORT"]) + attempt - self._attempt
+        self._attempt = attempt
+        os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
         os.environ["LANTERNE_JOIN"] = os.environ["LANTERNE_STORE"]
         self._child = _start(self._command)
         return True
@@ -374,6 +380,14 @@ def _place() -> tuple[int, int, int] | None:
     return None
 
 
+def _as_torchrun(rank: int, world_size: int, local_rank: int) -> dict[str, str]:
+    """The variables of a rank that torchrun sets beside MASTER_ADDR and MASTER_PORT; all ranks are on one host."""
+    numbers = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    numbers |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), world_size)
+    numbers |= {"TORCHELASTIC_RESTART_COUNT": 0}
+    return {name: str(number) for name, number in numbers.items()}
+
+
 def main(command: list[str]) -> int:
     parent = os.getppid()
     set_parent_death_signal(signal.SIGTERM, parent)
@@ -396,7 +410,7 @@ def main(command: list[str]) -> int:
         client.add(STARTED_KEY)
         # A spare has a number beyond the ranks.
         world_size = max(world_size, rank + 1)
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
+        os.environ |= _as_torchrun(rank, world_size, local_rank)
         return Guard(command, rank, client, reader, int(os.environ.get("LANTERNE_RESTARTS", "0"))).run()
     except LanterneError as error:
         sys.stderr.write(f"lanterne: {error}\n")

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import BAD_INPUT, STARTED_KEY, STORE_RETURNS, set_parent_death_signal, survivors_s
+from lanterne.transport.job.launchers import FIRST_STEP_PORT, NUM_STEP_PORTS
 from lanterne.transport.job.room import NO_TCP, check_shared_memory, make_room_for_files
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
@@ -136,6 +137,9 @@ def launch(
             "LANTERNE_LAUNCHER": launcher,
             "LANTERNE_WORLD_SIZE": str(world_size),
             "LANTERNE_RESTARTS": str(restarts),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_ports(1 + restarts)),
+            "TORCHELASTIC_MAX_RESTARTS": str(restarts),
             STORE_RETURNS: str(int(goes_on and launcher == "direct")),
             JOB_VARIABLE: job,
         }
@@ -313,6 +317,16 @@ class JobWatch:
 
     def _running(self) -> list[int]:
         return sorted(self._needed - self._codes.keys())
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` ports after each other that are free: of the store of torch's, and after each restart."""
+    while True:
+        first = FIRST_STEP_PORT + secrets.randbelow(NUM_STEP_PORTS - count)
+        with suppress(OSError):
+            for port in range(first, first + count):
+                THIS_MACHINE.listen("127.0.0.1", port).close()
+            return first
 
 
 def _join(ranks: Iterable[int]) -> str:

@@ -74,6 +74,7 @@ class Delegates:
         machine: what it runs on; `start`, how it starts a delegate there.
         token: that both ends of a rail prove to know; None: one that is told by `exchange`.
         check_dead: called with `peers` while rails are made, raises PeerFailed if one is known to be dead.
+        reached: as `connect_rails` has it.
 
     Attributes:
         senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
@@ -102,6 +103,7 @@ class Delegates:
         start: StartDelegate = start_process,
         token: str | None = None,
         check_dead: CheckDead | None = None,
+        reached: str = "",
     ) -> None:
         check_machine()
         if not 1 <= queues <= MAX_QUEUES:
@@ -122,12 +124,12 @@ class Delegates:
         self._flows = DelegateFlows(on_sent, machine)
         self.senders: dict[int, Callable[[int, int, int], object]] = {}
         try:
-            self._start(exchange, queues, tuple(rails), token)
+            self._start(exchange, queues, tuple(rails), token, reached)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, exchange: Exchange, queues: int, rails: tuple[str, ...], secret: str | None) -> None:
+    def _start(self, exchange: Exchange, queues: int, rails: tuple[str, ...], secret: str | None, reached: str) -> None:
         machine = self._machine
         own = {"host": network_host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
         own["token"] = os.urandom(16).hex()
@@ -146,7 +148,9 @@ class Delegates:
             if several_hosts:
                 refuse_if_encrypted("rails of delegates")
             self.addresses = [
-                None if name == MEMORY else bind_address(name, several_hosts=several_hosts, machine=machine)
+                None
+                if name == MEMORY
+                else bind_address(name, several_hosts=several_hosts, reached=reached, machine=machine)
                 for name in rails
             ]
             if near:

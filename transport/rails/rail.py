@@ -396,7 +396,7 @@ def join(
                 except TransportError as error:
                     # Often the first sign of a death whose notice is on its way.
                     wait(never, POLICY.notice_s, machine.pauses(), look_for_deaths)
-                    raise TransportError(f"rail to rank {peer}: {error}") from error
+                    raise TransportError(f"rail to rank {peer}: {error}{_cure(peer, at)}") from error
                 opened.enter_context(proven.sock)
                 found[peer, index] = proven
         door = Door(listeners, token, machine, GREETING)
@@ -405,7 +405,10 @@ def join(
             left_s = deadline_s - machine.now_s()
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
-                raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
+                cure = _cure(rank, [hosts[min(missing)[1]], 0])
+                raise TransportError(
+                    f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}{cure}"
+                )
             for sock, (peer, index, _life), its_seals in door.look(min(left_s, POLICY.look_s)):
                 if (key := (peer, index)) in missing:
                     sock.setblocking(True)
@@ -457,6 +460,13 @@ def _read(sock: socket.socket, machine: Machine, until_s: float, meanwhile: Call
             raise ConnectionResetError("it ended before it was proven")
         data += got
     return data
+
+
+def _cure(rank: int, address: Address) -> str:
+    """What to do where nobody reaches the `address` of rank `rank`."""
+    if address[0] is None or len(address) == 1 or is_loopback(address[0]):
+        return ""
+    return f"; where {address[0]} is the wrong network, set LANTERNE_BIND on rank {rank} to an address that all reach"
 
 
 def _name(address: Address) -> str:

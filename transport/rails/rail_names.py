@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lanterne.errors import InputError, LanterneError
-from lanterne.transport.job.bootstrap import address_of, listen_address
+from lanterne.transport.job.bootstrap import address_of, shown_address
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, Proven, join, listen
 from lanterne.transport.rank_group import host_identity
 
-# Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address of this host.
+# Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address that a rank shows.
 TCP = "tcp"
 SETUP_S = 30.0
 # What all ranks call alike: the bytes of this one, and then those of every rank.
@@ -25,9 +25,9 @@ def network_host() -> str:
     return f"{host_identity()} {os.readlink('/proc/self/ns/net')}"
 
 
-def bind_address(name: str, *, several_hosts: bool, machine: Machine = THIS_MACHINE) -> str:
-    """The address to listen at for the rail `name`."""
-    address = listen_address(several_hosts=several_hosts) if name == TCP else address_of(name)
+def bind_address(name: str, *, several_hosts: bool, reached: str = "", machine: Machine = THIS_MACHINE) -> str:
+    """The address to listen at for the rail `name`; `reached` as `shown_address` has it."""
+    address = shown_address(reached, several_hosts=several_hosts) if name == TCP else address_of(name)
     try:
         listen(address, machine)[0].close()
     except OSError as error:
@@ -80,6 +80,7 @@ def connect_rails(
     machine: Machine = THIS_MACHINE,
     check_dead: CheckDead | None = None,
     token: str | None = None,
+    reached: str = "",
     *,
     repeated: bool = False,
     seals: bool = True,
@@ -88,6 +89,7 @@ def connect_rails(
 
     Args:
         token: what both ends of a rail prove to know; None: one that rank 0 makes, and tells by `exchange`.
+        reached: the address by which this rank has reached the job's store; empty: there is none.
         repeated: several rails may have the same name: they are to carry different things, not to replace each other.
         seals: as rail.join has it.
     """
@@ -105,7 +107,7 @@ def connect_rails(
         # What has no seals of its own has no encryption of its own either.
         if seals and several_hosts:
             refuse_if_encrypted("spare rails")
-        hosts = [bind_address(name, several_hosts=several_hosts, machine=machine) for name in rails]
+        hosts = [bind_address(name, several_hosts=several_hosts, reached=reached, machine=machine) for name in rails]
         for host in hosts:
             sock, address = listen(host, machine)
             listeners.append(sock)

@@ -103,7 +103,8 @@ class SpareTransport(Wrapper):
         )
         # Not told by `exchange`, which others may read.
         token = None if inner.store is None else inner.store.secret(b"lanterne/spare").hex()
-        found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token)
+        reached = "" if inner.store is None else inner.store.reached_from
+        found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token, reached)
         for (rank, index), (sock, seals) in sorted(found.items()):
             configure(sock, may_stand=True)
             self._paths.add(Rail(sock, rank, index + 1, seals=seals))

@@ -124,6 +124,11 @@ class StoreClient:
         found.heirs, found.returns = self.heirs, self.returns
         return found
 
+    @property
+    def reached_from(self) -> str:
+        """The own address by which the store was reached."""
+        return str(self.connection.sock.getsockname()[0])
+
     def secret(self, purpose: bytes) -> bytes:
         """32 bytes for `purpose`, which all who know the job's token can make, and nobody else."""
         return hmac.digest(self._key, purpose, "sha256")
@@ -244,7 +249,11 @@ def _connect(
 ) -> tuple[socket.socket, wire.FrameSeals | None]:
     """A socket to the store, both sides having proven that they know the token. Who hangs up is tried again."""
     deadline = machine.now_s() + limit_s
-    sealed = not (is_loopback(address[0]) or is_trusted())
+    among_hosts = not is_loopback(address[0])
+    sealed = among_hosts and not is_trusted()
+    cure = ""
+    if among_hosts:
+        cure = "; expected it at an address of rank 0's host that all reach: MASTER_ADDR, or LANTERNE_BIND on rank 0"
     while True:
         try:
             sock = machine.connect(address, max(deadline - machine.now_s(), 0.001))
@@ -258,11 +267,11 @@ def _connect(
         except OSError as error:
             reason = error.strerror or str(error)
             if isinstance(error, ConnectionRefusedError) and not early:
-                raise StoreLost(f"{where}: {reason}; the job's store has ended") from error
+                raise StoreLost(f"{where}: {reason}; the job's store has ended{cure}") from error
             if error.errno == errno.ENETUNREACH and address[0].startswith("127."):
                 raise TransportError(f"{where}: {reason}; expected the loopback interface (lo) to be up") from error
             if machine.now_s() + POLICY.retry_s > deadline:
-                raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}") from error
+                raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}{cure}") from error
         machine.sleep(POLICY.retry_s)
 
 

@@ -66,6 +66,7 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSock
         group.machine,
         group.check_peers,
         group.secret(b"lanterne/tcp").hex(),
+        group.reached_from,
         repeated=True,
         seals=False,
     )

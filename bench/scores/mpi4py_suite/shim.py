@@ -17,6 +17,7 @@ from lanterne.bench.scores.mpi4py_suite.buffers import (
     is_in_place,
 )
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.mailbox import Received
 
 OPS = {
     op.handle: name
@@ -127,11 +128,17 @@ class ShimRequest:
 
 
 class ShimComm:
-    """A communicator of mpi4py, as far as its tests of buffers use it."""
+    """A communicator of mpi4py, as far as its tests of buffers use it.
+
+    lanterne's sends end once their buffers are free. A synchronous one waits for a receipt too, a message of `receipts`
+    by the same tag: each receive sends one.
+    """
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._box = comm.mailbox()
+        self._receipts = comm.split(0)
+        self._receipt_box = self._receipts.mailbox()
         self.rank: int = comm.rank
         self.size: int = comm.world_size
 
@@ -145,6 +152,7 @@ class ShimComm:
         return ShimComm(self._comm.split(0))
 
     def Free(self) -> None:
+        self._receipts.close()
         self._comm.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -157,13 +165,18 @@ class ShimComm:
 
     # -- messages
 
-    def _send(self, buf: Any, dest: int, copies: bool = False) -> Callable[[], Sequence[Any]]:
+    def _send(
+        self, buf: Any, dest: int, copies: bool = False, synchronous: bool = False
+    ) -> Callable[[], Sequence[Any]]:
         def start() -> Sequence[Any]:
             if dest == MPI.PROC_NULL:
                 return ()
             array = array_of(buf)
             request = self._box.start_send(array.copy() if copies else array, dest, tag=self._tag)
-            return () if copies else (request,)
+            receipt = self._receipt_box.start_recv(np.empty(0), dest, tag=self._tag)
+            if copies:
+                return ()
+            return (request, receipt) if synchronous else (request,)
 
         return start
 
@@ -186,10 +199,13 @@ class ShimComm:
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         self.Ibsend(buf, dest, tag).Wait()
 
-    # A rendezvous, but for messages that are empty or small.
-    Issend = Isend
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> ShimRequest:
+        return ShimRequest(self._tagged(tag)._send(buf, dest, synchronous=True))
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Issend(buf, dest, tag).Wait()
+
     Irsend = Isend
-    Ssend = Send
     Rsend = Send
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> ShimRequest:
@@ -198,7 +214,9 @@ class ShimComm:
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> ShimRequest:
         return ShimRequest(self._tagged(tag)._send(buf, dest, copies=True), again=True)
 
-    Ssend_init = Send_init
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> ShimRequest:
+        return ShimRequest(self._tagged(tag)._send(buf, dest, synchronous=True), again=True)
+
     Rsend_init = Send_init
 
     def _recv(self, buf: Any, source: int, tag: int) -> Callable[[], Sequence[Any]]:
@@ -206,7 +224,17 @@ class ShimComm:
         wanted = None if tag == MPI.ANY_TAG else tag
         if source == MPI.PROC_NULL:
             return lambda: ()
-        return lambda: (self._box.start_recv(array_of(buf), peer, tag=wanted),)
+
+        def start() -> Sequence[Any]:
+            request = self._box.start_recv(array_of(buf), peer, tag=wanted)
+            request.then(lambda: self._send_receipt(request.received))
+            return (request,)
+
+        return start
+
+    def _send_receipt(self, received: Received | None) -> None:
+        if received is not None:
+            self._receipt_box.start_send(np.empty(0), received.source, tag=received.tag)
 
     def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> ShimRequest:
         return ShimRequest(self._recv(buf, source, tag))

@@ -165,7 +165,12 @@ def network(*words):
 def test_ranks_share_hosts(tmp_path):
     found = network("--hosts", "2", "--ranks-per-host", "3", "--rate", "1=100mbit", "--rate", "200mbit")
     assert found.placement == (0, 0, 0, 1, 1, 1) and found.rates_bytes_per_s == (25e6, 12.5e6)
-    assert found.rank_variables(4) == {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1"}
+    assert found.rank_variables(4) == {
+        "RANK": "4",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "3",
+    }
     (tmp_path / "t.json").write_text(
         '{"nodes": [[1, 2], [0]], "links": [{"class": "inside", "alpha_s": 0, "bytes_per_s": 1e9},'
         ' {"class": "nic", "alpha_s": 0, "bytes_per_s": [1e7, 2e7]}]}'

@@ -115,6 +115,22 @@ def failing(comm, case):
     assert found == case
 
 
+def has_left(comm):
+    """Rank 0 is through a broadcast and computes; the others, which add up, learn that the calls differ."""
+    try:
+        if comm.rank == 0:
+            comm.broadcast(np.ones(3), timeout_s=20)
+        else:
+            comm.all_reduce(np.ones(3), np.ones(3), timeout_s=20)
+    except lanterne.InputError as error:
+        assert "rank 0 got broadcast(" in str(error) and "got all_reduce(" in str(error), error
+        return
+    assert comm.rank == 0
+    deadline = time.monotonic() + 20
+    while core_of(comm).failure is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def late(comm, calls=40):
     """Random delays on a network that is taken for slow: nobody is told who is late. Then one rank misses a call."""
     n, count = comm.world_size, 1 << 16
@@ -233,6 +249,7 @@ def reused_ids(comm):
 
 
 CASES = {"verbs": verbs, "reused_ids": reused_ids, "late": late, "store_dies": store_dies, "stopped": stopped}
+CASES |= {"has_left": has_left}
 CASES |= {case: partial(failing, case=case) for case in ("disagrees", "absent", "killed")}
 
 

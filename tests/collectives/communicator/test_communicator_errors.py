@@ -1,7 +1,9 @@
 """Every way in which a call of a Communicator can go wrong: what is refused, ranks that disagree, ranks that fail."""
 
+import signal
 import threading
 import time
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +13,9 @@ from outcomes import frozen, outcome, outcomes, sum_of_ranks
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
-from lanterne.errors import InputError, TransportTimeout, Unavailable
+from lanterne.collectives.execute import background
+from lanterne.collectives.execute.control import POLICY as CONTROL
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.local import LocalWorld
 
 TIMEOUT_S = 0.3
@@ -147,6 +151,38 @@ def test_ranks_that_disagree_all_raise(name, known):
         assert "rank 1 got " in str(error) and "expected the same on every rank" in str(error), error
 
 
+THROUGH_AT_ONCE = {
+    "broadcast": (0, lambda c: c.broadcast(np.zeros(2))),
+    "scatter": (0, lambda c: c.scatter(np.zeros(6), np.zeros(2))),
+    "reduce": (1, lambda c: c.reduce(np.zeros(2), np.zeros(2))),
+    "gather": (1, lambda c: c.gather(np.zeros(2), np.zeros(6))),
+}
+
+
+@pytest.mark.parametrize("name", THROUGH_AT_ONCE)
+def test_a_rank_that_is_through_and_computes_still_says_what_it_called(monkeypatch, name):
+    """Over local; communicator_job.py has the same between processes."""
+    monkeypatch.setattr(background, "CONTROL", replace(CONTROL, read_every_s=0.1))
+    leaver, call = THROUGH_AT_ONCE[name]
+    all_are_through = threading.Barrier(3)
+
+    def run(comm):
+        # No agreement is due any more.
+        call(comm)
+        sum_of_ranks(comm)
+        try:
+            return outcome(comm, call if comm.rank == leaver else sum_of_ranks)
+        finally:
+            all_are_through.wait(20)
+
+    errors = lanterne.spawn(3, run, timeout_s=10.0)
+    # On a busy machine it may be told before it is through.
+    del errors[leaver]
+    for error in errors:
+        assert isinstance(error, InputError), error
+        assert f"rank {leaver} got {name}(" in str(error) and "got all_reduce(" in str(error), error
+
+
 def test_different_roots_disagree():
     errors = outcomes(3, lambda comm: comm.broadcast(np.zeros(4), root=comm.rank % 2))
     assert all(isinstance(error, InputError) and "root=0" in str(error) and "root=1" in str(error) for error in errors)
@@ -237,6 +273,62 @@ def test_a_timeout_closes_the_communicator_but_not_the_transport():
         return sum_of_ranks(comm)
 
     assert lanterne.spawn(2, run, timeout_s=20.0) == [[1.0] * 3] * 2
+
+
+class Enough(Exception):
+    """What a signal's handler raises."""
+
+
+@pytest.fixture
+def left():
+    """Calls a function that waits, which a signal's handler leaves."""
+
+    def leave(*_):
+        raise Enough
+
+    def call(function):
+        # Not an alarm, which is pytest-timeout's.
+        threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        with pytest.raises(Enough):
+            function()
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    yield call
+    signal.signal(signal.SIGUSR1, before)
+
+
+LEFT = {
+    "recv": lambda c: c.recv(np.zeros(1), 1),
+    "send_recv": lambda c: c.send_recv(np.zeros(1), np.zeros(1), 1),
+    "mailbox's recv": lambda c: c.mailbox().recv(np.zeros(1)),
+    "all_reduce": lambda c: c.all_reduce(np.zeros(1), np.zeros(1)),
+    "barrier": lambda c: c.barrier(),
+    "bound": lambda c: c.bind("all_reduce", np.zeros(1), np.zeros(1))(),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_call_that_a_signal_has_left_ends_the_communicator(left, name):
+    """Its message, or its part of a sum, would be matched with the next call's."""
+    world = LocalWorld(2)
+    comms = [Communicator(world.transport(rank, TIMEOUT_S)) for rank in range(2)]
+    left(lambda: LEFT[name](comms[0]))
+    with pytest.raises(TransportError, match="was left by Enough before its end"):
+        comms[0].recv(np.zeros(1), 1, timeout_s=0.1)
+    with pytest.raises(PeerFailed, match="was left by Enough before its end"):
+        comms[1].recv(np.zeros(1), 0, tag=1)
+
+
+def test_a_request_whose_wait_a_signal_has_left_can_be_waited_for_again(left):
+    world = LocalWorld(2)
+    comms = [Communicator(world.transport(rank, 20.0)) for rank in range(2)]
+    first, second = np.zeros(1), np.zeros(1)
+    request = comms[0].start_recv(first, 1)
+    left(request.wait)
+    sends = [comms[1].start_send(np.full(1, value), 0) for value in (1.0, 2.0)]
+    request.wait()
+    comms[0].recv(second, 1)
+    assert (first[0], second[0]) == (1.0, 2.0) and all(send.test() for send in sends)
 
 
 def test_a_rank_that_is_only_slow_disturbs_nobody():

@@ -17,7 +17,7 @@ REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 
 
 # What one job goes through, in this order.
-CASES = "matrix", "verbs", "late", "disagrees", "absent", "killed"
+CASES = "matrix", "verbs", "late", "has_left", "disagrees", "absent", "killed"
 
 
 def run(transport, n, *cases, trials="off", grace_s=20):
@@ -47,7 +47,7 @@ def test_every_rank_is_through(job, transport, n, case):
     assert done.returncode != 0, done.stderr
 
 
-@pytest.mark.parametrize("case", ["verbs", "reused_ids"])
+@pytest.mark.parametrize("case", ["verbs", "reused_ids", "has_left"])
 def test_over_tcp(case):
     done = run("tcp", 3, case)
     assert done.stdout.count(f"over tcp: {case} fine\n") == 3, done.stdout + done.stderr

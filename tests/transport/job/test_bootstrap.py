@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from processes import MARK, PATIENCE_S, assert_none_left, free_port
 
-from lanterne.errors import InputError, Unavailable
+import lanterne
+from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.transport.job import bootstrap, launchers
 from lanterne.transport.job.launch import find_mpiexec
 from lanterne.transport.rank_group import Group
@@ -197,26 +198,55 @@ def test_ranks_here_is_a_number(alone, text):
         _ = Group(0, 1).ranks_here
 
 
-def test_the_address_of_a_store_for_several_hosts(alone):
+@pytest.mark.parametrize("variable", ["MASTER_ADDR", "LANTERNE_WITNESS", "LANTERNE_JOIN"])
+def test_a_name_that_is_known_late(alone, variable):
+    """As a pod's name in a new Service: it is waited for as all else is."""
+    alone.setattr(bootstrap, "RETRY_S", 0.0)
+    looked_up, look_up = [], socket.getaddrinfo
+
+    def late(host, *args, **kwargs):
+        if host == "first.pods":
+            looked_up.append(host)
+            if len(looked_up) < 4:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up("127.0.0.1" if host == "first.pods" else host, *args, **kwargs)
+
+    alone.setattr(bootstrap.socket, "getaddrinfo", late)
+    port = str(free_port())
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    for name, value in (
+        place | {variable: "first.pods" if variable == "MASTER_ADDR" else f"first.pods:{port}"}
+    ).items():
+        alone.setenv(name, value)
+    with pytest.raises(TransportError, match=r"store first.pods:\d+: .*Connection refused"):
+        lanterne.init(timeout_s=0.5)
+
+
+def test_the_address_that_a_rank_shows(alone):
     alone.delenv("LANTERNE_BIND", raising=False)
-    assert bootstrap.listen_address(several_hosts=False) == "127.0.0.1"
+    assert bootstrap.shown_address("192.0.2.9", several_hosts=False) == "127.0.0.1"
     answers = ["127.0.1.1", "192.0.2.7"]
     alone.setattr(
         bootstrap.socket, "getaddrinfo", lambda *_args, **_kwargs: [(0, 0, 0, "", (answer, 0)) for answer in answers]
     )
-    assert bootstrap.listen_address(several_hosts=True) == "192.0.2.7"
+    assert bootstrap.shown_address("192.0.2.9", several_hosts=True) == "192.0.2.9"
+    assert bootstrap.shown_address("127.0.0.1", several_hosts=True) == "192.0.2.7"
+    assert bootstrap.shown_address("", several_hosts=True) == "192.0.2.7"
     del answers[1]
-    alone.setattr(bootstrap, "_default_interface", lambda: None)
+    alone.setattr(bootstrap.socket, "if_nameindex", lambda: [])
     with pytest.raises(Unavailable, match="set LANTERNE_BIND"):
-        bootstrap.listen_address(several_hosts=True)
+        bootstrap.shown_address("", several_hosts=True)
 
     def unknown(*_args, **_kwargs):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     alone.setattr(bootstrap.socket, "getaddrinfo", unknown)
     with pytest.raises(Unavailable, match="set LANTERNE_BIND"):
-        bootstrap.listen_address(several_hosts=True)
+        bootstrap.shown_address("", several_hosts=True)
     alone.setenv("LANTERNE_BIND", "192.0.2.8")
-    assert bootstrap.listen_address(several_hosts=False) == "192.0.2.8"
-    alone.setenv("LANTERNE_BIND", "lo")
-    assert bootstrap.listen_address(several_hosts=True) == "127.0.0.1"
+    assert bootstrap.shown_address("192.0.2.9", several_hosts=False) == "192.0.2.8"
+
+
+def test_the_address_of_an_interface(alone):
+    assert bootstrap.address_of("192.0.2.8") == "192.0.2.8"
+    assert bootstrap.address_of("lo") == "127.0.0.1"

@@ -418,3 +418,24 @@ def test_a_rank_that_was_killed_is_started_again_or_a_spare_stands_in_for_it(mar
 def test_mpiexec_has_neither_spares_nor_restarts(more):
     with pytest.raises(InputError, match="whose ranks end together, expected tcp or ucx"):
         launch([sys.executable], 2, "mpi", **more)
+
+
+def test_ranks_have_the_variables_of_torchrun_and_a_port_for_each_attempt(mark, tmp_path):
+    """torch's store of an attempt that has failed is not to be met: also by a rank that fails later than another."""
+    code = (
+        "import os, pathlib, sys, time\n"
+        "names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RESTART_COUNT'.split()\n"
+        "os.write(1, ' '.join([os.environ['MASTER_PORT'], *map(os.environ.get, names)]).encode() + b'\\n')\n"
+        "place = pathlib.Path(sys.argv[1]) / os.environ['RANK']\n"
+        "time.sleep(0.5 * int(os.environ['RANK']))\n"
+        "if not place.exists(): place.touch(); sys.exit(5)\n"
+    )
+    words = [sys.executable, "-P", "-m", "lanterne", "launch", "-n", "2", "--restarts", "1", "--", sys.executable, "-c"]
+    done = subprocess.run(
+        [*words, code, tmp_path], env=os.environ | {MARK: mark}, capture_output=True, text=True, check=False
+    )
+    said = sorted(done.stdout.splitlines())
+    first = int(said[0].split()[0])
+    expected = [f"{first + attempt} {rank} {rank} 2 2 127.0.0.1 {attempt}" for attempt in (0, 1) for rank in (0, 1)]
+    assert (done.returncode, said) == (0, expected), done.stderr
+    assert_none_left(mark)

@@ -46,7 +46,7 @@ class Job:
         board = lambda *arguments: ("board", *arguments)  # noqa: E731
         return SimpleNamespace(
             rank=rank, world_size=self.world_size, ranks_here=self.world_size, exchange=exchange,
-            check_peers=check_peers, open_board=board, store="store", machine=THIS_MACHINE,
+            check_peers=check_peers, open_board=board, store="store", machine=THIS_MACHINE, reached_from="127.0.0.1",
             secret=lambda purpose: purpose.ljust(32),
             hosts=self._hosts,
         )  # fmt: skip

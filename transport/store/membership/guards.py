@@ -37,9 +37,10 @@ class Guards:
         self._watchers: dict[Connection, None] = {}  # in the order in which they came, as all that is told
         self._ended: dict[int, int] = {}  # exit codes, by number
         self._fault: list[int | bytes] | None = None
+        self._attempt = 0  # the most starts after the first that a process has had
         store.route(Kind.WATCH, "", self._watch)
         store.route(Kind.ENDED, "iib", self._end)
-        store.route(Kind.RESTART, "ib", self._restart)
+        store.route(Kind.RESTART, "iib", self._restart)
         store.route(Kind.FAULT, "ib", self._report_fault)
 
     # -- who is here
@@ -101,15 +102,19 @@ class Guards:
         self._record_end(number, code, reason)
         return ()
 
-    def _restart(self, connection: Connection, _request_id: int, number: int, reason: bytes) -> Answer:
-        """Whether it can be started again: not if that is for a job that is over, which it was told."""
+    def _restart(self, connection: Connection, _request_id: int, number: int, attempt: int, reason: bytes) -> Answer:
+        """The attempt in which it is started again after that one; 0: it is not, since the job is over.
+
+        Processes that fail after each other in one attempt get the same next one.
+        """
         self._check_guard(connection, number)
         if self._admissions.is_over:
             return [0]
         self._tell_watchers(Kind.RESTART_NOTICE, [number, reason])
         for epoch in self._job.epochs:
             epoch.process_ended(number, 1, reason)
-        return [1]
+        self._attempt = max(self._attempt, attempt + 1)
+        return [self._attempt]
 
     def _record_end(self, number: int, code: int, reason: bytes) -> None:
         if number in self._ended:

@@ -226,7 +226,7 @@ def anew(errand: Errand) -> None:
             if is_last:
                 guards[rank].call(Kind.ENDED, rank, 1, b"it fell")
             else:
-                guards[rank].call(Kind.RESTART, rank, b"it fell")
+                guards[rank].call(Kind.RESTART, rank, 0, b"it fell")
             running -= {rank} if is_last else set()
     errand.machine.sleep(0.2)
     comers = [*running, *range(size, size + 1 + rng.randint(0, 1))] if guards else [*range(size)]
@@ -265,7 +265,7 @@ def _come(
 def _start_again(errand: Errand, guards: dict[int, Puppet], running: Collection[int], *, can: bool) -> None:
     """A guard asks whether its process can be started again: not if who waited was told that the job is over."""
     for number in [*running][:1]:
-        guards[number].call(Kind.RESTART, number, b"it fell again")
+        guards[number].call(Kind.RESTART, number, 0, b"it fell again")
         errand.expect("whether a process starts again", guards[number].answer(guards[number].asked, "i"), [int(can)])
 
 

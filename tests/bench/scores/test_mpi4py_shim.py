@@ -1,0 +1,30 @@
+"""The shim that mpi4py's own tests run over does what MPI says where lanterne has no such verb."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import numpy as np
+import lanterne
+from lanterne.bench.scores.mpi4py_suite.shim import ShimComm
+
+def program(comm):
+    shim = ShimComm(comm)
+    empty = np.empty(0)
+    request = shim.Issend(empty, 0, 123)
+    shim.Probe()
+    early = request.Test()
+    shim.Recv(empty, 0, 123)
+    request.Wait()
+    return early
+
+print(lanterne.spawn(1, program, timeout_s=20.0)[0])
+"""
+
+
+def test_a_synchronous_send_waits_until_it_is_received():
+    # A process of its own, since to import mpi4py is to start MPI.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "False\n", done.stderr
