@@ -54,7 +54,7 @@ class Bound:
                 request = communicator.begin_checked(self._now(), self._asks)
                 self._shared = request if isinstance(request, SharedRequest) and not self._call.copies else None
         if not request.done:
-            request.wait_as_call(self._arguments[0], timeout_s)
+            request._wait_as_call(self._arguments[0], timeout_s)
 
     def start(self) -> CollectiveRequest:
         """Start the call, which advances in the background, and return its request."""

@@ -246,7 +246,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
                 f"send: got peer {peer}, this rank itself, expected another: it would wait for its own receive; "
                 "send_recv does both"
             )
-        self.start_send(array, peer, stream, tag=tag).wait_as_call("send", timeout_s)
+        self.start_send(array, peer, stream, tag=tag)._wait_as_call("send", timeout_s)
 
     def start_send(self, array: Array, peer: int, stream: Stream = None, *, tag: int = 0) -> MessageRequest:
         """As `send`, but returns a request. Messages with one peer and tag arrive in the order of their starts."""
@@ -256,7 +256,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         self, out_array: Array, peer: int, stream: Stream = None, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
         """Receive from rank `peer` into `out_array`."""
-        self.start_recv(out_array, peer, stream, tag=tag).wait_as_call("recv", timeout_s)
+        self.start_recv(out_array, peer, stream, tag=tag)._wait_as_call("recv", timeout_s)
 
     def start_recv(self, out_array: Array, peer: int, stream: Stream = None, *, tag: int = 0) -> MessageRequest:
         """As `recv`, but returns a request."""
@@ -274,7 +274,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
     ) -> None:
         """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""
         both = self._core.messages.start(((Recv, out_array), (Send, in_array)), peer, tag, stream)
-        both.wait_as_call("send_recv", timeout_s)
+        both._wait_as_call("send_recv", timeout_s)
 
     def mailbox(self) -> Mailbox:
         """The Mailbox of this communicator: messages from any rank, by any tag, into arrays that may be larger.

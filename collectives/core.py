@@ -168,7 +168,7 @@ class CommunicatorCore(CommunicatorBase):
         with self.lock:
             request = self._begin(collective, in_array, out_array, op, root, stream, options)
         if not request.done:
-            request.wait_as_call(collective, timeout_s, queued=True)
+            request._wait_as_call(collective, timeout_s, queued=True)
 
     def start(
         self,

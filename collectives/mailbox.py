@@ -52,7 +52,7 @@ class Mailbox:
 
     def send(self, array: Array, peer: int, *, tag: int = 0, timeout_s: float | None = None) -> None:
         """Send `array`, of any shape and dtype, to rank `peer`, with any tag from 0 to 2**63 - 1."""
-        self.start_send(array, peer, tag=tag).wait_as_call("send", timeout_s)
+        self.start_send(array, peer, tag=tag)._wait_as_call("send", timeout_s)
 
     def start_send(self, array: Array, peer: int, *, tag: int = 0) -> MessageRequest:
         """As `send`, but returns a request."""
@@ -80,7 +80,7 @@ class Mailbox:
             InputError: the message is longer; it can still be received.
         """
         request = self.start_recv(out_array, peer, tag=tag)
-        request.wait_as_call("recv", timeout_s)
+        request._wait_as_call("recv", timeout_s)
         assert request.received is not None, "it is done"
         return request.received
 

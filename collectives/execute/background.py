@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.control import POLICY as CONTROL
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.base import Transport
@@ -122,7 +123,6 @@ class Advanced(Protocol):
     def in_background(self) -> bool: ...
     def progress(self) -> bool: ...
     def look(self) -> None: ...
-    def hear(self) -> None: ...
     def fail(self, error: LanterneError) -> None: ...
     def end(self, error: LanterneError) -> None: ...
     def describe(self) -> str: ...
@@ -318,12 +318,12 @@ class Engine:
         if self._transport.background_s is not None and not self._waiters:
             self._rouse()
 
-    def attend(self) -> None:
-        """Read what others tell, from now on, while this rank is in no call.
+    def attend(self, tuning: Tuning) -> None:
+        """Read what others tell, from now on, while this rank is in no call: there are calls with a root.
 
-        A rank may be through its call while others wait in another one: it alone knows that the calls differ.
+        It may be through one while others are in another call. Those before there is a model in `tuning` do not count.
         """
-        if not self._attends:
+        if not self._attends and tuning.model is not None:
             self._attends = True
             self._rouse()
 
@@ -402,15 +402,13 @@ class Engine:
 
     def _hear(self) -> None:
         """Read what others tell, unless a thread is in a call and does so."""
-        if self._waiters or not self._transport.lock.acquire(blocking=False):
-            return
-        try:
-            for communicator in list(self._members):
-                if not self._transport.closed:
+        if not self._waiters and self._transport.lock.acquire(blocking=False):
+            try:
+                for communicator in [] if self._transport.closed else list(self._members):
                     with suppress(LanterneError):
-                        communicator.hear()
-        finally:
-            self._transport.lock.release()
+                        communicator.look()
+            finally:
+                self._transport.lock.release()
 
     def _watch(self) -> tuple[int, ...] | None:
         return None if self._transport.closed else self._transport.watch()

@@ -14,7 +14,7 @@ from lanterne.collectives.execute.control import Control
 from lanterne.collectives.execute.place import CommunicatorPlace
 from lanterne.collectives.execute.scratch import Scratch
 from lanterne.collectives.message_lanes import CONTROL_LANE
-from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Lock
 from lanterne.transport.pauses import Pauses
@@ -275,29 +275,16 @@ class CommunicatorBase(CommunicatorPlace):
         return bool(self._calls or self._messages) and self.device is None and self.failure is None
 
     def look(self) -> None:
-        """End this communicator if a rank that its calls wait for is dead, or the time of one that is watched over."""
+        """End this communicator if a rank it waits for is dead, a watched time is over, or others call otherwise."""
         if self.failure is None:
             with self.failing:
                 if self._calls:
                     self.transport.check_peers(self._calls[0]._pending_peers())
-                for call in self._calls:
-                    call._look()
-                for message in self._messages:
-                    message._look()
-
-    def attend(self) -> None:
-        """There are calls with a root, after which others may be in another call (Engine.attend).
-
-        Those by which a communicator is measured before it has a model do not count: all wait for it then.
-        """
-        if self.tuning.model is not None:
-            self.engine.attend()
-
-    def hear(self) -> None:
-        """End this communicator if others tell this rank, which is in no call, of calls that differ from its own."""
-        if self.failure is None and self.device is None and not self._calls:
-            with self.failing:
-                self.control.read()
+                elif self.device is None:
+                    self.control.read()
+                waited: list[QueuedCall | WatchedMessage] = [*self._calls, *self._messages]
+                for each in waited:
+                    each._look()
 
     @property
     def first(self) -> QueuedCall | None:
@@ -320,13 +307,6 @@ class CommunicatorBase(CommunicatorPlace):
             self.control.tell_failure(error)
             if self.device is not None:
                 self.device.fail(error)
-
-    def leave(self, what: str, error: BaseException) -> None:
-        """End this communicator since `error`, of the program's own, has left the call `what` before its end."""
-        reason = f"{what} was left by {type(error).__name__} before its end, so later calls would be matched with it"
-        expected = "expected a request (start_*), which can be waited for again"
-        with self.lock:
-            self.fail(TransportError(f"{self.transport.name} rank {self.transport.rank}: {reason}; {expected}"))
 
     def end(self, error: LanterneError) -> None:
         """As `fail`, without a word to anybody."""

@@ -358,7 +358,7 @@ class Plans:
             self._lanes.append(self._lane_of.pop(oldest))
         lane = self._lane_of[key] = self._lanes.pop()
         if key.root is not None:
-            self._group.attend()
+            self._group.engine.attend(self._group.tuning)
         plan = self._plans[key] = CallPlan(self._group, key, dtype, lane, self.programs)
         return plan
 

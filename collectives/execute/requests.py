@@ -14,7 +14,7 @@ from lanterne.collectives.execute.arguments import Form
 from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
 from lanterne.collectives.execute.control import POLICY as CONTROL
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
-from lanterne.errors import InputError, LanterneError
+from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.transport.base import Request, timeout_error
 from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
@@ -113,7 +113,7 @@ class CollectiveRequest:
         if not self.done and not (queued and self._completion is not None):
             _wait(self, timeout_s, queued)
 
-    def wait_as_call(self, what: str, timeout_s: float | None = None, *, queued: bool = False) -> None:
+    def _wait_as_call(self, what: str, timeout_s: float | None = None, *, queued: bool = False) -> None:
         """As `wait`, of a request that only the blocking verb `what` has.
 
         What the program raises here, as a signal handler does, ends the communicator: nobody can wait for this any
@@ -125,7 +125,7 @@ class CollectiveRequest:
             raise
         except BaseException as error:
             if not self.done:
-                self._communicator.leave(what, error)
+                _leave(self._communicator, what, error)
             raise
 
     def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:
@@ -216,6 +216,15 @@ class CollectiveRequest:
         absent = [rank for rank in control.absent() if rank in pending or rank not in communicator.transport.left]
         peers = absent or control.silent(pending, limit_s)
         raise timeout_error(communicator.transport, peers, limit_s)
+
+
+def _leave(communicator: CommunicatorBase, what: str, error: BaseException) -> None:
+    """End `communicator` since `error`, of the program's own, has left the call `what` before its end."""
+    transport = communicator.transport
+    reason = f"{what} was left by {type(error).__name__} before its end, so later calls would be matched with it"
+    expected = "expected a request (start_*), which can be waited for again"
+    with communicator.lock:
+        communicator.fail(TransportError(f"{transport.name} rank {transport.rank}: {reason}; {expected}"))
 
 
 class CallRequest(CollectiveRequest):

@@ -84,7 +84,7 @@ class SharedPlans:
             group = self._group
             plan = SharedPlan(call.key, call.dtype, call.in_place, group.world_size, group.rank, self.memory)
             if call.key.root is not None:
-                group.attend()
+                group.engine.attend(group.tuning)
             self._plans[call.key, call.in_place] = plan
         return plan
 
