@@ -4,14 +4,11 @@ import socket
 import struct
 from typing import NamedTuple, Protocol
 
-from lanterne.transport.wire import LOST_MS
-
 # Where in it: how often what was sent last was sent again, and probes of a full buffer, each since the last answer;
 # packets that are not acknowledged; milliseconds since one was; bytes that have not been sent.
 RESENT_AT, PROBES_AT, UNACKED_AT, ANSWERED_AT, UNSENT_AT = 2, 3, 24, 56, 144
 _WORD = struct.Struct("<I")
-# A full buffer is probed after 0.2 s, 0.4 s, ...: a host that answers none of so many, in 6 s, is lost.
-MOST_PROBES = 5
+PROBE_MS = 200
 
 
 class TcpInfo(NamedTuple):
@@ -32,11 +29,11 @@ class TcpInfo(NamedTuple):
         """Whether all that has left this process is in the other end's kernel."""
         return not self.unacked and not self.unsent_nbytes
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the other end's kernel has not answered for LOST_MS what was sent again, or MOST_PROBES."""
-        overdue = self.resent > 0 and self.unacked > 0 and self.answered_ms > LOST_MS
-        return overdue or self.probes >= MOST_PROBES
+    def is_silent(self, lost_ms: int) -> bool:
+        """Return whether the other end's kernel was asked and has answered nothing for `lost_ms`."""
+        # A full buffer is probed after 0.2 s, 0.4 s and so on.
+        probed_ms = (PROBE_MS << self.probes) - PROBE_MS
+        return probed_ms > lost_ms or (self.resent > 0 and self.unacked > 0 and self.answered_ms > lost_ms)
 
 
 class Told(Protocol):

@@ -11,18 +11,27 @@ LONGEST_S = 1e6
 TimeoutS = TypeVar("TimeoutS", bound=float | None)
 
 
-def _default_timeout_s(text: str) -> float:
-    """Seconds of LANTERNE_TIMEOUT_S, which says `text`."""
+def _seconds(variable: str, default: float, least: float = 0.0) -> float:
+    """Return the seconds that an environment variable sets.
+
+    Raises:
+        InputError: it is no number, not above 0, or below `least`.
+    """
+    text = os.environ.get(variable, "")
     try:
-        timeout_s = float(text)
+        seconds = float(text) if text else default
     except ValueError:
-        timeout_s = 0.0
-    if not 0 < timeout_s <= LONGEST_S:
-        raise InputError(f"LANTERNE_TIMEOUT_S: got {text!r}, expected a positive number of seconds")
-    return timeout_s
+        seconds = 0.0
+    if not (0 < seconds <= LONGEST_S and seconds >= least):
+        expected = f"at least {least:g} seconds" if least else "a positive number of seconds"
+        raise InputError(f"{variable}: got {text!r}, expected {expected}")
+    return seconds
 
 
-DEFAULT_TIMEOUT_S = _default_timeout_s(os.environ.get("LANTERNE_TIMEOUT_S", "60"))
+DEFAULT_TIMEOUT_S = _seconds("LANTERNE_TIMEOUT_S", 60.0)
+# How long a path may be silent before the host behind it counts as lost. TCP sends again after 0.2 s, 0.4 s, 0.8 s and
+# so on: what is sent while a path is cut for 10 s arrives within 21 s.
+SILENT_S = min(_seconds("LANTERNE_SILENT_S", 25.0, least=2.0), max(2.0, DEFAULT_TIMEOUT_S))
 
 
 def check_timeout_s(timeout_s: TimeoutS) -> TimeoutS:

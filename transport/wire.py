@@ -9,6 +9,7 @@ hosts; nothing is encrypted.
 import enum
 import hashlib
 import hmac
+import math
 import os
 import socket
 import struct
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.errors import InputError, TransportError
+from lanterne.transport.timeouts import SILENT_S
 
 MAX_BODY_NBYTES = 16 << 20
 MAX_KEY_NBYTES = 512
@@ -36,8 +38,10 @@ ACCEPTED, REFUSED = b"+", b"-"
 # By whether what the client says from then on is sealed.
 CLIENTS = {False: b"client", True: b"sealed client"}
 SEAL_NBYTES = 16
-# Who has answered nothing for so long is lost.
-LOST_MS = 4000
+# A host that answers nothing for as long is lost.
+LOST_MS = round(SILENT_S * 1e3)
+# Probes of an idle connection that Linux sends at most.
+MOST_KEEPALIVES = 127
 _COUNT = struct.Struct("<q")
 
 
@@ -306,17 +310,27 @@ def send_parts(sock: Sender, parts: deque[memoryview], most: int) -> int:
     return sent
 
 
-def configure(sock: socket.socket, *, may_stand: bool = False) -> None:
-    """No delay for small frames, and a lost host noticed within about 4 s.
+def keepalive(lost_ms: int) -> tuple[int, int]:
+    """Return (number of probes, seconds between two) with which an idle connection to a lost host ends in `lost_ms`."""
+    every_s = max(1, math.ceil(lost_ms / 1e3 / MOST_KEEPALIVES))
+    return max(1, round(lost_ms / 1e3 / every_s) - 1), every_s
+
+
+def configure(sock: socket.socket, *, lost_ms: int | None = None, may_stand: bool = False) -> None:
+    """Send small frames without delay, and let the kernel end the connection to a host that is lost.
 
     Args:
+        lost_ms: how long that may answer nothing; None is LOST_MS.
         may_stand: the other end may be alive and read nothing for longer than that. While much waits to be sent, the
             kernel then tells nothing: somebody has to look (tcp_info.py).
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    limit_ms = 0 if may_stand else LOST_MS
-    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", limit_ms)):
-        if hasattr(socket, name):
+    lost_ms = LOST_MS if lost_ms is None else lost_ms
+    probes, every_s = keepalive(lost_ms)
+    limit_ms = 0 if may_stand else lost_ms
+    options = (("KEEPIDLE", every_s), ("KEEPINTVL", every_s), ("KEEPCNT", probes), ("USER_TIMEOUT", limit_ms))
+    for option, value in options:
+        if hasattr(socket, name := f"TCP_{option}"):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

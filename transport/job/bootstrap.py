@@ -514,6 +514,15 @@ def address_of(name: str) -> str:
     raise Unavailable(f"address: interface {name} has no address: {reason}")
 
 
+def interface_of(address: str) -> str:
+    """Return the interface that has `address`; empty where none has."""
+    for _index, interface in socket.if_nameindex():
+        with suppress(Unavailable):
+            if address_of(interface) == address:
+                return interface
+    return ""
+
+
 def shown_address(reached: str, *, several_hosts: bool) -> str:
     """Return the address at which this rank listens for the others.
 

@@ -23,7 +23,7 @@ from lanterne.transport.machine import THIS_MACHINE, Machine, Poller, Wakeup
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from lanterne.transport.rails.failover import Incoming, Outgoing
-from lanterne.transport.rails.rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Address, Frame, Rail
+from lanterne.transport.rails.rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SILENT_MS, SWITCH, Address, Frame, Rail
 from lanterne.transport.rails.rail_return import RailReturn
 from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
@@ -424,7 +424,7 @@ def set_up(
     meeting = [each[0] for each in listening if each], hosts, addresses, rank, token
     found = rails.join(*meeting, POLICY.setup_s, machine)
     for sock, _ in found.values():
-        configure(sock, may_stand=True)
+        configure(sock, lost_ms=SILENT_MS, may_stand=True)
     # The same order at both ends. Each queue begins with another rail, so that all network cards are used.
     count, queue = len(hosts), config["queue"]
     made = [Rail(sock, peer, index, seals=seals) for (peer, index), (sock, seals) in sorted(found.items())]

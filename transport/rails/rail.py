@@ -73,6 +73,8 @@ class RailPolicy:
 
 
 POLICY = RailPolicy()
+# A rail whose other end answers nothing for as long is left: another one may carry its messages.
+SILENT_MS = 4000
 
 
 class Greeting(NamedTuple):
@@ -279,8 +281,8 @@ class Rail:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the other end's kernel has answered nothing for so long that its host is lost."""
-        return tcp_info(self.sock).is_silent
+        """Whether the other end's kernel has answered nothing for SILENT_MS."""
+        return tcp_info(self.sock).is_silent(SILENT_MS)
 
     def close(self) -> None:
         self.sock.close()

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from lanterne.errors import TransportError
 from lanterne.transport.door import Door
 from lanterne.transport.machine import Machine, Wakeup
-from lanterne.transport.rails.rail import GREETING, Addresses, Greeting, Proven, Rail, connect
+from lanterne.transport.rails.rail import GREETING, SILENT_MS, Addresses, Greeting, Proven, Rail, connect
 from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
 
@@ -136,6 +136,6 @@ class RailReturn:
         return True
 
     def _give(self, proven: Proven, peer: int, index: int, life: int) -> None:
-        configure(proven.sock, may_stand=True)
+        configure(proven.sock, lost_ms=SILENT_MS, may_stand=True)
         self._found.append(Rail(proven.sock, peer, index, life, proven.seals))
         self._wakeup.set()

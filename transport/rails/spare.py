@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from lanterne.errors import InputError, TransportError, one_of
 from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport, check_ops
-from lanterne.transport.rails.rail import Rail
+from lanterne.transport.rails.rail import SILENT_MS, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_frames import SpareFrames
 from lanterne.transport.rails.spare_paths import SparePaths
@@ -106,7 +106,7 @@ class SpareTransport(Wrapper):
         reached = "" if inner.store is None else inner.store.reached_from
         found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token, reached)
         for (rank, index), (sock, seals) in sorted(found.items()):
-            configure(sock, may_stand=True)
+            configure(sock, lost_ms=SILENT_MS, may_stand=True)
             self._paths.add(Rail(sock, rank, index + 1, seals=seals))
 
     # -- messages

@@ -10,10 +10,11 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.errors import InputError, PeerFailed, TransportError, Unavailable
 from lanterne.transport.base import (
     Capabilities,
     Operation,
@@ -25,6 +26,7 @@ from lanterne.transport.base import (
     check_ops,
     timeout_error,
 )
+from lanterne.transport.job.bootstrap import interface_of, shown_address
 from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
@@ -96,6 +98,13 @@ def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
     return {"rdma": rdma, "roomy": roomy}
 
 
+def _interface(group: Group) -> str:
+    """Return the interface by which this rank reaches those of other hosts; empty where that is not known."""
+    with suppress(Unavailable):
+        return interface_of(shown_address(group.reached_from, several_hosts=len(set(group.hosts)) > 1))
+    return ""
+
+
 def _failure(rank: int, text: str) -> TransportError:
     """That a path has failed: often its other end has ended, because of another perhaps; no word of a death yet."""
     failure = TransportError(f"ucx rank {rank}: {text}")
@@ -141,7 +150,7 @@ class UcxTransport(Transport):
         self.world_size: int = group.world_size
         if timeout_s is not None:
             self.timeout_s = timeout_s
-        chosen = settings(group.hosts, group.rank, os.environ, **_agree(group, timeout_s))
+        chosen = settings(group.hosts, group.rank, os.environ, interface=_interface(group), **_agree(group, timeout_s))
         self._context, self._worker = make_worker(self._ucxx, chosen)
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}

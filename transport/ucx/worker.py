@@ -28,6 +28,7 @@ from typing import Any
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.wire import LOST_MS, keepalive
 
 UCXX_VERSION = "0.52"
 INSTALL = f"install it with: pip install ucxx-cu13=={UCXX_VERSION}.* (no GPU needed; CUDA 12: ucxx-cu12), or use ./run"
@@ -44,14 +45,15 @@ GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")
 # UCX passes over what is not there. "sm" would be sysv, too, which moves as posix does: 2 MB a rank for nothing.
 ONE_HOST_TLS = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
 OWN_TLS = ("^tcp", "^posix", "^tcp,posix")
+_PROBES, _EVERY_S = keepalive(LOST_MS)
 SETTINGS = {
     "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
     "CMA_MEMORY_INVALIDATE": "y",
     "KEEPALIVE_INTERVAL": "inf",
-    "TCP_KEEPIDLE": "1s",
-    "TCP_KEEPINTVL": "1s",
-    "TCP_KEEPCNT": "3",
+    "TCP_KEEPIDLE": f"{_EVERY_S}s",
+    "TCP_KEEPINTVL": f"{_EVERY_S}s",
+    "TCP_KEEPCNT": f"{_PROBES}",
     "TCP_TX_SEG_SIZE": "64K",
 }
 
@@ -136,7 +138,13 @@ def one_ucx() -> Iterator[None]:
 
 
 def settings(
-    hosts: Sequence[str], rank: int, environment: Mapping[str, str], *, rdma: bool = False, roomy: bool = True
+    hosts: Sequence[str],
+    rank: int,
+    environment: Mapping[str, str],
+    *,
+    rdma: bool = False,
+    roomy: bool = True,
+    interface: str = "",
 ) -> dict[str, str]:
     """The UCX settings of `rank`, by their names without UCX_; see the module.
 
@@ -146,6 +154,7 @@ def settings(
             (job/room.py).
         rdma: every host has it.
         roomy: every rank found room in /dev/shm.
+        interface: the one by which other hosts are reached without RDMA; UCX itself would try any that is up.
     """
     chosen = dict(SETTINGS)
     if len(set(hosts)) == 1:
@@ -157,6 +166,8 @@ def settings(
             return _unless_set(chosen, environment) | {"TLS": tls}
     elif left_out := ["tcp"] * rdma + ["sm"] * (hosts.count(hosts[rank]) == 1):
         chosen["TLS"] = "^" + ",".join(left_out)
+    if interface and not rdma and len(set(hosts)) > 1:
+        chosen["NET_DEVICES"] = interface
     return _unless_set(chosen, environment)
 
 

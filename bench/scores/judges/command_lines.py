@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -220,12 +221,14 @@ def run_line(name: str, words: Sequence[str], files: Path, limit_s: float) -> Li
         found = _ended(child, limit_s)
         limited = found is None
         if limited:
+            # The child is not reaped yet, so its number is its own.
             os.killpg(child, signal.SIGTERM if name in SERVING else signal.SIGINT)
             found = _ended(child, TO_END_S)
         seconds = time.monotonic() - began_s
         left = _left(mark)
         for pid in left:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if found is None:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -12,9 +12,9 @@ from verdicts import verdict
 
 from lanterne.bench.scores.rails.rail_faults import mute
 from lanterne.errors import InputError, TransportError
-from lanterne.transport import wire
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.local import LocalWorld
+from lanterne.transport.rails import spare
 from lanterne.transport.rails.ledger import Ledger
 from lanterne.transport.rails.spare import SpareTransport
 
@@ -241,7 +241,7 @@ def test_a_path_that_is_only_idle_is_left_alone():
 
 def test_a_rank_that_reads_nothing_for_long_is_not_taken_for_a_lost_host(monkeypatch):
     """Nor is its rail given up: the kernel's limit of a lost host is short here, and the message fills all buffers."""
-    monkeypatch.setattr(wire, "LOST_MS", 300)
+    monkeypatch.setattr(spare, "SILENT_MS", 300)
     message = np.arange(16 << 20, dtype=np.uint8)
 
     def hand_on(transport):

@@ -52,6 +52,13 @@ def test_settings_depend_on_who_shares_a_host(hosts, rank, expected):
     assert chosen["POSIX_ERROR_HANDLING"] == chosen["SYSV_ERROR_HANDLING"] == chosen["CMA_MEMORY_INVALIDATE"] == "y"
 
 
+def test_tcp_between_hosts_takes_the_interface_by_which_they_meet():
+    assert settings(("a", "b"), 1, {}, interface="lan0")["NET_DEVICES"] == "lan0"
+    assert "NET_DEVICES" not in settings(("a", "b"), 1, {"UCX_NET_DEVICES": "eth7"}, interface="lan0")
+    assert "NET_DEVICES" not in settings(("a", "b"), 1, {}, interface="lan0", rdma=True)
+    assert "NET_DEVICES" not in settings(("a", "a"), 1, {}, interface="lan0")
+
+
 def test_no_tcp_beside_rdma():
     assert settings(("a", "b"), 1, {}, rdma=True)["TLS"] == "^tcp,sm"
     assert settings(("a", "a", "b"), 0, {}, rdma=True)["TLS"] == "^tcp"
