@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from lanterne.errors import TransportError
+from lanterne.transport import wire
 from lanterne.transport.base import (
     Capabilities,
     Operation,
@@ -38,7 +39,6 @@ from lanterne.transport.tcp.tcp_peer import PolledConnections, TcpOperation, Tcp
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import MOVED, Moved, wait
-from lanterne.transport.wire import LOST_MS
 
 
 @steers
@@ -217,7 +217,7 @@ class TcpTransport(Transport):
         if now_s >= self._silence_s:
             self._silence_s = now_s + POLICY.silence_s
             for peer in asked:
-                for duplex in [each for each in peer.duplexes if tcp_info(each.sock).is_silent(LOST_MS)][:1]:
+                for duplex in [each for each in peer.duplexes if tcp_info(each.sock).is_silent(wire.LOST_MS)][:1]:
                     self._lose(peer, duplex, "nothing answers there any more")
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:

@@ -234,6 +234,9 @@ class UcxTransport(Transport):
     def _explain(self, peer: int, what: str, error: Exception) -> NoReturn:
         """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
         wait(never, NOTICE_S, self.pauses, lambda _now_s: self.check_peers((peer,)))
+        if isinstance(error, self._ucxx.UCXUnreachableError):  # and no death: of its addresses none leads there
+            cure = "set LANTERNE_BIND to an interface by which all hosts reach each other"
+            raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}; {cure}") from error
         raise _failure(self.rank, f"{what} rank {peer}: {error}") from error
 
     def barrier(self, timeout_s: float | None = None) -> None:

@@ -19,9 +19,13 @@ from lanterne.bench.scores.simulation.network import (
     SimulatedSelector,
     SimulatedWakeup,
 )
+from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine, Running, Wakeup
 from lanterne.transport.pauses import POLICY as PAUSES
 from lanterne.transport.pauses import Pauses
+
+# In simulated jobs.
+LOST_MS = 4000
 
 # A nap is so much longer than the one before it, from the first to the longest.
 NAP_S, GROWTH, MAX_NAP_S = 1e-5, 1.6, 0.05
@@ -203,7 +207,11 @@ def _guarded(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 @contextmanager
 def guard() -> Iterator[None]:
-    """While it lasts, a simulated process that calls the real clock, naps or sockets gets Escaped."""
+    """While it lasts, a simulated process that calls the real clock, naps or sockets gets Escaped.
+
+    Silent hosts are lost after LOST_MS, so that the time limits of scenarios hold whatever LANTERNE_SILENT_S says.
+    """
+    lost_ms, wire.LOST_MS = wire.LOST_MS, LOST_MS
     before = [(owner, name, owner.__dict__[name]) for owner, name in FORBIDDEN]
     for owner, name, original in before:
         function = getattr(owner, name)
@@ -212,5 +220,6 @@ def guard() -> Iterator[None]:
     try:
         yield
     finally:
+        wire.LOST_MS = lost_ms
         for owner, name, original in before:
             setattr(owner, name, original)

@@ -47,7 +47,7 @@ def test_the_hosts_that_reach_the_witness_go_on_and_the_others_end(needs_lab, ho
     words += ["--witness"] if witness else []
     command = [sys.executable, "-P", "-m", "lanterne", "lab", *words, "--", "python", "-P", PROGRAM]
     # With --witness it is the lab's.
-    env = {**os.environ, "LANTERNE_WITNESS": "hosts"}
+    env = {**os.environ, "LANTERNE_WITNESS": "hosts", "LANTERNE_SILENT_S": "4"}
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=env)
     assert result.returncode == 0, result.stderr
     left = tuple(host for host in range(hosts) if host not in cut)
