@@ -96,7 +96,7 @@ WORDS = (
 TIMES = ("0", "1ms", "2s", "-1ms", "1e300s", "1", "ms", "1ms,1ms")
 SIZES = ("1K", "64K", "0", "-1", "1.5", "99999T", "18446744073709551616", "K", "1K,2K")
 RATES = ("100mbit", "1GB/s", "0mbit", "mbit", "1=10mbit", "1e300gbit")
-FILES = (
+FILES: tuple[str, ...] = (
     "missing",
     "no/such/file.json",
     ".",
