@@ -42,3 +42,4 @@ def test_a_host_that_stays_away_is_named(tmp_path):
     with TwoHosts(tmp_path) as hosts:
         (survivor, _), _ = hosts.run(CODE.format(cut_s=0, transport="tcp"), LANTERNE_SILENT_S="2")
     assert "PeerFailed rank 1" in survivor, survivor
+    assert "no other host answers either, so its host or that of the store is cut off" in survivor, survivor

@@ -69,7 +69,7 @@ class StoreConnection:
         except BlockingIOError:
             return False
         except OSError as error:
-            self.lose(error.strerror, error.errno in CUT)
+            self._lose(error)
         if not data:
             self.lose("the store has ended or dropped this client")
         self._inbox += data
@@ -95,7 +95,7 @@ class StoreConnection:
             except BlockingIOError:
                 return False
             except OSError as error:
-                self.lose(error.strerror, error.errno in CUT)
+                self._lose(error)
             return MOVED if view else True
 
         if not wait(look, deadline_s - self._machine.now_s(), self._until_writable):
@@ -106,6 +106,10 @@ class StoreConnection:
         """From now on it is lost, because of `reason`: raises StoreLost."""
         self._lost = StoreLost(f"{self._where}: connection lost: {reason}", is_cut)
         raise self._lost
+
+    def _lose(self, error: OSError) -> NoReturn:
+        is_cut = error.errno in CUT
+        self.lose(f"{error.strerror}{'; the host of the store or this one is cut off' * is_cut}", is_cut)
 
     def close(self) -> None:
         """Close it; a second call does nothing."""

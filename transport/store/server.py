@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,11 +28,13 @@ from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.board_handler import Board
+from lanterne.transport.store.connection import CUT
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
 from lanterne.transport.store.heirs import POLICY as HEIRS
 from lanterne.transport.store.heirs import Heirs
 from lanterne.transport.store.membership.members import Members
 from lanterne.transport.store.values import KeyValues
+from lanterne.transport.tcp_info import tcp_info
 
 # What a store answers that stands by.
 STANDING_BY = wire.Kind.PROMISE, wire.Kind.WRITE, wire.Kind.OVER, wire.Kind.REFUSED
@@ -79,6 +82,20 @@ class StorePolicy:
 
 
 POLICY = StorePolicy()
+
+
+def _loss(error: OSError, clients: Iterable[Connection], lost: Connection) -> str:
+    """Return how connection `lost` ended, and whether every other host is as silent as its own."""
+    what = "its connection was lost: " + (error.strerror or str(error)).lower()
+    if error.errno not in CUT:
+        return what
+    for each in clients:
+        with suppress(OSError):  # it is lost as well
+            if each is not lost and each.sock.getpeername()[0] != each.sock.getsockname()[0]:
+                found = tcp_info(each.sock)
+                if not found.probes and not found.resent:
+                    return what
+    return f"{what}; no other host answers either, so its host or that of the store is cut off"
 
 
 class _Time:
@@ -222,7 +239,7 @@ class Store:
         except ConnectionResetError:
             data = b""
         except OSError as error:
-            connection.lost = "its connection was lost: " + (error.strerror or str(error)).lower()
+            connection.lost = _loss(error, self._clients, connection)
             data = b""
         connection.inbox += data
         try:

@@ -396,6 +396,9 @@ class SimulatedSocket(SimulatedHandle):
             self.wakes_at_nbytes = value
             changed(self)
 
+    def getpeername(self) -> tuple[str, int]:
+        return self.peer.address
+
     def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
         """TCP_INFO."""
         return self.passage.tcp_info(nbytes)
