@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -213,6 +214,24 @@ def test_a_circle_inside_a_folder_is_seen():
     inside = arrows_inside(PurePosixPath("a"), {tuple(map(PurePosixPath, ends)) for ends in arrows})
     with pytest.raises(CycleError):
         list(TopologicalSorter(inside).static_order())
+
+
+# Files that start processes which end otherwise than with the process that started them.
+OWN_ENDS = {
+    "bench/failslow/watch.py": "a daemon, where it is asked for",
+    "bench/lab/network.py": "removes the network once we have ended",
+    "pipeline/planners/loops.py": "compiles for those that come later",
+    "transport/job/guard.py": "ties the rank itself",
+    "transport/job/launch.py": "has start_child, which ties",
+    "transport/rails/delegate_handle.py": "ends with its socket to us",
+    "transport/store/process.py": "ends with its standard input",
+}
+
+
+def test_processes_end_with_the_one_that_started_them():
+    starts = re.compile(r"subprocess\.Popen\(|os\.fork\(|ProcessPoolExecutor\((?!.*set_parent_death_signal)|\.Pool\(")
+    found = {path.as_posix() for path in FILES if starts.search((PACKAGE / path).read_text())}
+    assert found - {"bench/scores/peers/ddp_deaths_rank.py"} == set(OWN_ENDS)
 
 
 def test_import_is_light(tmp_path):
