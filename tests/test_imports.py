@@ -239,3 +239,42 @@ def test_import_is_light(tmp_path):
     code = f"import sys, lanterne, lanterne.bench.cli; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout.strip() == "[]"
+
+
+def defined(path):
+    """The names that the module at `path` defines at its top."""
+    nodes = ast.parse((PACKAGE / path).read_text()).body
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    names |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    return names | {node.name for node in nodes if hasattr(node, "name")}
+
+
+def is_there(name, folder):
+    """Whether `name` is a place as seen from `folder` or one above, or a name of a place there."""
+    parts = name.removeprefix("lanterne.").removesuffix(".py").replace("/", ".").strip(".").split(".")
+    for above in (folder, *folder.parents):
+        for count in range(len(parts), 0, -1):
+            place = above.joinpath(*parts[:count])
+            if (PACKAGE / place).is_dir() and count == len(parts):
+                return True
+            if (module := place.with_suffix(".py")) in ALL_FILES:
+                return count == len(parts) or parts[count] in defined(module)
+    top = folder.parts[0] if folder.parts else "."
+    return (PACKAGE / folder / name).exists() or any(
+        parts[0] in defined(path) for path in ALL_FILES if path.is_relative_to(top)
+    )
+
+
+ALL_FILES = set(FILES)
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder / "__init__.py" in ALL_FILES], ids=str)
+def test_what_a_folder_says_it_holds_is_there(folder):
+    told = ast.get_docstring(tree_of(PACKAGE / folder / "__init__.py")) or ""
+    quoted = {*re.findall(r"`(\.?[A-Za-z_][\w./]*)`", told)} - {"lanterne"}
+    for place, names in re.findall(r"`([\w.]+)` \(([\w, ]+)\)", told):
+        # A list of names of a module, no words.
+        if all(re.fullmatch(r"[A-Z]\w+|[a-z]+_\w+", name) for name in names.split(", ")):
+            quoted |= {f"{place}.{name}" for name in names.split(", ")}
+    assert not {name for name in quoted if not is_there(name, folder)}
