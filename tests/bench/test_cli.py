@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lanterne import __main__ as entry
 from lanterne.bench import cli
 from lanterne.bench.output.given_options import GivenOptions
 from lanterne.errors import InputError, LanterneError, Unavailable
@@ -189,3 +191,19 @@ def test_a_rank_that_a_signal_ended_is_a_failure(command, ended, code, monkeypat
     monkeypatch.setattr(cli, "build_parser", lambda name: SimpleNamespace(parse=lambda rest: args))
     monkeypatch.setattr(cli, "check_outputs", lambda args: None)
     assert cli.main(command.split()) == code
+
+
+@pytest.mark.parametrize("limit", [1 << 28, resource.RLIM_INFINITY])
+def test_libraries_that_the_address_space_has_no_room_for_are_one_line(monkeypatch, capsys, limit):
+    def cannot_load():
+        raise OSError("libx.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(cli, "main", cannot_load)
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+    if limit == resource.RLIM_INFINITY:
+        with pytest.raises(OSError, match="failed to map"):
+            entry.main()
+        return
+    assert entry.main() == 3
+    error = capsys.readouterr().err
+    assert "got 268 MB of address space" in error and error.count("\n") == 1
