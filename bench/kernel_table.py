@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 from lanterne.bench.output import report
 from lanterne.bench.output.units import MAX_DIGITS, format_count, format_nbytes, whole
 from lanterne.errors import InputError
+from lanterne.transport.job.guard import set_parent_death_signal
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.occupancy import KernelResources
@@ -87,7 +89,8 @@ def _compiled(
     if jobs == 1:
         yield from map(what, parts)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    tie = (signal.SIGKILL, os.getpid())
+    with ProcessPoolExecutor(jobs, get_context("spawn"), set_parent_death_signal, tie) as pool:
         try:
             yield from pool.map(what, parts)
         finally:

@@ -1,5 +1,6 @@
 """The marker `timing`: what fails runs again; the last failure is a skip on a busy machine, else a failure."""
 
+import os
 import subprocess
 import sys
 
@@ -72,3 +73,44 @@ def test_only_tests_of_times_and_only_on_a_busy_machine(run, cores, told):
 def test_what_decides_by_times_runs_again_with_fixtures_made_anew(run, mark, passes_at, told, cores):
     result = run(AGAIN.format(mark=mark, passes_at=passes_at), cores)
     assert told in result.stdout, result.stdout + result.stderr
+
+
+# What a user's shell, or the job that it is in, may set.
+HOSTILE = {
+    **{"HOME": "/proc/none", "UV_CACHE_DIR": "/proc/none/uv", "UV_PYTHON": "3.9", "PIP_REQUIRE_VIRTUALENV": "1"},
+    **{
+        "LC_ALL": "C",
+        "LANG": "de_DE.UTF-8",
+        "TZ": "Asia/Kathmandu",
+        "COLUMNS": "40",
+        "NO_COLOR": "1",
+        "FORCE_COLOR": "1",
+    },
+    **{"PYTHONWARNINGS": "default", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Qt5Agg"},
+    **{"LANTERNE_TIMEOUT_S": "7", "LANTERNE_TRANSPORT": "tcp", "LANTERNE_TOKEN": "0" * 32, "LANTERNE_LOCK": "full"},
+    **{"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"},
+}
+
+
+def test_tests_pass_whatever_the_users_shell_sets(request):
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "tests/test_run.py",
+        "tests/test_screens.py",
+    ]
+    words = ["tests/bench/test_cli.py", "-k", "lock_follows or in_a_pipe or help_of_a_command or inside_of_one"]
+    result = subprocess.run(
+        [*command, *words],
+        cwd=request.config.rootpath,
+        env=os.environ | HOSTILE,
+        umask=0o077,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr

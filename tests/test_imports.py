@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -215,8 +216,65 @@ def test_a_circle_inside_a_folder_is_seen():
         list(TopologicalSorter(inside).static_order())
 
 
+# Files that start processes which end otherwise than with the process that started them.
+OWN_ENDS = {
+    "bench/failslow/watch.py": "a daemon, where it is asked for",
+    "bench/lab/network.py": "removes the network once we have ended",
+    "pipeline/planners/loops.py": "compiles for those that come later",
+    "transport/job/guard.py": "ties the rank itself",
+    "transport/job/launch.py": "has start_child, which ties",
+    "transport/rails/delegate_handle.py": "ends with its socket to us",
+    "transport/store/process.py": "ends with its standard input",
+}
+
+
+def test_processes_end_with_the_one_that_started_them():
+    starts = re.compile(r"subprocess\.Popen\(|os\.fork\(|ProcessPoolExecutor\((?!.*set_parent_death_signal)|\.Pool\(")
+    found = {path.as_posix() for path in FILES if starts.search((PACKAGE / path).read_text())}
+    assert found - {"bench/scores/peers/ddp_deaths_rank.py"} == set(OWN_ENDS)
+
+
 def test_import_is_light(tmp_path):
     heavy = "numpy numba mpi4py ucxx cupy matplotlib ortools networkx".split()
     code = f"import sys, lanterne, lanterne.bench.cli; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout.strip() == "[]"
+
+
+def defined(path):
+    """The names that the module at `path` defines at its top."""
+    nodes = ast.parse((PACKAGE / path).read_text()).body
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    names |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    return names | {node.name for node in nodes if hasattr(node, "name")}
+
+
+def is_there(name, folder):
+    """Whether `name` is a place as seen from `folder` or one above, or a name of a place there."""
+    parts = name.removeprefix("lanterne.").removesuffix(".py").replace("/", ".").strip(".").split(".")
+    for above in (folder, *folder.parents):
+        for count in range(len(parts), 0, -1):
+            place = above.joinpath(*parts[:count])
+            if (PACKAGE / place).is_dir() and count == len(parts):
+                return True
+            if (module := place.with_suffix(".py")) in ALL_FILES:
+                return count == len(parts) or parts[count] in defined(module)
+    top = folder.parts[0] if folder.parts else "."
+    return (PACKAGE / folder / name).exists() or any(
+        parts[0] in defined(path) for path in ALL_FILES if path.is_relative_to(top)
+    )
+
+
+ALL_FILES = set(FILES)
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder / "__init__.py" in ALL_FILES], ids=str)
+def test_what_a_folder_says_it_holds_is_there(folder):
+    told = ast.get_docstring(tree_of(PACKAGE / folder / "__init__.py")) or ""
+    quoted = {*re.findall(r"`(\.?[A-Za-z_][\w./]*)`", told)} - {"lanterne"}
+    for place, names in re.findall(r"`([\w.]+)` \(([\w, ]+)\)", told):
+        # A list of names of a module, no words.
+        if all(re.fullmatch(r"[A-Z]\w+|[a-z]+_\w+", name) for name in names.split(", ")):
+            quoted |= {f"{place}.{name}" for name in names.split(", ")}
+    assert not {name for name in quoted if not is_there(name, folder)}

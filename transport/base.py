@@ -1,4 +1,4 @@
-"""The transport interface: five verbs that move bytes between ranks, and the request they return.
+"""The transport interface: the verbs that move bytes between ranks, and the request they return.
 
 A transport knows nothing of collectives, dtypes or reductions. Its one posting verb takes a *batch*, because NCCL has
 no tags and must fuse the sends and receives of a round; elsewhere a batch is a loop.

@@ -35,11 +35,9 @@ calls before them are, which tell its iterations and who comes last. The exit co
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -56,7 +54,7 @@ from lanterne.errors import InputError, shown
 from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record.recorder import FOLDER_VARIABLE, start_of
 from lanterne.transport.job.bootstrap import launched_world_size
-from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
+from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives, start_child
 from lanterne.transport.registry import usual_transport
 
 if TYPE_CHECKING:
@@ -70,7 +68,6 @@ if TYPE_CHECKING:
 # How long the ranks of others may take to end after ours.
 END_S = 3.0
 MAX_FILES = 1 << 16
-PR_SET_PDEATHSIG = 1
 # In the folder of a job's logs: its status, which `lanterne serve` reads.
 STATUS_FILE = "job.status"
 
@@ -410,15 +407,8 @@ def _start_ranks(args: argparse.Namespace, command: list[str], variables: dict[s
 
 def _run_here(command: list[str], variables: dict[str, str]) -> int:
     """Run the program as a child that gets our signals and ends with us; its exit code, 128 + n for signal n."""
-    libc, us = ctypes.CDLL(None), os.getpid()
-
-    def die_with_us() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != us:
-            os._exit(1)
-
     # MPI's launcher speaks to the program through a file descriptor that it has inherited.
-    child = subprocess.Popen(command, env=variables, close_fds=False, preexec_fn=die_with_us)  # noqa: PLW1509 (system calls only)
+    child = start_child(command, env=variables, close_fds=False)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     while True:

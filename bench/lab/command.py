@@ -5,7 +5,7 @@
   lanterne lab --hosts 2 --ranks-per-host 4 --rate 200mbit -- python job.py    ranks that share a host's link
   lanterne lab --topology cluster.json -- python job.py     hosts, ranks, rates and sites of a file
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
-  lanterne lab --hosts 4 --witness --cut 0@10 -- python job.py     host 0 is cut off after 10 s, the others go on
+  lanterne lab --hosts 4 --witness --cut 0@10 -- python job.py     cut off 10 s after all have met; others go on
   lanterne lab --hosts 4 --witness --cut 0@10=to -- python job.py  nothing comes to it any more, but from it
 
 Each rank runs the command, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is
@@ -26,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +48,12 @@ from lanterne.bench.output.units import parse_rate_bytes_per_s
 from lanterne.collectives.topology.topology import INSIDE, NIC, TRUNK, Topology
 from lanterne.collectives.topology.topology_json import read_topology
 from lanterne.errors import InputError, Unavailable
+from lanterne.transport.job.launch import start_child
 from lanterne.transport.own_python import own_python
 
 MASTER_PORT = 29500
+# As /proc/net/tcp has it; and how often that is read until all have met.
+ESTABLISHED, MET_PAUSE_S = "01", 0.05
 MAX_RANKS_PER_HOST = 64
 # After one host has failed, how long the others may take to notice and say so themselves.
 GRACE_S = 15.0
@@ -84,7 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="HOST[,...]@S[=WAY]",
-        help="after S seconds no packet comes from these hosts or to them, or only from or to; may be repeated",
+        help="S seconds after all have met at the job's store no packet comes from these hosts or to them, or only "
+        "from or to; may be repeated",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every rank runs, after --")
 
@@ -268,18 +274,43 @@ def run_ranks(network: Network, command: list[str], cuts: Sequence[HostCut] = ()
         last = network.num_hosts - 1
         meeting["LANTERNE_WITNESS"] = f"{network.address(last)}:{MASTER_PORT}"
         words = [*network.run_in(last), *resolve(["lanterne"]), "witness", "--bind", network.address(last)]
-        subprocess.Popen([*words, "--port", str(MASTER_PORT)], env=environment(network, token, 0))
+        start_child([*words, "--port", str(MASTER_PORT)], env=environment(network, token, 0))
     processes, cut_off = [], set()
     for rank, host in enumerate(network.placement):
         job = environment(network, token, rank) | network.rank_variables(rank) | meeting
-        processes.append(subprocess.Popen(network.run_in(host) + command, env=job))
+        processes.append(start_child(network.run_in(host) + command, env=job))
         if any(host in cut.hosts for cut in cuts):
             cut_off.add(processes[-1].pid)
-    for cut in cuts:
-        timer = threading.Timer(cut.at_s, cut_hosts, (network, cut.hosts, cut.way))
-        timer.daemon = True
-        timer.start()
-    return wait_for_all(processes, cut_off)
+    done: list[HostCut] = []
+    pids = [process.pid for process in processes]
+    threading.Thread(target=_cut_in_turn, args=(network, pids, cuts, done), daemon=True).start()
+    code = wait_for_all(processes, cut_off)
+    if len(done) < len(cuts):
+        print(f"lab: {len(cuts) - len(done)} of {len(cuts)} cuts came too late: the job had ended", file=sys.stderr)
+    return code
+
+
+def _cut_in_turn(network: Network, pids: Sequence[int], cuts: Sequence[HostCut], done: list[HostCut]) -> None:
+    """Carry out `cuts`, whose times count from when all ranks have met; `done` gets each."""
+    late = set(pids)
+    while late := {pid for pid in late if not _has_met(pid)}:
+        time.sleep(MET_PAUSE_S)
+    met_s = time.monotonic()
+    for cut in sorted(cuts, key=lambda cut: cut.at_s):
+        time.sleep(max(0.0, met_s + cut.at_s - time.monotonic()))
+        cut_hosts(network, cut.hosts, cut.way)
+        done.append(cut)
+
+
+def _has_met(pid: int) -> bool:
+    """Return whether the host of rank `pid` has a connection to the job's store, lanterne's or PyTorch's."""
+    with suppress(OSError):
+        for name in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                _, _, remote, state, *_ = line.split()
+                if state == ESTABLISHED and int(remote.rpartition(":")[2], 16) == MASTER_PORT:
+                    return True
+    return False
 
 
 def wait_for_all(processes: Sequence[subprocess.Popen[bytes]], cut_off: Collection[int] = ()) -> int:
@@ -318,7 +349,7 @@ def run_mpi(network: Network, command: list[str], launcher: str) -> int:
         raise Unavailable(f"lab: got --launcher {launcher}, but {mpiexec} is {'' if is_open_mpi else 'not '}Open MPI's")
     with tempfile.TemporaryDirectory(prefix=network.name) as folder:
         words = [*mpiexec_words(network, mpiexec, launcher, Path(folder)), *command]
-        return wait_for_all([subprocess.Popen(words, env=mpi_environment(network))])
+        return wait_for_all([start_child(words, env=mpi_environment(network))])
 
 
 def mpiexec_words(network: Network, mpiexec: str, launcher: str, folder: Path) -> list[str]:

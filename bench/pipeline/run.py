@@ -20,7 +20,7 @@ times. Columns:
 
 With --device cuda actions are delays on a GPU's stream, and times those of its clock. Over nccl messages then go from
 GPU to GPU (data plane streams), and links take their time on the streams that carry them, without the CPU; messages of
-other data planes are copied through pinned memory. Has not run on a GPU yet.
+other data planes are copied through pinned memory.
 
 With --ready-first every plan also runs with its order as a hint: a rank that waits longer than planned does meanwhile
 what is ready, within its memory. --jitter SHARE=FACTOR makes that share of the actions so much longer, others in each

@@ -3,13 +3,16 @@
 import argparse
 import contextlib
 import multiprocessing
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
+from lanterne.transport.job.guard import set_parent_death_signal
 
 COPIED_NBYTES, LONGEST_BURST_S = 16 << 20, 1.0
 
@@ -69,7 +72,10 @@ def score_jobs(
 def busy(count: int) -> Iterator[None]:
     """`count` processes while the block runs: most compute, every third copies memory or sleeps, in bursts."""
     works = [_burst if number % 3 == 2 else _compute for number in range(count)]
-    others = [multiprocessing.get_context("spawn").Process(target=work, daemon=True) for work in works]
+    others = [
+        multiprocessing.get_context("spawn").Process(target=_tied, args=(work, os.getpid()), daemon=True)
+        for work in works
+    ]
     for other in others:
         other.start()
     try:
@@ -78,6 +84,11 @@ def busy(count: int) -> Iterator[None]:
         for other in others:
             other.kill()
             other.join()
+
+
+def _tied(work: Callable[[], None], parent: int) -> None:
+    set_parent_death_signal(signal.SIGKILL, parent)
+    work()
 
 
 def _compute() -> None:

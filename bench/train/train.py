@@ -8,8 +8,8 @@ loss.
   lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
   lanterne pipeline train -n 4 --data README.md --spare-rails 127.0.0.2,127.0.0.3 --cut 1-2@20=silent --check
   lanterne pipeline train -n 4 --data README.md --model examples.train_torch:gpt --width 32   # extra torch
-  lanterne pipeline train -n 4 --data book.txt --device cuda --adapt                  # has not run on a GPU yet
-  lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
+  lanterne pipeline train -n 4 --data book.txt --device cuda --adapt
+  lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # ran on ranks of one H200
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
   lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
   lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --mitigate --kill 1@30

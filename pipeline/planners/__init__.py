@@ -1,6 +1,6 @@
-"""This folder holds what makes plans for a `Problem`: `registry` has every scheduler by name, `best` is the one to use,
-and `adaptra`, `crosspipe` and `optimal` are the papers'; `bounds` says what no plan can be below, `partition` and
+"""This folder holds what makes plans for a `Problem`: `schedulers` has every scheduler by name, `best` is the one to
+use, and `adaptra`, `crosspipe` and `optimal` are the papers'; `bounds` says what no plan can be below, `partition` and
 `layer_times` cut a model's layers into stages. It is pure, but for Numba's cache of compiled code and the clock that
-`layer_times` reads. Others import `registry`, `best`, `adaptra`, `bounds`, `partition`, `layer_times` and
-`performance_model`; the rest serves these.
+`layer_times` reads. Others import `schedulers`, `best`, `adaptra`, `bounds`, `partition` and
+`layer_times`; the rest serves these.
 """

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lanterne import __main__ as entry
 from lanterne.bench import cli
 from lanterne.bench.output.given_options import GivenOptions
 from lanterne.errors import InputError, LanterneError, Unavailable
@@ -196,3 +198,19 @@ def test_an_error_is_short_whatever_it_quotes(capsys):
         assert cli.main(["schedule", text]) == 2, text
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and len(err) < most, text
+
+
+@pytest.mark.parametrize("limit", [1 << 28, resource.RLIM_INFINITY])
+def test_libraries_that_the_address_space_has_no_room_for_are_one_line(monkeypatch, capsys, limit):
+    def cannot_load():
+        raise OSError("libx.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(cli, "main", cannot_load)
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+    if limit == resource.RLIM_INFINITY:
+        with pytest.raises(OSError, match="failed to map"):
+            entry.main()
+        return
+    assert entry.main() == 3
+    error = capsys.readouterr().err
+    assert "got 268 MB of address space" in error and error.count("\n") == 1

@@ -33,7 +33,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.job.guard import STORE_RETURNS
+from lanterne.transport.job.guard import STORE_RETURNS, descendants
 from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
 from lanterne.transport.job.room import check_shared_memory, make_room_for_files
 from lanterne.transport.job.secret import job_secret
@@ -294,13 +294,15 @@ def _witness() -> tuple[str, int] | None:
 
 
 def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
-    from lanterne.transport.mpi.library import choose_library, unlink_segments
+    from lanterne.transport.mpi.library import choose_library, segments, unlink_segments
     from lanterne.transport.mpi.over_mpi import finalize_with, load_mpi
 
     choose_library(launch.launcher.library, launch.launcher.name)
     if "mpi4py.MPI" not in sys.modules:
         mpich = launch.launcher.library == "mpich"
-        check_shared_memory(ranks_beside(os.environ, launch.world_size), os.environ, mpich=mpich)
+        ranks = ranks_beside(os.environ, launch.world_size)
+        taken = set[str]().union(*map(segments, descendants(os.getppid()))) if mpich else ()
+        check_shared_memory(ranks, os.environ, mpich=mpich, segments=taken)
     comm = load_mpi().COMM_WORLD
     expected = launch.world_size or comm.size
     if comm.size != expected:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
+from lanterne.transport.job.room import little_shared_memory
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.steering import steers, value
@@ -130,7 +131,8 @@ def exit_code(status: int) -> tuple[int, str]:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code, f"exited with code {code}"
-    return 128 - code, f"killed by signal {-code} ({signal.Signals(-code).name})"
+    why = f"; {full}" if -code == signal.SIGBUS and (full := little_shared_memory()) else ""
+    return 128 - code, f"killed by signal {-code} ({signal.Signals(-code).name}){why}"
 
 
 class Guard:

@@ -16,8 +16,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import BAD_INPUT, STARTED_KEY, STORE_RETURNS, set_parent_death_signal, survivors_s
@@ -363,15 +364,14 @@ def _start_guards(
 
 
 def _popen(command: Sequence[str], variables: Mapping[str, str]) -> Process:
-    launcher = os.getpid()
-    return subprocess.Popen(
-        command,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        # System calls only, so it cannot meet a lock that another thread held at the fork.
-        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM, launcher),  # noqa: PLW1509 (system calls only)
-    )
+    return start_child(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def start_child(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a process that gets SIGTERM when this thread ends, even by SIGKILL; `options` as of Popen."""
+    # It makes system calls only, so it cannot meet a lock that another thread held at the fork.
+    tie = partial(set_parent_death_signal, signal.SIGTERM, os.getpid())
+    return subprocess.Popen(command, preexec_fn=tie, **options)  # noqa: PLW1509 (system calls only)
 
 
 @contextmanager

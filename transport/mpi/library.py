@@ -98,9 +98,14 @@ def unlink_segments(pid: int | str = "self") -> None:
 
     MPICH does so in MPI_Finalize only, so that jobs with a death would fill the memory.
     """
-    for path in _mapped(pid, "/dev/shm/mpich_shm_"):
+    for path in segments(pid):
         with suppress(OSError):
             os.unlink(path)
+
+
+def segments(pid: int | str) -> set[str]:
+    """Return the files of MPICH's shared memory that process `pid` has mapped."""
+    return _mapped(pid, "/dev/shm/mpich_shm_")
 
 
 def _mapped(pid: int | str, part: str) -> set[str]:

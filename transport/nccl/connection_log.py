@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 LEVEL, FILE, PARTS = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"
 # What says it, of what NCCL can write: connections are told under all of these, by version.
@@ -59,15 +58,15 @@ class ConnectionLog:
 
 @contextmanager
 def logged(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Meanwhile NCCL, if it is loaded in it, logs its connections to a file of the user's alone, which then goes.
+    """Let NCCL, if it is loaded meanwhile, log its connections to memory of this process, which no end leaves behind.
 
-    Whoever has asked NCCL to log something keeps what was asked for.
+    A log that the user has asked for stays as it was asked for.
     """
     if LEVEL in environment or FILE in environment:
         yield
         return
-    with TemporaryDirectory(prefix="lanterne-nccl-") as folder:
-        wanted = WANTED | {FILE: os.path.join(folder, "%p.log")}
+    with open(os.memfd_create("lanterne-nccl"), "wb") as memory:
+        wanted = WANTED | {FILE: f"/proc/self/fd/{memory.fileno()}"}
         before = {name: environment.get(name) for name in wanted}
         environment.update(wanted)
         try:

@@ -348,12 +348,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = THIS_MACHINE.listen(args.bind, args.port)
         token, owner = os.environ.get("LANTERNE_TOKEN", ""), sys.stdin.fileno()
         store = Store(listener, token, args.until, owner, term=args.term, stands_by=args.stands_by)
+        said = str(listener.getsockname()[1])
     except (OSError, InputError) as error:
-        print(f"error {getattr(error, 'strerror', None) or error}", flush=True)
-        return 1
-    print(listener.getsockname()[1], flush=True)
+        store, said = None, f"error {getattr(error, 'strerror', None) or error}"
+    try:
+        print(said, flush=True)
+    except BrokenPipeError:  # The owner was interrupted meanwhile.
+        store = None
     # The reader of the port may close its end: nothing else is ever written there.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if store is None:
+        return 1
     store.run()
     return 0
 

@@ -29,6 +29,7 @@ from typing import BinaryIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_figure, format_time
+from lanterne.transport.job.launch import start_child
 
 ROOT = Path(__file__).resolve().parents[3]
 BUDGET_S = 570.0
@@ -207,7 +208,7 @@ def run_step(step: SessionStep, limit_s: float, log: BinaryIO) -> StepOutcome:
     log.write(f"\n===== {step.name}: at most {limit_s:.0f} s\n".encode())
     log.flush()
     begin = log.tell()
-    process = subprocess.Popen(
+    process = start_child(
         command,
         stdin=subprocess.DEVNULL,
         stdout=log,

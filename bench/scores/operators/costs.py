@@ -38,6 +38,7 @@ from lanterne.bench.output.units import whole
 from lanterne.collectives.auto.load_meter import LoadMeter
 from lanterne.failslow.operate.publisher import Publisher
 from lanterne.failslow.operate.status_server import Address, StatusServer
+from lanterne.transport.job.launch import start_child
 
 RANKS, INCIDENTS, HOSTS = 1024, 64, 16
 SLOW_REPLICA, SLOW_STAGE, SLOW_RANK = 3, 1, 5
@@ -279,7 +280,7 @@ def _serves(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         folder = Path(name, f"lanterne-watch-{os.getuid()}-1")
         folder.mkdir()
         (folder / STATUS_FILE).write_text(json.dumps(large_status()))
-        process = subprocess.Popen(
+        process = start_child(
             [sys.executable, "-m", "lanterne", "serve", "--listen", "0"], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "TMPDIR": name},
         )  # fmt: skip

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.bench.scores.beside import score_jobs
+from lanterne.transport.job.launch import start_child
 
 RANKS, PATIENCE_S, LIMIT_S = 3, 4.0, 25.0
 NAP_S = 12.0
@@ -98,7 +99,7 @@ def _lines(command: list[str], limit_s: float) -> list[str]:
     """What the command says on standard error; it is ended at its limit, or when it has told enough."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     lines: list[str] = []
-    process = subprocess.Popen(
+    process = start_child(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     assert process.stderr is not None

@@ -14,7 +14,6 @@ of gloo beside them. Needs PyTorch: the Python of --python, this one, or the env
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +26,7 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import format_time, parse_rate_bytes_per_s, whole
 from lanterne.bench.scores.peers.team import Contender, find_python
 from lanterne.errors import InputError, TransportError, Unavailable
+from lanterne.transport.job.launch import start_child
 
 RANK = Path(__file__).with_name("ddp_rank.py")
 NEEDS = Contender("DDP", "ddp", "none", ("torch", "lanterne"), ".venv-torch")
@@ -142,7 +142,7 @@ def _start(words: list[str], places: list[tuple[list[str], dict[str, str]]], net
         own = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank if network is None else 0)}
         if network is not None:
             own["GLOO_SOCKET_IFNAME"] = INTERFACE
-        processes.append(subprocess.Popen([*prefix, *words], env=variables | own, stdout=sys.stderr))
+        processes.append(start_child([*prefix, *words], env=variables | own, stdout=sys.stderr))
     return wait_for_all(processes)
 
 

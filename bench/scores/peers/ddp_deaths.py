@@ -27,6 +27,7 @@ from typing import IO, Any, NamedTuple, TextIO
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_time, whole
 from lanterne.errors import Unavailable, need_package
+from lanterne.transport.job.launch import start_child
 
 JOB = Path(__file__).with_name("ddp_deaths_rank.py")
 NAMED_S = 2.0
@@ -76,7 +77,7 @@ class Jobs:
         self._folder = folder
         variables = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         command = [sys.executable, "-P", str(JOB), str(ranks)]
-        self._process = subprocess.Popen(
+        self._process = start_child(
             command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self._read("ready")

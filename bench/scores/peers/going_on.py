@@ -28,6 +28,7 @@ from typing import Any, TextIO
 from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_time, whole
 from lanterne.errors import Unavailable, need_package
+from lanterne.transport.job.launch import start_child
 
 RANK = Path(__file__).with_name("going_on_rank.py")
 CONTENDERS = {"lanterne": "", "torchft": "", "torchft-lanterne": ""}
@@ -89,7 +90,7 @@ def _over_torchft(words: list[str], ranks: int) -> str | None:
         port = free.getsockname()[1]
     about = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     lighthouse = [str(Path(sys.executable).with_name(LIGHTHOUSE[0])), *LIGHTHOUSE[1:], "--bind", f"127.0.0.1:{port}"]
-    with subprocess.Popen(lighthouse, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as store:
+    with start_child(lighthouse, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as store:
         try:
             return _done([["sh", "-c", AGAIN, "sh", *words]] * ranks, [about | {"RANK": str(r)} for r in range(ranks)])
         finally:
@@ -100,9 +101,7 @@ def _done(commands: list[list[str]], about: list[dict[str, str]]) -> str | None:
     """Run all `commands` at once, with these variables; what went wrong, None: nothing."""
     with tempfile.TemporaryFile("w+") as said:
         jobs = [
-            subprocess.Popen(
-                command, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
-            )
+            start_child(command, env=os.environ | own, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
             for command, own in zip(commands, about, strict=True)
         ]
         until_s = time.monotonic() + JOB_S

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TextIO
 from lanterne.bench.lab.command import environment, mpi_environment, mpiexec_words
 from lanterne.bench.lab.network import INTERFACE, Network
 from lanterne.errors import TransportError
+from lanterne.transport.job.launch import start_child
 
 START_S = 60.0
 # Longer than any call takes; a library without timeouts of its own may wait for ever.
@@ -104,7 +105,7 @@ class Team:
             listener.bind(str(path))
             listener.listen(network.num_ranks)
             for words, variables in _starts(contender, python, network, folder, number, command):
-                process = subprocess.Popen(
+                process = start_child(
                     words,
                     env=variables | contender.settings,
                     stdin=subprocess.DEVNULL,

@@ -12,7 +12,6 @@ PyTorch: the Python of --python, this one, or the environment of `./run test -m 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import to_torch_csv
 from lanterne.pipeline.planners.schedulers import plan
+from lanterne.transport.job.launch import start_child
 
 RANK = Path(__file__).with_name("torch_pipelining_rank.py")
 NEEDS = Contender("pipelining", "pipelining", "none", ("torch", "lanterne"), ".venv-torch")
@@ -86,7 +86,7 @@ def _on_this_host(python: str, ranks: int, options: Mapping[str, Any]) -> dict[s
         usual = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"} | meeting
         words = [python, "-P", str(RANK), str(file)]
         processes = [
-            subprocess.Popen(words, env=usual | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=sys.stderr)
+            start_child(words, env=usual | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=sys.stderr)
             for rank in range(ranks)
         ]
         code = wait_for_all(processes)

@@ -22,6 +22,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +36,7 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.bench.scores.simulation.scenario import TRANSPORTS, VERSION, draw
 from lanterne.errors import InputError
+from lanterne.transport.job.guard import set_parent_death_signal
 
 if TYPE_CHECKING:
     from lanterne.bench.scores.simulation.growing import GrowthOutcome
@@ -118,7 +120,8 @@ def simulate(first: int, seeds: int, transport: str | None, jobs: int, what: Por
     if jobs == 1 or len(portions) == 1:
         yield from (what(portion, transport) for portion in portions)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    tie = (signal.SIGKILL, os.getpid())
+    with ProcessPoolExecutor(jobs, get_context("spawn"), set_parent_death_signal, tie) as pool:
         try:
             yield from pool.map(what, portions, [transport] * len(portions))
         finally:

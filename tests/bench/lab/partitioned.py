@@ -1,12 +1,14 @@
 """A program whose ranks go on when hosts are cut off: says how long a call was missing, and with whom it ended."""
 
 import os
+import sys
 import time
 
 import numpy as np
 
 import lanterne
 
+time.sleep(float(sys.argv[1]))  # as on a machine that starts slowly
 comm = lanterne.init("tcp", timeout_s=30)
 size, steps, missing_s, last_s = comm.world_size, 0, 0.0, time.monotonic()
 out = np.empty(1000)

@@ -2,12 +2,14 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from lanterne.bench.lab import command
 from lanterne.bench.lab.command import HostCut, parse_cut
 from lanterne.errors import InputError
 
@@ -30,6 +32,14 @@ def test_bad_cuts(text):
         parse_cut(text, 4)
 
 
+def test_a_rank_has_met_once_its_host_is_connected_to_the_store(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        monkeypatch.setattr(command, "MASTER_PORT", store.getsockname()[1])
+        assert not command._has_met(os.getpid())
+        with socket.create_connection(store.getsockname()):
+            assert command._has_met(os.getpid())
+
+
 @pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.parametrize(
@@ -43,12 +53,12 @@ def test_bad_cuts(text):
     ids=str,
 )
 def test_the_hosts_that_reach_the_witness_go_on_and_the_others_end(needs_lab, hosts, cut, witness, way):
-    words = ["--hosts", str(hosts), "--rate", "200mbit", "--cut", f"{','.join(map(str, cut))}@30{way}"]
+    words = ["--hosts", str(hosts), "--rate", "200mbit", "--cut", f"{','.join(map(str, cut))}@8{way}"]
     words += ["--witness"] if witness else []
-    command = [sys.executable, "-P", "-m", "lanterne", "lab", *words, "--", "python", "-P", PROGRAM]
+    words = [sys.executable, "-P", "-m", "lanterne", "lab", *words, "--", "python", "-P", PROGRAM, "10"]
     # With --witness it is the lab's.
     env = {**os.environ, "LANTERNE_WITNESS": "hosts", "LANTERNE_SILENT_S": "4"}
-    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=env)
+    result = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100, env=env)
     assert result.returncode == 0, result.stderr
     left = tuple(host for host in range(hosts) if host not in cut)
     went_on = re.findall(r"host (\d) goes on in (\(.*?\)) after (\S+) s", result.stdout)

@@ -14,6 +14,7 @@ from processes import MARK, PATIENCE_S, assert_none_left, marked, wait_until
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.job import launch as launch_module
+from lanterne.transport.job import room
 from lanterne.transport.job.guard import exit_code
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, launch
 
@@ -292,6 +293,13 @@ def test_a_batch_system_does_not_take_the_ranks_elsewhere(mark):
 )
 def test_exit_codes(status, expected):
     assert exit_code(status) == expected
+
+
+@pytest.mark.parametrize(("free_nbytes", "told"), [(0, "; /dev/shm is full (0 MB free); give more"), (1 << 30, "")])
+def test_what_a_bus_error_means(monkeypatch, free_nbytes, told):
+    monkeypatch.setattr(room, "_free_nbytes", lambda: free_nbytes)
+    code, words = exit_code(signal.SIGBUS)
+    assert code == 128 + signal.SIGBUS and words.startswith(f"killed by signal 7 (SIGBUS){told}")
 
 
 @pytest.mark.parametrize("grace", ["x", "-1", "nan", "inf"])

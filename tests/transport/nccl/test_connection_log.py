@@ -60,9 +60,10 @@ def test_nccl_is_asked_meanwhile():
     environment = {PARTS: "NET"}
     with logged(environment):
         assert environment[LEVEL] == "INFO" and "P2P" in environment[PARTS]
-        folder = Path(environment[FILE]).parent
-        assert folder.stat().st_mode & 0o77 == 0
-    assert environment == {PARTS: "NET"} and not folder.exists()
+        memory = Path(environment[FILE])
+        memory.write_text("x")
+        assert (memory.read_text(), memory.resolve().exists()) == ("x", False)  # nothing is left by any end
+    assert environment == {PARTS: "NET"} and not memory.exists()
 
 
 @pytest.mark.parametrize("own", [{LEVEL: "WARN"}, {FILE: "/tmp/own"}])

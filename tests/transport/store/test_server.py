@@ -300,6 +300,14 @@ def test_the_token_is_on_no_command_line(store):
 
 
 @pytest.mark.parametrize("until", ["owner", "members"])
+def test_it_ends_without_a_word_where_its_owner_was_interrupted_before_it_listened(until):
+    command = [sys.executable, "-m", "lanterne.transport.store.server", "--until", until]
+    store = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    store.stdout.close()
+    assert (store.communicate(timeout=30)[1], store.returncode) == ("", 1)
+
+
+@pytest.mark.parametrize("until", ["owner", "members"])
 def test_it_ends_after_its_owner_or_its_clients(until):
     mark = new_mark()
     code = (

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import mutants
 import pytest
+from processes import MARK, assert_none_left, marked, wait_until
 
 from lanterne.bench import cli
 from lanterne.bench.scores.simulation import baton as baton_module
@@ -308,6 +309,16 @@ def test_a_bad_seed_file_is_one_line(tmp_path, capsys, change, message):
     assert cli.main(["replay", str(path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_command(mark, number):
+    command = [sys.executable, "-P", "-m", "lanterne", "simulate", "--seeds", "10000", "--jobs", "2"]
+    process = subprocess.Popen(command, env=os.environ | {MARK: mark}, stdout=-3, stderr=-3)
+    assert wait_until(lambda: len(marked(mark, "spawn_main")) == 2)
+    process.send_signal(number)
+    assert process.wait(20) == -number
+    assert_none_left(mark)
 
 
 def test_the_commands(tmp_path, capsys, monkeypatch):
