@@ -2,7 +2,7 @@
 
   python -m lanterne.bench.scores.judges.command_lines --lines 1000 --seed 7
 
-Lines are drawn from the parsers of all commands: each option stands in three lines at least, with values that are
+Lines are drawn from the parsers of the users' commands: each option stands in three lines at least, with values that are
 right and with hostile ones (numbers beyond every range, broken files, devices, names of folders). Each runs in a folder
 of its own with a time limit. A line that is still at work then is interrupted, as a user would do it, and has to end.
 """
@@ -164,10 +164,15 @@ def make_files(folder: Path) -> None:
         cli.main([*line.split(), str(folder / name)])
 
 
-def draw_lines(count: int, seed: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Return at least `count` (command, words), in which each option of each command leads EACH lines."""
+def draw_lines(count: int, seed: int, *, yardsticks: bool = False) -> list[tuple[str, tuple[str, ...]]]:
+    """Return at least `count` (command, words), in which each option of each command leads EACH lines.
+
+    Args:
+        yardsticks: also of commands that redo our own figures, which run for long.
+    """
     choose = random.Random(seed)
-    actions = {name: options_of(name) for name in cli.COMMANDS}
+    users = [name for name, (module, _) in cli.COMMANDS.items() if not module.startswith(("papers.", "scores."))]
+    actions = {name: options_of(name) for name in (cli.COMMANDS if yardsticks else users)}
     leading = [(name, action) for name, each in actions.items() for action in each] * EACH
     leading += choose.choices(leading, k=max(0, count - len(leading)))
     choose.shuffle(leading)
@@ -325,12 +330,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=whole(1), default=1000, metavar="N", help="at least (default 1000)")
     parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of the lines (default 0)")
+    parser.add_argument("--yardsticks", action="store_true", help="lines of commands for our own figures, too")
     parser.add_argument("--command", metavar="NAME", help="lines of this command only")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of a line (default 30)")
     parser.add_argument("--jobs", type=whole(1), default=2, metavar="J", help="lines at a time (default 2)")
     parser.add_argument("--json", metavar="FILE", help="write all outcomes ('-' for standard output)")
     args = parser.parse_args(arguments)
-    lines = draw_lines(args.lines, args.seed)
+    lines = draw_lines(args.lines, args.seed, yardsticks=args.yardsticks)
     if args.command:
         lines = [line for line in lines if line[0] == args.command]
     outcomes: list[LineOutcome] = []

@@ -15,8 +15,8 @@ NAP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 def test_each_option_stands_in_three_lines_and_a_seed_draws_the_same():
-    lines = draw_lines(1, 7)
-    assert lines == draw_lines(1, 7) != draw_lines(1, 8)
+    lines = draw_lines(1, 7, yardsticks=True)
+    assert lines == draw_lines(1, 7, yardsticks=True) != draw_lines(1, 8, yardsticks=True)
     seen = Counter((name, word) for name, words in lines for word in set(words) if word.startswith("-"))
     for name in cli.COMMANDS:
         for action in options_of(name):
