@@ -2,9 +2,9 @@
 
   python -m lanterne.bench.scores.judges.command_lines --lines 1000 --seed 7
 
-Lines are drawn from the parsers of the users' commands: each option stands in three lines at least, with values that are
-right and with hostile ones (numbers beyond every range, broken files, devices, names of folders). Each runs in a folder
-of its own with a time limit. A line that is still at work then is interrupted, as a user would do it, and has to end.
+Lines are drawn from the parsers of the users' commands. Each option stands in three lines at least, with values that
+are right and with hostile ones: numbers beyond every range, broken files, devices, names of folders. Each line runs in
+a folder of its own with a time limit. A line that is still at work then is interrupted and has to end.
 """
 
 import argparse
