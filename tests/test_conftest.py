@@ -107,7 +107,8 @@ def test_tests_pass_whatever_the_users_shell_sets(request):
     result = subprocess.run(
         [*command, *words],
         cwd=request.config.rootpath,
-        env=os.environ | HOSTILE,
+        # It is no worker of the run that it is in.
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"} | HOSTILE,
         umask=0o077,
         capture_output=True,
         text=True,
