@@ -59,6 +59,7 @@ crosspipe-table-6  the same in four datacenters
 import argparse
 from collections.abc import Sequence
 from importlib import import_module
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.bench.output import report
@@ -162,7 +163,11 @@ def run(args: argparse.Namespace) -> int:
     busy = busy_note(cores) if meter.started_s else ""
     bars: list[Bar] = bars_of(records) if bars_of is not None else []
     if args.json:
-        reached = [bar._asdict() | {"met": None if busy else bar.is_met} for bar in bars]
+        # JSON has no infinity, which is what a bar finds that nothing came near.
+        reached = [
+            bar._asdict() | {"found": bar.found if isfinite(bar.found) else None, "met": None if busy else bar.is_met}
+            for bar in bars
+        ]
         document = report.envelope(
             experiment=args.name, quick=args.quick, foreign_cores=cores, results=records, bars=reached
         )
