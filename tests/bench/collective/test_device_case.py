@@ -136,6 +136,29 @@ def test_without_a_gpu(transport):
     assert ("CuPy" in result.stderr or "CUDA" in result.stderr) and result.stderr.count("\n") == 1
 
 
+def test_a_call_that_is_not_made_is_seen_by_the_figures(monkeypatch):
+    from lanterne.bench.scores.gpu import ranks
+
+    monkeypatch.setattr(ranks, "ITERATIONS", 1)
+    monkeypatch.setattr(ranks, "ALGORITHMS", ("ring", "tree"))
+    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
+
+    def program(comm):
+        class Lazy(type(comm)):
+            def all_reduce(self, x, out, **options):
+                if options.get("algorithm") != "tree":
+                    super().all_reduce(x, out, **options)
+
+        comm.__class__ = Lazy
+        found = ranks.figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 12, 2)
+        return [(record["name"].partition(":")[0], record["ok"]) for record in found if "differ" in record["name"]]
+
+    assert over_nccl(2, program)[0] == [
+        *(("nccl", True), ("ring", True), ("ring, captured", True)),
+        *(("tree", False), ("tree, captured", True)),
+    ]
+
+
 @pytest.mark.parametrize("join", ["launch", "device"])
 def test_figures_of_collectives_on_stand_ins(monkeypatch, join):
     """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
