@@ -86,6 +86,8 @@ def run_job(seed: int, transport: str, hosts: int | None = None) -> dict[str, An
     for each in survivors:
         if each["named"] != (expected := [] if is_store else [victim]):
             problems.append(f"named: rank {each['rank']} named {each['named']}, expected {expected}")
+    if kill_s is None:
+        problems.append("kill: nothing was killed")
     if len(ended) != ranks:
         problems.append(f"ended: {len(ended)} of {ranks} ranks")
     survive_s = [each["went_on_s"] - kill_s for each in survivors if each["went_on_s"] and kill_s]

@@ -329,7 +329,7 @@ def verdict(folder: Path, attack: Attack, exit_code: int) -> dict[str, Any]:
     crashed = exit_code != 0 or len(files) < RANKS
     ratio = statistics.median(during) / statistics.median(calm) if during and calm else None
     wrong = sum(int(file["wrong"]) for file in files)
-    failed = bool(crashed or wrong or ratio is None)
+    failed = bool(crashed or wrong or ratio is None or not sum(attack.made.values()))
     return {
         "what": attack.what,
         "connections": attack.made,

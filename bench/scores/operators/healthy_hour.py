@@ -103,7 +103,10 @@ def watched(ranks: int, seconds: float, every_s: float) -> dict[str, Any]:
     waited_for = {match["ranks"].strip(" ,") for line in said if (match := WAITS.search(line))}
     hangs, spells, times = document["hangs"], document["incidents"], document["iterations"]
     return {
-        "right": result.returncode == 0 and not hangs and not texts and waited_for <= {f"rank {WRITER}"},
+        "right": result.returncode == 0
+        and times["count"] > 0
+        and not (hangs or texts)
+        and waited_for <= {f"rank {WRITER}"},
         "code": result.returncode,
         "iterations": times["count"],
         "median_s": times["median_s"],

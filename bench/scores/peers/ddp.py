@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -26,7 +27,7 @@ from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_ava
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_time, parse_rate_bytes_per_s, whole
 from lanterne.bench.scores.peers.team import Contender, find_python
-from lanterne.errors import InputError, TransportError, Unavailable
+from lanterne.errors import InputError, LanterneError, TransportError, Unavailable
 
 RANK = Path(__file__).with_name("ddp_rank.py")
 NEEDS = Contender("DDP", "ddp", "none", ("torch", "lanterne"), ".venv-torch")
@@ -84,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
             report.tell(args.json, about | {"results": _inits(turns)}, _show_inits)
             return 0
         found = job(args.hosts)
+        if not all(isfinite(record["difference"]) for record in found["results"]):
+            raise LanterneError("bench ddp: got parameters that are no finite numbers, expected them after training")
         if args.memory:
             found["memory_nbytes"] = {name: job(0, memory_of=name) for name in BACKENDS}
     document = report.envelope(**found, ranks=args.hosts or args.ranks, hosts=args.hosts, rate_bytes_per_s=rate)

@@ -79,7 +79,9 @@ class DdpContest:
     def differ(self) -> float:
         """By how much the parameters of the two backends differ at most, relative to their size."""
         pairs = zip(*(self._ddp[name].parameters() for name in BACKENDS), strict=True)
-        return max(float((one - other).abs().max() / (other.abs().max() + 1e-30)) for one, other in pairs)
+        differences = [(one - other).abs().max() / (other.abs().max() + 1e-30) for one, other in pairs]
+        # Unlike Python's maximum, that of a tensor is nan where one of them is.
+        return float(torch.stack(differences).max())
 
 
 def load(backend: str) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -24,7 +25,7 @@ from lanterne.bench.lab.command import wait_for_all
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.bench.scores.peers.team import Contender, find_python
-from lanterne.errors import InputError, TransportError, Unavailable
+from lanterne.errors import InputError, LanterneError, TransportError, Unavailable
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import to_torch_csv
 from lanterne.pipeline.planners.schedulers import plan
@@ -103,6 +104,8 @@ def _summed_up(record: dict[str, Any]) -> dict[str, Any]:
     pairs = zip(samples["lanterne"], *(samples[name] for name in theirs), strict=True)
     ratio = median(min(others) / ours for ours, *others in pairs)
     losses = record["losses"]
+    if not all(map(isfinite, losses.values())):
+        raise LanterneError(f"bench torch-pipelining: got losses {losses}, expected finite numbers")
     worst = max(abs(losses[name] / losses["lanterne"] - 1) for name in theirs)
     return record | {"median_s": {k: median(v) for k, v in samples.items()}, "ratio": ratio, "difference": worst}
 

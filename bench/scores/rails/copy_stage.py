@@ -1,11 +1,14 @@
 """A stage for `bench delegate`: it copies what it receives into what it sends, and knows what it should receive."""
 
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from lanterne.kernels.cpu.delay import delay
 from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
+
+NUMBERS = count()
 
 
 class CopyStage(Stage):
@@ -19,7 +22,8 @@ class CopyStage(Stage):
         self.wrong: int = 0
         self._is_last = bool(rank)
         self._work_s = work_s
-        self._source = np.arange(nbytes, dtype=np.uint32).astype(np.uint8)
+        # Other bytes than those of the iteration before, which a buffer may still hold.
+        self._source = np.arange(nbytes, dtype=np.uint32).astype(np.uint8) + np.uint8(next(NUMBERS) % 256)
         self._held: dict[int, StageArray] = {}
 
     def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
