@@ -162,7 +162,7 @@ class _Nothing:
     communicator_id, ranks, world_size = 0, (0, 1), 2
 
     class transport:
-        rank = 0
+        rank, name = 0, "nothing"
 
     def all_reduce(self, x: object, y: object) -> None:
         return None
@@ -170,9 +170,12 @@ class _Nothing:
 
 def _recorded(repetitions: int, calls: int = 20_000) -> dict[str, Any]:
     """Seconds that the recorder adds to a call."""
+    from pathlib import Path
+
     import numpy as np
 
     from lanterne.failslow.record.adapters import watch_communicator
+    from lanterne.failslow.record.call_ring import RingReader
     from lanterne.failslow.record.recorder import Recorder
 
     report.progress("recorded calls")
@@ -188,8 +191,9 @@ def _recorded(repetitions: int, calls: int = 20_000) -> dict[str, Any]:
         with_s = _timed_s(lambda: loop(recorded), repetitions)
         without_s = _timed_s(lambda: loop(bare.all_reduce), repetitions)
         recorder.end()
+        begun = [RingReader(path).begun for path in Path(folder).glob("*.calls")]
         added_s = [(a - b) / calls for a, b in zip(with_s, without_s, strict=True)]
-        return _record("recorded, a call", "s", added_s, None)
+        return _record("recorded, a call", "s", added_s, None, valid=begun == [(repetitions + 1) * calls])
 
 
 # -- watch
@@ -274,7 +278,7 @@ def measure_watch(comm: "Communicator", args: argparse.Namespace, iterations: in
             ratios.append(times_s[recorded] / times_s[bare] - 1)
     expected = blocks * (5 * iterations + 1)
     assert seen.report is not None
-    valid = all(rank["calls"] == expected for rank in seen.report["arrivals"]["ranks"])
+    valid = [rank["calls"] for rank in seen.report["arrivals"]["ranks"]] == [expected] * comm.world_size
     if comm.rank == 0:
         # What a recorded call costs here, times the calls; and what rank 0 spends on reading all ranks' logs.
         each_s = _recorded(3)["median"]

@@ -1,6 +1,7 @@
 """bench calls: the way of a call to its first message stays short, and what contenders write is looked at."""
 
 import io
+from types import SimpleNamespace
 
 from lanterne.bench import cli
 from lanterne.bench.scores.speed import overlap as beside
@@ -76,3 +77,25 @@ def test_a_queue_over_links_needs_their_rate(capsys, monkeypatch):
 def test_parts_are_known(capsys):
     assert cli.main(["bench", "calls", "--only", f"{PARTS[0]},nothing"]) == 2
     assert "--only: got 'nothing', expected one of small, large" in capsys.readouterr().err
+
+
+def test_a_started_call_that_is_not_made_is_wrong(monkeypatch):
+    monkeypatch.setattr(beside, "NBYTES", 1 << 12)
+    monkeypatch.setattr(queues, "BUCKET_NBYTES", 1 << 12)
+    monkeypatch.setattr(queues, "CROWDED_NBYTES", 1 << 12)
+    monkeypatch.setattr(queues, "PROCESSES", 0)
+
+    def program(comm):
+        class Mute(type(comm)):
+            def start_all_reduce(self, x, out, *args, **options):
+                return SimpleNamespace(wait=lambda: None)
+
+            def all_reduce(self, x, out, *args, **options):
+                if out.nbytes != 1 << 12:
+                    super().all_reduce(x, out, *args, **options)
+
+        comm.__class__ = Mute
+        return [*beside.overlap(comm), queues.backward(comm, 1e9), queues.crowded(comm, 1e9)]
+
+    found = spawn(2, program)[0]
+    assert len(found) == 5 and min(each["wrong"] for each in found) > 0

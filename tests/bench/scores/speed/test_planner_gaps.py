@@ -1,11 +1,17 @@
 """lanterne bench planner: its problems are reproducible and its gaps are between what is known."""
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from lanterne.bench.cli import main
+from lanterne.bench.scores.speed import planner_gaps
 from lanterne.bench.scores.speed.planner_gaps import random_problem
+from lanterne.pipeline.plan.placement import unidirectional
+from lanterne.pipeline.planners.bounds import lower_bound
+from lanterne.pipeline.schedules.one_f_one_b import one_f_one_b
 
 
 def test_a_seed_names_a_problem():
@@ -31,3 +37,13 @@ def test_other_kinds_of_problems(capsys):
 def test_bad_input(capsys, words):
     assert main(["bench", "planner", *words]) == 2
     assert "got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("plans", [True, False])
+def test_the_gap_is_small_where_the_planner_plans(plans, capsys, monkeypatch):
+    if not plans:
+        static = partial(replace, proved_bound=lower_bound(random_problem(3), unidirectional(6)))
+        monkeypatch.setattr(planner_gaps, "plan", lambda problem, name, **options: static(one_f_one_b(problem)))
+    assert main(["bench", "planner", "--problems", "1", "--seed", "3", "--effort", "0.1", "--json", "-"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["results"]
+    assert (record["makespan"] < 1.05 * record["lower_bound"]) == plans

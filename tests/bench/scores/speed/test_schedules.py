@@ -1,12 +1,15 @@
 """The benchmark of planning collectives: what is measured, its bars, bad input."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lanterne.bench import cli
 from lanterne.bench.scores.speed import schedules as schedule_speed
 from lanterne.collectives.algorithms.catalogue import algorithms_for
+from lanterne.collectives.schedule.ir import COPY
 
 
 def test_document(tmp_path, capsys):
@@ -57,3 +60,15 @@ def test_a_missed_bar_is_told(monkeypatch, capsys):
 def test_bad_input(options, message, capsys):
     assert cli.main(["bench", "schedules", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_schedule_that_does_not_reduce_is_noticed(monkeypatch, capsys):
+    whole = schedule_speed.make_schedule
+
+    def halved(collective, name, world_size):
+        made = whole(collective, name, world_size)
+        return replace(made, op=np.full_like(made.op, COPY))
+
+    monkeypatch.setattr(schedule_speed, "make_schedule", halved)
+    assert cli.main(["bench", "schedules", "-n", "4", "--algorithm", "ring"]) != 0
+    assert capsys.readouterr().err.count("\n") == 1

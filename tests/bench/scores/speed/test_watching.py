@@ -1,10 +1,12 @@
 """lanterne bench failslow: its made-up job is what it claims, and it runs."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from lanterne.bench import cli
+from lanterne.bench.scores.speed import watching
 from lanterne.bench.scores.speed.watching import CALLS, call_log
 
 
@@ -31,3 +33,19 @@ def test_it_runs_and_writes(tmp_path):
 def test_bad_input(capsys):
     assert cli.main(["bench", "failslow", "--blocks", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def evenly(times, microbatches):
+    each = microbatches // len(times)
+    return SimpleNamespace(microbatches=(each,) * len(times), makespan=each * max(times))
+
+
+def test_what_is_not_recorded_or_balanced_is_not_valid(monkeypatch):
+    assert all(record["valid"] for record in (watching._recorded(1, 100), *watching._rebalance(1)))
+    monkeypatch.setattr(
+        "lanterne.failslow.record.adapters.watch_communicator", lambda kind, name, recorder, bare: bare.all_reduce
+    )
+    monkeypatch.setattr(watching, "rebalance", evenly)
+    monkeypatch.setattr(watching, "iteration_times", lambda symbols, times_s: [])
+    assert not any(record["valid"] for record in (watching._recorded(1, 100), *watching._rebalance(1)))
+    assert next(watching._period(1))["median"] == 1.0
