@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.scores.enduring import call_records, in_turn, print_results, training_records
+from lanterne.bench.scores import enduring
+from lanterne.bench.scores.enduring import call_records, in_turn, measure_calls, print_results, training_records
+from lanterne.collectives.jobs import spawn
 
 CALLS = {
     "small": {"before": [14e-6, 12e-6, 30e-6], "never": [10e-6, 10e-6, 10e-6]},
@@ -75,3 +77,20 @@ def test_the_job():
     found = json.loads(done.stdout)
     assert found["wrong"] == 0 and len(found["results"]) == 7
     assert all(each["with"] > 0 for each in found["results"])
+
+
+@pytest.mark.parametrize(("mute", "wrong"), [(None, False), ("before", True), ("never", True)])
+def test_a_call_that_is_not_made_is_wrong(mute, wrong, monkeypatch):
+    monkeypatch.setattr(enduring, "LARGE_NBYTES", 1 << 10)
+    monkeypatch.setattr(enduring, "SMALL_CALLS", 2)
+
+    def program(comm):
+        contenders = {name: Contender(comm, name == mute) for name in ("before", "never")}
+        return measure_calls(**contenders, blocks=1)
+
+    class Contender:
+        def __init__(self, comm, is_mute):
+            self.rank, self.world_size, self.barrier, self.grow = comm.rank, comm.world_size, comm.barrier, lambda: None
+            self.all_reduce = (lambda x, out: None) if is_mute else comm.all_reduce
+
+    assert [found > 0 for _, found in spawn(2, program)] == [wrong, wrong]

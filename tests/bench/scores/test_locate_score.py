@@ -53,3 +53,11 @@ def test_command(capsys, monkeypatch):
     assert records[-1]["traces"] == 15
     assert records[-1]["right"] >= 14 / 15
     assert records[-1]["blamed"] == 0.0
+
+
+def test_who_names_nothing_is_right_of_healthy_jobs_alone(monkeypatch):
+    monkeypatch.setattr("lanterne.failslow.locate.locate.locate", lambda trace: [verdict("none")])
+    monkeypatch.setattr("lanterne.failslow.locate.trace.build_trace", lambda records: None)
+    monkeypatch.setattr("lanterne.bench.scores.trace_jobs.make_trace", lambda **options: None)
+    *_, found = locate_score.score(locate_score.make_cases(15))
+    assert (found["traces"], found["right"], found["blamed"]) == (15, 3 / 15, 0.0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lanterne.bench.scores import loop_score
 from lanterne.bench.scores.loop_score import FIRST, LAST, judge
 
 
@@ -34,3 +35,9 @@ GOOD = ("link 0-1", FIRST + 1, LAST + 1)
 def test_judge(run, wanted, right, needless):
     said = judge(run, wanted)
     assert (said["right"], said["needless"], said["examined"], said["examining_s"]) == (right, needless, 1, 0.05)
+
+
+def test_a_loop_that_does_nothing_is_exit_code_1(monkeypatch, capsys):
+    monkeypatch.setattr(loop_score, "run_job", lambda *layout: job())
+    assert loop_score.main(["--kinds", "healthy 2 x 2"]) == 0
+    assert loop_score.main(["--kinds", "healthy 2 x 2", "rank 1"]) == 1

@@ -22,6 +22,29 @@ print(lanterne.spawn(1, program, timeout_s=20.0)[0])
 """
 
 
+VERDICTS = """
+import unittest
+from lanterne.bench.scores.mpi4py_suite.buffers import NoVerb
+from lanterne.bench.scores.mpi4py_suite.score import _joined, _verdict
+
+class Suite(unittest.TestCase):
+    def right(self): pass
+    def wrong(self): self.assertEqual(1, 2)
+    def absent(self): raise NoVerb("Iscan")
+
+found = {name: _verdict(Suite(name), name) for name in ("right", "wrong", "absent")}
+print(*(verdict.state for verdict in found.values()))
+print(*(verdict.state for verdict in _joined([[found["right"]] * 3, [*found.values()]])))
+"""
+
+
+def test_a_call_that_gives_something_else_fails_its_cell():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", VERDICTS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == 2 * "ok fail no verb\n", done.stderr
+
+
 def test_a_synchronous_send_waits_until_it_is_received():
     # A process of its own, since to import mpi4py is to start MPI.
     done = subprocess.run(

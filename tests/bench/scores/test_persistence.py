@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.scores.persistence import ALGORITHMS, Predictor, crossing, late_ranks, paper_critical_delay
+from lanterne.bench.collective.measure import CollectiveCase
+from lanterne.bench.scores.persistence import ALGORITHMS, Predictor, crossing, late_ranks, mix, paper_critical_delay
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.schedule.cost import CostModel
 
@@ -85,3 +87,16 @@ def test_a_small_run(tmp_path, capsys):
 def test_bad_input(words, part, capsys):
     assert main(["bench", "persistence", *words]) == 2
     assert part in capsys.readouterr().err
+
+
+def test_a_call_that_is_not_made_is_wrong(monkeypatch):
+    monkeypatch.setattr(CollectiveCase, "call", lambda self, algorithm, **options: None)
+
+    def program(comm):
+        case = CollectiveCase(comm, "all_reduce", 1 << 12, np.dtype(np.float32), "sum")
+        predictor = Predictor(comm, CostModel(1e-6, 1e-9), 1 << 14)
+        return mix(case, predictor, 3, 1.0, {"calls": 1, "delay_s": 1e-3})
+
+    found = spawn(4, program)[0]
+    assert [record["algorithm"] for record in found] == list(ALGORITHMS)
+    assert min(record["wrong"] for record in found) > 0

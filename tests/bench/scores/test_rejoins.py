@@ -5,9 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from lanterne.bench.scores import rejoins
 from lanterne.bench.scores.rejoins import HOSTS_SURVIVE_S, REJOIN_S, SURVIVE_S, missed, print_results
 
 
@@ -50,3 +52,15 @@ def test_killed_and_back_on_emulated_hosts():
     found = json.loads(done.stdout)["results"]
     assert [one["transport"] for one in found] == ["tcp", "ucx"]
     assert all(one["ranks"] == one["hosts"] == 3 and one["survive_s"] and one["rejoin_s"] for one in found), found
+
+
+def test_a_job_that_no_kill_reached_is_a_problem(monkeypatch):
+    def ends(words, ranks, transport):
+        for rank in range(ranks):
+            found = {"rank": rank, "wrong": 0, "is_new": False, "named": [int(words[1])], "went_on_s": 1.0}
+            Path(words[-1], f"{rank}-end").write_text(json.dumps(found))
+        return []
+
+    monkeypatch.setattr(rejoins, "_on_this_host", ends)
+    monkeypatch.setattr(rejoins, "STORE_SHARE", 0.0)
+    assert rejoins.run_job(3, "tcp")["problems"] == ["kill: nothing was killed"]

@@ -65,10 +65,12 @@ def test_a_job_goes_on():
     assert record["grown_nbytes"] <= strangers.GROWTH_NBYTES and record["call_s"] and record["quiet_call_s"]
 
 
-def record_of(folder, *, kind=strangers.Attack, slower=1.0, wrong=0, grown=0, exit_code=0, ranks=strangers.RANKS):
+def record_of(
+    folder, *, kind=strangers.Attack, slower=1.0, wrong=0, grown=0, exit_code=0, ranks=strangers.RANKS, made=1
+):
     for rank in range(ranks):
         np.savez(folder / f"rank{rank}.npz", times=[(0.5, 1e-3), (1.5, 1e-3 * slower)], wrong=wrong)
-    attack = SimpleNamespace(bursts=[(1, 2)], calm=[(0, 1)], made={"drip": 1}, ports={1}, grown_nbytes=grown)
+    attack = SimpleNamespace(bursts=[(1, 2)], calm=[(0, 1)], made={"drip": made}, ports={1}, grown_nbytes=grown)
     attack.what, attack.bars = kind.what, kind.bars
     return strangers.verdict(folder, attack, exit_code)
 
@@ -79,6 +81,7 @@ def record_of(folder, *, kind=strangers.Attack, slower=1.0, wrong=0, grown=0, ex
         *(({}, False), ({"slower": 1.2}, True), ({"wrong": 1}, True), ({"grown": 65 << 20}, True)),
         *(({"exit_code": 1}, True), ({"slower": 9.0, "grown": 65 << 20, "kind": strangers.UcxAttack}, False)),
         ({"wrong": 1, "kind": strangers.UcxAttack}, True),
+        ({"made": 0}, True),
     ],
 )
 def test_the_verdict(tmp_path, options, missed):

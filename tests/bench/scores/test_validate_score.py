@@ -2,6 +2,7 @@
 
 import pytest
 
+from lanterne.bench.scores import validate_score
 from lanterne.bench.scores.validate_score import judge
 
 RANK = {"kind": "compute", "ranks": [1], "links": []}
@@ -33,3 +34,8 @@ def found(*findings, unsure=(), **severities):
 def test_judge(kind, run, right, needless):
     said = judge(kind, run)
     assert (said["right"], said["needless"]) == (right, needless)
+
+
+def test_a_validation_that_finds_nothing_is_exit_code_1(monkeypatch, capsys):
+    monkeypatch.setattr(validate_score, "on_ranks", lambda *job: found(rank_1=0.0, link_0_1=0.0))
+    assert [validate_score.main(["--kinds", kind]) for kind in validate_score.KINDS] == [0, 1, 1]

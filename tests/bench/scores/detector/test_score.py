@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_command(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "--jobs", "4", "--detector", "tracker", "--json", "-"])
     assert score.main() == 0
     (record,) = json.loads(capsys.readouterr().out)["results"]
-    assert (record["detector"], record["jobs"]) == ("tracker", 4)
+    assert (record["detector"], record["jobs"], record["right"]) == ("tracker", 4, 1.0)
 
 
 def test_command_with_oracle(capsys, monkeypatch):
@@ -143,3 +144,10 @@ def test_costs(capsys, monkeypatch):
     results = json.loads(capsys.readouterr().out)["results"]
     assert {record["kind"] for record in results} == {"plain", *noise_families.FAMILIES}
     assert all(0.0 < r["median_s"] <= r["p99_9_s"] <= r["max_s"] and r["updates"] >= 500 for r in results)
+
+
+def test_a_detector_that_finds_nothing_is_right_of_healthy_jobs_alone():
+    jobs = drawn_jobs.make_jobs(42, 50_000)
+    found = score.score(lambda: SimpleNamespace(update=lambda time_s: None, events=()), jobs)
+    assert found["right"] == sum(not job.labels for job in jobs) / len(jobs) < 0.5
+    assert (found["onsets_missed"], found["strong_onsets_missed"]) == (1.0, 1.0)

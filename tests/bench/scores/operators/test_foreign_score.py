@@ -1,14 +1,18 @@
 """Traces are scored in every format against what is known of them."""
 
 import json
+from functools import partial
 
 import pytest
 
+from lanterne.bench.scores import locate_score
+from lanterne.bench.scores.locate_score import LabelledTrace
 from lanterne.bench.scores.operators import foreign_score
 from lanterne.bench.scores.operators.foreign_formats import WRITERS
 from lanterne.bench.scores.operators.foreign_score import OWN, KnownTrace, score
 from lanterne.bench.scores.operators.trace_set import csv_of
 from lanterne.bench.scores.trace_jobs import make_trace
+from lanterne.failslow.locate.locate import Verdict
 
 SLOW = make_trace(replicas=3, stages=2, microbatches=3, steps=6, workers={(2, 1): 2.0})
 
@@ -29,6 +33,15 @@ def test_traces_of_a_folder_are_compared_with_the_whole(tmp_path, capsys):
     assert foreign_score.main(["--folder", str(tmp_path), "--thin", "0", "--json", "-"]) == 0
     records = json.loads(capsys.readouterr().out)["results"]
     assert [r["right"] for r in records if r["kind"] == "slow.csv"] == [1.0] * (1 + len(WRITERS))
+
+
+def test_who_names_nothing_is_right_of_nothing(monkeypatch):
+    nothing = [Verdict("none", (), None, 0.0)]
+    monkeypatch.setattr(foreign_score, "locate", lambda trace: nothing)
+    monkeypatch.setattr(foreign_score, "diagnose", lambda calls: (nothing, None))
+    judge = partial(locate_score.judge, LabelledTrace("worker", {}, workers=frozenset({5})))
+    records = score(iter([KnownTrace("worker", SLOW, judge)]), 0.1, 1)
+    assert {(r["traces"], r["right"], r["blamed"]) for r in records} == {(1, 0.0, 0.0)}
 
 
 def test_the_note_counts_all_readings(tmp_path, capsys):

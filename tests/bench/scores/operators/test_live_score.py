@@ -1,5 +1,11 @@
 """Jobs that become slow, and what was said of them live, as the score reads it."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lanterne.bench.scores.operators import live_score
 from lanterne.bench.scores.operators.live_score import LINK, STEP_S, LiveChange, _named, make_job
 
 LINES = """lanterne watch: 10:00:00 iteration 40: perhaps onset at 38: 1.2 times as long as before
@@ -26,3 +32,13 @@ def test_a_job_with_a_rank_at_a_tenth_more():
     job, _, (change,) = make_job("mpi4py-tenth", 5)
     assert [(one["factor"], {one["rank"]}) for one in job["slow"]] == [(1.1, change.ranks)]
     assert job["links"] == [] and make_job("mpi4py-one", 5)[0]["slow"][0]["factor"] >= 1.3
+
+
+@pytest.mark.parametrize(("kind", "code"), [("mpi4py-healthy", 0), ("mpi4py-one", 1), (LINK, 1)])
+def test_a_watch_that_says_nothing_is_right_of_healthy_jobs_alone(kind, code, monkeypatch, capsys):
+    def watched(command, **options):
+        Path(command[command.index("--json") + 1]).write_text('{"incidents": []}')
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(live_score.subprocess, "run", watched)
+    assert live_score.main(["--kinds", kind]) == code

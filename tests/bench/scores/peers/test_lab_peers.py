@@ -121,7 +121,8 @@ class Alone:
         self._add = add
 
     def all_reduce(self, x, y, options):
-        np.add(x, self._add, out=y)
+        if self._add:
+            np.add(x, self._add, out=y)
 
     def start(self, x, y, options):
         return lambda: self.all_reduce(x, y, options)
@@ -130,11 +131,11 @@ class Alone:
         pass
 
 
-@pytest.mark.parametrize("calls", [1, 3])
-def test_a_worker_answers_orders_and_reports_wrong_results(calls):
+@pytest.mark.parametrize(("calls", "add"), [(1, 1), (3, 1), (3, None)])
+def test_a_worker_answers_orders_and_reports_wrong_results(calls, add):
     mine, theirs = socket.socketpair()
     with mine, theirs, mine.makefile("rw") as orders, theirs.makefile("rw") as stream:
-        thread = threading.Thread(target=lab_worker.serve, args=(Alone(add=1), stream))
+        thread = threading.Thread(target=lab_worker.serve, args=(Alone(add), stream))
         thread.start()
         answers = [json.loads(orders.readline())]
         for order in ({"verb": "prepare", "count": 10, "calls": calls}, {"verb": "call", "at_s": 0, "options": {}}):

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from lanterne.bench.scores.peers.mpi_peers import CONTENDERS, HEAPS, plain_ring
+from lanterne.bench.scores.peers.mpi_peers import CONTENDERS, HEAPS, Contest, plain_ring
 
 ABSENT = find_spec("mpi4py") is None and "mpi" not in os.environ.get("LANTERNE_REQUIRE", "").split(",")
 
@@ -49,3 +50,14 @@ def test_bad_input(arguments):
     result = run(*arguments)
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and "expected" in result.stderr
+
+
+def test_a_call_that_is_not_made_is_wrong(monkeypatch):
+    contest = object.__new__(Contest)
+    contest.mpi = SimpleNamespace(MAX=None)
+    contest.bare = SimpleNamespace(
+        size=2, rank=0, Barrier=lambda: None, bcast=lambda value: value, allreduce=lambda value, op=None: value
+    )
+    monkeypatch.setattr(Contest, "call", lambda self, name, source, out: None)
+    found = contest.compare(64, HEAPS[0], 1)
+    assert [(record["algorithm"], record["wrong"]) for record in found] == [(name, 2 * 16) for name in CONTENDERS]

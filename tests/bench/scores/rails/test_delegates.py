@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from lanterne.bench.cli import main
 from lanterne.bench.scores.rails import delegates, failover, failover_trial
+from lanterne.bench.scores.rails.copy_stage import CopyStage
 
 
 def run_job(tmp_path, *words):
@@ -95,3 +97,15 @@ def test_failover_counts_what_is_wrong():
 def test_refused(words, message, capsys):
     assert main(["bench", *words.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_message_of_the_iteration_before_is_wrong():
+    found = []
+    for _ in range(2):
+        first, out = CopyStage(0, 300, 0.0), np.empty(300, np.uint8)
+        found.append((first, first.forward(5, out=out)))
+    (_, old), (stage, new) = found
+    stage.backward_input(5, dy=new)
+    assert stage.wrong == 0
+    stage.backward_input(5, dy=old)
+    assert stage.wrong == 1
