@@ -5,6 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from lanterne.bench.scores.judges import compare
 from lanterne.bench.scores.judges.compare import SYSTEM_PYTHON, document, judged
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.topology.presets import find_preset
@@ -33,3 +34,14 @@ def test_the_file_holds_every_message_of_every_rank():
 def test_simgrid_agrees(algorithm):
     row = judged(find_preset("hosts-3x2"), algorithm, 1 << 20, SYSTEM_PYTHON)
     assert row["ratio"] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(1.0, 0), (0.0, 1), (1.1, 1)])
+def test_times_that_differ_are_exit_code_1(ratio, code, monkeypatch, capsys):
+    def judge(topology, algorithm, nbytes, python):
+        times = {"model_s": 1.0, "flows_s": ratio, "simgrid_s": 1.0, "ratio": ratio}
+        return {"topology": topology.name, "algorithm": algorithm, "nbytes": nbytes, "late_rank": None} | times
+
+    monkeypatch.setattr(compare, "judged", judge)
+    monkeypatch.setattr("sys.argv", ["x", "--check", "0.05", "--algorithm", "ring"])
+    assert compare.main() == code

@@ -286,11 +286,16 @@ def test_a_receive_that_nobody_answers():
 
 def test_nothing_is_kept_of_communicators_that_were_closed():
     def job(comm):
+        def kept():
+            return len(vars(comm.transport).get("_kept", ()))
+
         for _ in range(20):
             comm.split(0).close()
-        return len(vars(comm.transport).get("_kept", ()))
+        closed = kept()
+        comm.transport.keep(comm)
+        return closed, kept()
 
-    assert lanterne.spawn(2, job) == [0, 0]
+    assert lanterne.spawn(2, job) == [(0, 1), (0, 1)]
 
 
 def test_an_id_is_used_again_only_when_there_is_no_other():

@@ -300,6 +300,7 @@ def test_watch_gives_all_ranks_one_report():
         comm.all_reduce(x, x)
         with lanterne.watch(comm) as watch:
             assert (watch.report is None) == (comm.rank != 0)
+            assert "all_reduce" in vars(comm)
             for _ in range(20):
                 comm.all_reduce(x, x, op="max")
                 comm.barrier()
@@ -334,6 +335,7 @@ def test_an_exception_passes_and_leaves_the_calls_as_they_were():
     def main(comm):
         watch = lanterne.watch(comm)
         with watch:
+            assert "barrier" in vars(comm)
             comm.barrier()
             seen.append((comm, watch))
             raise ZeroDivisionError("the program's own")

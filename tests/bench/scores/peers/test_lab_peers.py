@@ -15,6 +15,7 @@ from lanterne.bench.scores.peers import peer_worker as lab_worker
 from lanterne.bench.scores.peers.lab_peers import CASES, parse_case
 from lanterne.bench.scores.peers.peer_case import PeerCase
 from lanterne.bench.scores.peers.peers_report import BARS, markdown, table
+from lanterne.bench.scores.peers.picture import medians
 from lanterne.bench.scores.peers.team import CONTENDERS, find_python
 from lanterne.errors import InputError
 
@@ -212,3 +213,13 @@ def test_a_run_is_continued(run):
     first, second = (run("--cases", "2x256KiB@0", "--iterations", number)[1] for number in "12")
     assert [len(r["x"]) for r in second] == [2] * len(first)
     assert [r["x"][0] for r in second] == [r["x"][0] for r in first]
+
+
+def test_the_picture_has_the_median_of_each_and_the_best_peer():
+    results = [
+        record(1.1, "gloo", None, [1.9, 1.7, 1.8]),
+        record(1.1, "mpich", None, [1.75]),
+        record(1.1, "lanterne", "auto", [1.0, 1.04, 9.0]),
+        record(1.1, "lanterne", "ring", [2.0], nbytes=1 << 20),
+    ]
+    assert medians(results) == {"auto": {1.1: 1.04}, "ring": {}, "best peer": {1.1: 1.75}}
