@@ -58,7 +58,7 @@ WAITS = re.compile(r"waiting for .*?(?:not|but) (?P<ranks>ranks? [0-9, to]+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if there was an incident, or another rank was waited for than that which wrote."""
+    """Return 1 if there was an incident, another rank than the writer was waited for, or no iteration was recorded."""
     parser = argparse.ArgumentParser(
         prog="python -m lanterne.bench.scores.operators.healthy_hour",
         description=__doc__,

@@ -142,7 +142,7 @@ def run(tmp_path_factory):
 
 
 def takes_as_predicted(records):
-    """Waits are no shorter on a busy machine: a run that skips its links or its stages is too fast."""
+    """Load prolongs times: only a run without its links or its stages takes less than predicted."""
     assert records
     for record in records:
         measured_s = record["measured_s"]
@@ -297,7 +297,7 @@ def the_call_log_gives_the_iteration_time(records):
 
 
 def slow_ranks_and_links_are_named(records):
-    """In the first spell: later ones are short."""
+    """The first spell alone counts: the later ones are too short to be named."""
     measured = [record for record in records if "simulated" not in record["job"]]
     assert measured[0]["named_after"] and measured[0]["same_losses"]
 
