@@ -48,7 +48,9 @@ def parse_nbytes(text: str, what: str = "size") -> int:
     expected = "a size such as 64K, 16MiB or 1GB"
     number, unit = _split(text, what, expected)
     factor = _SIZE.get(unit.upper())
-    if factor is None or not 0 <= number * factor <= _LARGEST_NBYTES or number * factor % 1:
+    if factor is not None and number * factor > _LARGEST_NBYTES:
+        raise InputError(f"{what}: got {text!r}, expected at most {format_nbytes(_LARGEST_NBYTES)}")
+    if factor is None or not number >= 0 or number * factor % 1:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return int(number * factor)
 
