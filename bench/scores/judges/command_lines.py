@@ -262,6 +262,7 @@ def _be_the_line(words: Sequence[str], folder: str, output: Path, mark: str) -> 
     code = 99
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
         os.chdir(folder)
         os.environ |= {MARK: mark, "TMPDIR": folder, "LANTERNE_TIMEOUT_S": "20"}
         tempfile.tempdir = None
