@@ -315,6 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def in_short(text: str) -> str:
     """Return an error in one line, what it quotes cut to MOST_QUOTED characters, and no longer than MOST_TEXT."""
-    text = re.sub(rf"'([^']{{{MOST_QUOTED}}})[^']{{4,}}'", r"'\1...'", " ".join(text.split("\n")))
+    half = MOST_QUOTED // 2
+    text = re.sub(rf"'([^']{{{half}}})[^']{{4,}}([^']{{{half}}})'", r"'\1...\2'", " ".join(text.split("\n")))
     text = re.sub(rf"(\S{{{MOST_QUOTED}}})\S{{{MOST_PATH},}}(\S{{{MOST_QUOTED}}})", r"\1...\2", text)
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."

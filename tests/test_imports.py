@@ -218,6 +218,7 @@ def test_a_circle_inside_a_folder_is_seen():
 
 # Files that start processes which end otherwise than with the process that started them.
 OWN_ENDS = {
+    "bench/scores/judges/command_lines.py": "each line is ended, and what it leaves is counted",
     "bench/failslow/watch.py": "a daemon, where it is asked for",
     "bench/lab/network.py": "removes the network once we have ended",
     "pipeline/planners/loops.py": "compiles for those that come later",

@@ -17,9 +17,9 @@ def _seconds(variable: str, default: float, least: float = 0.0) -> float:
     Raises:
         InputError: it is no number, not above 0, or below `least`.
     """
-    text = os.environ.get(variable, "")
+    text = os.environ.get(variable)
     try:
-        seconds = float(text) if text else default
+        seconds = default if text is None else float(text)
     except ValueError:
         seconds = 0.0
     if not (0 < seconds <= LONGEST_S and seconds >= least):

@@ -1,5 +1,5 @@
 ; numba 0.68.1, llvmlite 0.50.0
-; run_events, sha256 36d3c2392f2e849dc832093180d96bdce7f2b2f15881c88cd5d857d8bf14dcd1
+; run_events, sha256 337e1941493e926c58a1d7640e48bf8a957d77957d959a011b6e535eb77d14ed
 define i32 @kernel(i64 %arg.num_ranks, i64 %arg.num_turns, i64 %arg.num_links, i64 %arg.columns, double %arg.gamma_s, ptr %arg.nbytes, ptr %arg.start_s, ptr %arg.links, ptr %arg.capacity, ptr %arg.of_src, ptr %arg.of_dst, ptr %arg.first, ptr %arg.rank_of, ptr %arg.is_last, ptr %arg.added, ptr %arg.starts, ptr %arg.message_of, ptr %arg.absent, ptr %arg.missing, ptr %arg.heap_s, ptr %arg.heap, ptr %arg.active, ptr %arg.left, ptr %arg.rate, ptr %arg.waiting, ptr %arg.spare, ptr %arg.least, ptr %arg.users, ptr %arg.finish_s) {
 entry:
   %.173476.not = icmp slt i64 %arg.num_ranks, 1

@@ -62,10 +62,9 @@ def rebalance(times: ArrayLike, microbatches: int, multiple_of: int = 1, pipelin
             high = middle
         else:
             low = middle
-    # Between `low` and `high` no group gains more than one unit: hand out what is missing where it ends first.
+    # Between `low` and `high` a group gains one unit, or by rounding two: hand out what is missing where it ends first.
     counts = _counts(np, low, unit_t, offset)
-    missing = units - int(counts.sum())
-    if missing:
+    while missing := min(units - int(counts.sum()), len(t)):
         ends = (counts + 1 + offset) * unit_t
         counts[np.argpartition(ends, missing - 1)[:missing]] += 1
     counts *= multiple_of

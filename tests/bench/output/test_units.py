@@ -35,7 +35,7 @@ def test_sizes(text, nbytes):
 
 @pytest.mark.parametrize("text", ["", "x", "1X", "-1", "0.3", "1..2K", "K", "nan", "inf", "1e999", "1e300TB"])
 def test_sizes_refused(text):
-    with pytest.raises(InputError, match="expected (a size|at most)"):
+    with pytest.raises(InputError, match=r"expected (a size|at most)"):
         parse_nbytes(text)
 
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError
@@ -21,6 +21,7 @@ def brute_force(times, microbatches, multiple_of, stages):
     )
 
 
+@example(times=[13.484552486298295], extra=2, multiple_of=1, stages=1)
 @settings(max_examples=150, deadline=None)
 @given(
     times=st.lists(st.one_of(st.integers(1, 6).map(float), st.floats(0.05, 20.0)), min_size=1, max_size=4),
