@@ -133,8 +133,8 @@ def contest(
             dist.all_gather_object(took, (began_s, time.monotonic(), losses[name]))
             if turn >= 0:
                 samples[name].append(max(end for _, end, _ in took) - min(begin for begin, _, _ in took))
-            # Those of other ranks than the last are 0; a maximum would lose a nan.
-            losses[name] = sum(loss for _, _, loss in took)
+            # Of torch's ranks all but the last have 0; unlike max(), NumPy keeps a nan.
+            losses[name] = float(np.max([loss for _, _, loss in took]))
     runners["lanterne"].trainer.close()
     return {"scheduler": scheduler, "samples_s": samples, "losses": losses}
 
