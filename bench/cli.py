@@ -101,7 +101,7 @@ STARTS_JOBS = (
 )
 
 # Characters of an error: of what it quotes, of the middle of a path, and in all.
-MOST_QUOTED, MOST_PATH, MOST_TEXT = 80, 100, 600
+MOST_QUOTED, MOST_PATH, MOST_TEXT = 80, 100, 500
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", metavar="T", help="end the job after so long (default: twice what it should take, and 30s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of weights and batches (default 0)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     parser.add_argument("--plot", default="demo.png", metavar="FILE", help="the picture (default demo.png), or none")

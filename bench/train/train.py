@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="FILE", help="the text")
     parser.add_argument("--tokens", default="bytes", choices=("bytes", "chars"), help="what a token is (default bytes)")
     parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of weights and batches (default 0)")
     add_model_arguments(parser, "8")
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here, in a new file")
     parser.add_argument("--checkpoint-every", type=whole(1), metavar="K", help="iterations (default: the last only)")

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=whole(1), default=2, metavar="N", help="start N ranks here (default 2)")
     parser.add_argument("--transport", default="mpi", help="mpi (default) or ucx")
     parser.add_argument("--iterations", type=whole(1), default=7, metavar="K", help="timed, of each (default 7)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of weights and batches (default 0)")
     add_model_arguments(parser, "16")
     parser.add_argument("--check", action="store_true", help="print the bar; exit 1 below it")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
