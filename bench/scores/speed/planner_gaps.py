@@ -38,7 +38,7 @@ COLUMNS += [("best known", ""), ("bound", ""), ("gap", "%"), ("to bound", "%"), 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--problems", type=int, default=24, metavar="N", help="how many, seeds from 0 (default 24)")
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="the first seed (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
     parser.add_argument(
         "--kind", default=KINDS[0], metavar="A,...", help=f"of problems: {', '.join(KINDS)} (default {KINDS[0]})"
     )
