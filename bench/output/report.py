@@ -127,7 +127,6 @@ def write_json(path: str | Path, document: object) -> None:
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
-    _check_once()
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if str(path) == "-":
         write_text(text)
@@ -210,7 +209,6 @@ def print_table(
 
     On a terminal that is too narrow it is folded: further columns come below, behind the first ones on the left again.
     """
-    _check_once()
     file = file or sys.stdout
     print_notes(notes, file)
     if title:
