@@ -16,6 +16,7 @@ from lanterne import __version__
 from lanterne.bench.output.given_options import GivenOptions
 from lanterne.bench.output.report import before_output, check_outputs
 from lanterne.bench.output.units import integer
+from lanterne.bench.removed import refuse_removed
 from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, did_you_mean, one_of
 from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 
@@ -24,7 +25,7 @@ from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "demo": ("demo.command", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
-    "launch": ("launch", "start a job of ranks here; those that fail are started again, or spares stand in for them"),
+    "launch": ("launch", "start a job of ranks here; those that fail are started again"),
     "witness": ("witness", "hold the store of a job on a machine of its own: whichever host dies, the others go on"),
     "bench": ("collective.all_reduce", "benchmark a collective, with and without a late rank"),
     "lab": ("lab.command", "run a command on every host of an emulated cluster with rate-limited links"),
@@ -269,6 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     text: object
     try:
+        refuse_removed(argv)
         name, rest = find_command(argv)
         if name is None:
             raise InputError(unknown(argv))

@@ -1,8 +1,7 @@
-"""Start a job of N ranks on this host, as torchrun does; ranks that fail are started again, or spares stand in.
+"""Start a job of N ranks on this host, as torchrun does; ranks that fail are started again.
 
   lanterne launch -n 4 -- python examples/go_on.py
   lanterne launch -n 4 --restarts 3 -- python examples/go_on.py     # a rank that fails is started again
-  lanterne launch -n 4 --spares 1 -- python examples/go_on.py       # a fifth process waits to stand in for one
 
 The ranks also have torchrun's variables (RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and so on), so a torch.distributed program
 of any backend runs as it is. Other programs call `lanterne.init()`; one that goes on after a death calls
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport", choices=("tcp", "ucx"), help="of the ranks (default: LANTERNE_TRANSPORT, else tcp)"
     )
-    parser.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more wait to stand in")
     parser.add_argument(
         "--restarts",
         type=whole(0),
@@ -43,4 +41,4 @@ def run(args: argparse.Namespace) -> int:
         most = f"{MAX_WORLD_SIZE} ranks, {MAX_RESTARTS} restarts"
         raise InputError(f"launch: got {args.ranks} ranks, {args.restarts} restarts, expected at most {most}")
     env = {"LANTERNE_TRANSPORT": args.transport or os.environ.get("LANTERNE_TRANSPORT") or "tcp"}
-    return launch(args.command, args.ranks, "direct", env=env, spares=args.spares, restarts=args.restarts, goes_on=True)
+    return launch(args.command, args.ranks, "direct", env=env, restarts=args.restarts, goes_on=True)

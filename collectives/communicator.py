@@ -376,7 +376,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         """The Communicator of these ranks and those that wait to be taken in; this one if nobody does.
 
         All members call it, between two calls, and are all that live of the job. New are ranks that were started again,
-        spares, and any other process that called `init(join=...)`; `newcomers` of what is returned says which they are.
+        and any other process that called `init(join=...)`; `newcomers` of what is returned says which they are.
         All ranks are numbered anew, in their old order, a rank that came back in its old place. This communicator, and
         what was made of it, is over then. If a newcomer dies before all are ready, or is refused, this communicator is
         returned and goes on.

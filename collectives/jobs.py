@@ -56,7 +56,7 @@ def init(
     spare_rails: Sequence[str] = (),
     topology: str | Topology | None = None,
     join: str | None = None,
-    place: int | str | None = None,
+    place: int | None = None,
     model: str = "",
 ) -> "Communicator":
     """The Communicator of all ranks of this job.
@@ -77,8 +77,7 @@ def init(
         join: host:port of the store of a job that runs, such as its MASTER_ADDR:MASTER_PORT, with its LANTERNE_TOKEN:
             this process waits, `timeout_s` at most, until the job's ranks take it in (Communicator.grow), and nothing
             else says in which job it is. None for LANTERNE_JOIN, which launchers that start a rank again set.
-        place: of `join`: the rank that it was, or stands for; "spare": that of a dead rank, for which it waits as long
-            as the job lasts; None for RANK, else any, a new one where none is free.
+        place: of `join`: the rank that it was, or stands for; None for RANK, else any, a new one where none is free.
         model: of `join`: as those that take it in give to `grow`.
 
     Raises:
@@ -142,7 +141,7 @@ def _of_the_start(
 
 
 def _taken_in(
-    address: str, place: int | str | None, terms: Terms, timeout_s: float | None, *, deterministic: bool
+    address: str, place: int | None, terms: Terms, timeout_s: float | None, *, deterministic: bool
 ) -> "Communicator":
     """The Communicator of the job at `address`, once it has grown by this rank."""
     from lanterne.collectives.communicator import Communicator

@@ -392,20 +392,20 @@ class Group:
 
     @staticmethod
     def taken_in(
-        store: "StoreClient", terms: Terms, wait_s: float, limit_s: float, place: int = ANY, number: int = -1
+        store: "StoreClient", terms: Terms, limit_s: float, place: int = ANY, number: int = -1
     ) -> "tuple[Group, Terms]":
         """The Group in the next epoch, and the Terms, of a job that takes this process in; `begin` says whether it has.
 
         Args:
-            wait_s: for the ranks of the job; `limit_s` is that of each step from then on.
-            place: the rank that it was at the start of the job; ANY; or SPARE: only a dead one's.
+            limit_s: for the ranks of the job, and of each step from then on.
+            place: the rank that it was at the start of the job; or ANY.
             number: of its guard; -1: none.
 
         Raises:
             TransportError: it is not taken in, and why.
         """
-        fields: list[int | bytes] = [place, number, terms.pack(), int(wait_s * 1e3)]
-        epoch, agreed, ranks = store.call(Kind.APPLY, fields, wait_s + POLICY.answer_s, "join")
+        fields: list[int | bytes] = [place, number, terms.pack(), int(limit_s * 1e3)]
+        epoch, agreed, ranks = store.call(Kind.APPLY, fields, limit_s + POLICY.answer_s, "join")
         world_size, rank, *newcomers = unpack_ranks(ranks)
         group = Group(rank, world_size, store, timeout_s=limit_s, epoch=epoch, newcomers=newcomers)
         return group, unpack(agreed)

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--copies", type=int, choices=(0, 1), default=0, help="of each rank's state, in its neighbour")
     group.add_argument("--copy-every", type=whole(1), default=1, metavar="K", help="iterations (default 1: gradients)")
     group.add_argument("--restarts", type=whole(0), default=0, metavar="R", help="so often a rank is started again")
-    group.add_argument("--spares", type=whole(0), default=0, metavar="S", help="so many more ranks wait to stand in")
     group.add_argument(
         "--kill",
         action="append",
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise InputError if the options do not fit each other."""
-    for name in ("copies", "restarts", "spares", "kill"):
+    for name in ("copies", "restarts", "kill"):
         if getattr(args, name) and not args.endure:
             raise InputError(f"--{name}: got it without --endure, expected it with that")
     if not args.endure:

@@ -143,8 +143,7 @@ def run(args: GivenOptions) -> int:
             load(args.resume, asdict(setup.settings))
         command = args.own_command()
         launcher = "mpi" if args.transport == "mpi" else "direct"
-        own = {"spares": args.spares, "restarts": args.restarts, "goes_on": args.endure}
-        return launch(command, args.ranks, launcher=launcher, **own)
+        return launch(command, args.ranks, launcher, restarts=args.restarts, goes_on=args.endure)
     from lanterne.collectives.jobs import init
 
     model = endure.name_of(asdict(_fitted(args, 1, 1, 1).settings)) if args.endure else ""

@@ -79,11 +79,11 @@ class World:
 
 
 class Guarded(World):
-    """The store of a job of three ranks below guards; those of `spares` wait."""
+    """The store of a job of three ranks below guards; those of `others` see to more processes."""
 
-    def __init__(self, spares=0):
+    def __init__(self, others=0):
         super().__init__(died=())
-        self.guards = {number: self.client(f"guard {number}") for number in range(3 + spares)}
+        self.guards = {number: self.client(f"guard {number}") for number in range(3 + others)}
         for number, guard in self.guards.items():
             self.ask(guard, Kind.GUARD, number, 3, 0)
         self.answers.clear()

@@ -42,7 +42,7 @@ from lanterne.transport.networks import is_loopback
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
-from lanterne.transport.store.terms import ANY, SPARE, Terms
+from lanterne.transport.store.terms import ANY, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ RETRY_S = 0.1
 FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 # host:port of a store on a machine of its own, which outlives every host of the job; or HOSTS: they are each other's.
 WITNESS, HOSTS = "LANTERNE_WITNESS", "hosts"
-# A spare rank waits for so long at most: ten days.
-SPARE_S = 864_000.0
+
+# Variables that are no more, and what replaces them.
+REMOVED = {"LANTERNE_SPARE": "LANTERNE_JOIN, or --restarts of `lanterne launch`"}
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -107,10 +108,18 @@ def connect(timeout_s: float | None = None) -> Group:
         TransportTimeout: a rank, or the store, did not come.
     """
     try:
+        _refuse_removed()
         return _connect(find_launch(os.environ), timeout_s)
     except LanterneError as error:
         tell_in_one_line(error)
         raise
+
+
+def _refuse_removed() -> None:
+    """Raise InputError where a variable is set that is no more."""
+    for name, instead in REMOVED.items():
+        if name in os.environ:
+            raise InputError(f"{name}: got {os.environ[name]!r}, but it is no more; expected {instead}")
 
 
 def _connect(launch: Launch, timeout_s: float | None) -> Group:
@@ -134,39 +143,36 @@ def _connect(launch: Launch, timeout_s: float | None) -> Group:
     return Group(0, 1)
 
 
-def ask_to_join(
-    address: str, place: int | str | None, terms: Terms, timeout_s: float | None = None
-) -> tuple[Group, Terms]:
+def ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float | None = None) -> tuple[Group, Terms]:
     """The Group that this process enters with the ranks of a job that runs, and its Terms; see collectives/growth.py.
 
     Who does not catch its errors sees one line, as of `connect`.
 
     Args:
         address: host:port of its store.
-        place: the rank that it was, or stands for; "spare": a dead one's; None: RANK, else any.
+        place: the rank that it was, or stands for; None: RANK, else any.
 
     Raises:
         InputError: an address or a place that cannot be.
         TransportError: it is not taken in, and why.
     """
     try:
+        _refuse_removed()
         return _ask_to_join(address, place, terms, timeout_s)
     except LanterneError as error:
         tell_in_one_line(error)
         raise
 
 
-def _ask_to_join(address: str, place: int | str | None, terms: Terms, timeout_s: float | None) -> tuple[Group, Terms]:
+def _ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float | None) -> tuple[Group, Terms]:
     host, _, port = address.rpartition(":")
     if not host:
         raise InputError(f"join: got {address!r}, expected host:port")
     number = os.environ.get("RANK", "")
     if place is None:
-        place = SPARE if os.environ.get("LANTERNE_SPARE") == "1" else int(number) if number.isdecimal() else ANY
-    elif place == "spare":
-        place = SPARE
-    if type(place) is not int or place < SPARE:
-        raise InputError(f"join: got place {place!r}, expected a rank, or 'spare'")
+        place = int(number) if number.isdecimal() else ANY
+    if type(place) is not int or place < ANY:
+        raise InputError(f"join: got place {place!r}, expected a rank; spare places are no more: leave it out")
     until_s = _deadline_s(timeout_s)
     _resolve("join", host, until_s)
     token = os.environ.get("LANTERNE_TOKEN")
@@ -179,7 +185,7 @@ def _ask_to_join(address: str, place: int | str | None, terms: Terms, timeout_s:
     # Only our launcher has guards, each with a number.
     own = int(number) if number.isdecimal() and "LANTERNE_STORE" in os.environ else -1
     try:
-        return Group.taken_in(store, terms, SPARE_S if place == SPARE else limit_s, limit_s, place, own)
+        return Group.taken_in(store, terms, limit_s, place, own)
     except BaseException:
         store.close()
         raise

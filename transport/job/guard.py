@@ -150,7 +150,7 @@ class Guard:
         self._restarts = restarts
         self._attempt = 0
         # It waits to be taken in: what befalls the others is not its affair.
-        self._outside = os.environ.get("LANTERNE_SPARE") == "1"
+        self._outside = False
         self._rank = rank
         self._client = client
         self._wakeup = wakeup
@@ -410,8 +410,6 @@ def main(command: list[str]) -> int:
         reader, _writer = _signals_to_a_socket()
         client.call(Kind.GUARD, [rank, world_size, 0])
         client.add(STARTED_KEY)
-        # A spare has a number beyond the ranks.
-        world_size = max(world_size, rank + 1)
         os.environ |= _as_torchrun(rank, world_size, local_rank)
         return Guard(command, rank, client, reader, int(os.environ.get("LANTERNE_RESTARTS", "0"))).run()
     except LanterneError as error:

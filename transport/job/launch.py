@@ -80,7 +80,6 @@ def launch(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     *,
-    spares: int = 0,
     restarts: int = 0,
     goes_on: bool = False,
 ) -> int:
@@ -93,14 +92,13 @@ def launch(
         launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
         timeout_s: end the job after so many seconds; None: never.
         env: variables that the ranks get beside ours.
-        spares: so many more processes, whose `lanterne.init` waits until they are taken in for ranks that have died.
         restarts: so often each rank is started again when it fails; its `lanterne.init` waits until it is taken in.
             Not one whose exit code is 2, of bad input: that is the job's, too, whoever goes on.
         goes_on: the job's store is started again, too, at most MAX_STORES times: to the ranks its death is an error
             after which they shrink.
 
     Raises:
-        InputError: no such command or launcher, or a world size that is none; spares or restarts by mpiexec.
+        InputError: no such command or launcher, or a world size that is none; restarts by mpiexec.
         Unavailable: no mpiexec, or one that does not make one world of `world_size` ranks; too little shared memory,
             too few file descriptors.
         TransportTimeout: `timeout_s` is over; names the ranks that still ran.
@@ -112,12 +110,10 @@ def launch(
         raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")
     if launcher not in ("mpi", "direct"):
         raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
-    if launcher == "mpi" and (spares or restarts):
-        raise InputError("launch: got spares or restarts by mpiexec, whose ranks end together, expected tcp or ucx")
-    if not (0 <= spares <= MAX_WORLD_SIZE and 0 <= restarts <= MAX_RESTARTS):
-        raise InputError(
-            f"launch: got {spares} spares, {restarts} restarts, expected 0 to {MAX_WORLD_SIZE}, 0 to {MAX_RESTARTS}"
-        )
+    if launcher == "mpi" and restarts:
+        raise InputError("launch: got restarts by mpiexec, whose ranks end together, expected tcp or ucx")
+    if not 0 <= restarts <= MAX_RESTARTS:
+        raise InputError(f"launch: got {restarts} restarts, expected 0 to {MAX_RESTARTS}")
     survivors_s()  # refuses what cannot be, before anything is started
     mpiexec = find_mpiexec() if launcher == "mpi" else None
     make_room_for_files(world_size)
@@ -149,7 +145,7 @@ def launch(
         watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped, renew)
         processes: list[Process] = []
         try:
-            _start_guards(processes, command, world_size, mpiexec, variables, spares)
+            _start_guards(processes, command, world_size, mpiexec, variables)
             return watch.run(processes, timeout_s)
         finally:
             # Before the store ends: ranks and guards would tell that they have lost it.
@@ -194,7 +190,7 @@ class JobWatch:
         self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
         self._lost: set[int] = set()  # without whom the others went on
         self._again: set[int] = set()  # that were started again, and not taken in yet
-        self._needed = set(range(world_size))  # whose end is that of the job: also spares that were taken in
+        self._needed = set(range(world_size))  # the job ends with these
         self._world_size = world_size
         self._start_s = START_S + START_RANK_S * world_size
         client.call(Kind.WATCH)
@@ -291,7 +287,6 @@ class JobWatch:
         lost, new = set(before) - set(now) - self._lost, set(now) & self._lost | set(now) - set(before)
         self._lost = (self._lost | lost) - new
         self._again -= set(now)
-        self._needed |= new
         if lost:
             log.warning("lanterne: rank %s go on without rank %s", _join(now), _join(sorted(lost)))
         if new:
@@ -349,7 +344,6 @@ def _start_guards(
     world_size: int,
     mpiexec: str | None,
     variables: dict[str, str],
-    spares: int,
 ) -> None:
     guard = [*own_python(), "-m", "lanterne.transport.job.guard", *command]
     if mpiexec is not None:
@@ -358,9 +352,6 @@ def _start_guards(
     for rank in range(world_size):
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
         processes.append(_popen(guard, variables | place))
-    waits = {"WORLD_SIZE": str(world_size), "LANTERNE_SPARE": "1", "LANTERNE_JOIN": variables["LANTERNE_STORE"]}
-    for number in range(world_size, world_size + spares):
-        processes.append(_popen(guard, variables | waits | {"RANK": str(number), "LOCAL_RANK": str(number)}))
 
 
 def _popen(command: Sequence[str], variables: Mapping[str, str]) -> Process:

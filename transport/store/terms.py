@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from lanterne.errors import InputError
 
-# Of a place: any, a new one where none is free; and that of a dead one only.
-ANY, SPARE = -1, -2
+# A free place, or a new one where none is free.
+ANY = -1
 # Fields of Terms that may be left open, by those who leave it to the others.
 OPEN = ""
 MAX_TEXT = 200

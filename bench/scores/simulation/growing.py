@@ -1,4 +1,4 @@
-"""Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones and spares come.
+"""Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones come.
 
 The store dies, too, in some, and another one comes at its address, which knows nothing. In some a path is cut for long,
 in both directions or one, or all paths to the host of the store. In some the ranks agree after each step whether all
@@ -30,7 +30,7 @@ from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.server import Store
-from lanterne.transport.store.terms import ANY, SPARE, Terms
+from lanterne.transport.store.terms import ANY, Terms
 from lanterne.transport.tcp.over_tcp import TcpTransport
 
 TOKEN = "a simulated job's token"
@@ -39,6 +39,8 @@ TERMS = Terms(__version__, "tcp", "simulated")
 # Of every wait; until when all is to be over; and how long a rank may wait for a job that goes on, and nobody falls in.
 TIMEOUT_S, LIMIT_S, PROMPT_S = 5.0, 400.0, 8.0
 MODEL = CostModel(1e-4, 1 / 50e6)
+# How long a process waits to be taken in.
+JOINS_S = 4 * TIMEOUT_S
 RANKS, STEPS, STEP_S = (2, 6), (10, 50), (0.01, 0.4)
 # How likely a process is killed, frozen or cut off from another; and one that was killed is started again, how soon.
 FALLS = {"kill": 0.3, "freeze": 0.05, "cut": 0.08}
@@ -73,7 +75,7 @@ class ElsewhereError(TransportError):
 class GrowingProcess:
     """A process that was a rank, or wanted to be.
 
-    Attributes: `place`: that which it has, claims, or ANY or SPARE; `knows`, whether it has what was computed so far.
+    Attributes: `place`: the one it has or claims, or ANY; `knows`, whether it has what was computed so far.
     """
 
     name: str
@@ -153,8 +155,7 @@ class GrowingWorld:
             for rank in range(self.ranks):
                 self._begin(f"rank {rank}", rank, joins=False)
             for number in range(rng.choice((0, 0, 1, 1, 2))):
-                place = rng.choice((ANY, SPARE))
-                baton.after(rng.uniform(0, 4), partial(self._come, f"new {self.ranks + number}", place))
+                baton.after(rng.uniform(0, 4), partial(self._come, f"new {self.ranks + number}", ANY))
             if self.lasting:
                 baton.after(self.cut_rng.uniform(*LASTING_AT_S), self._cut_for_long)
             hanging = baton.run(LIMIT_S)
@@ -309,7 +310,7 @@ class GrowingProgram:
         while True:
             client = self._world.client(early=False)
             try:
-                group, agreed = Group.taken_in(client, TERMS, LIMIT_S / 4, self._world.timeout_s, self._process.place)
+                group, agreed = Group.taken_in(client, TERMS, JOINS_S, self._process.place)
             except BaseException as error:
                 client.close()
                 # As init(join=...): whoever was to be taken in beside it may have died.
@@ -461,7 +462,7 @@ def _judge_end(world: GrowingWorld, process: GrowingProcess) -> Iterator[str]:
         # Before all had joined a death ends the job, as ever.
         if process.error is not None and process.groups:
             yield f"gave up: {process.name}: {error}"
-    elif process.place != SPARE and world.over_s is not None:
+    elif world.over_s is not None:
         quiet = not any(each.befallen in ("cut", "freeze") for each in world.processes)
         last_s = max([process.asked_s, *(at_s for at_s in world.fell_s if at_s < world.over_s)])
         # Somebody else may stand in for it.

@@ -158,7 +158,7 @@ def test_a_job_of_one_grows_by_new_ranks_and_the_first_closes_the_last(job):
         total(comms[0])
 
 
-def test_of_two_that_claim_one_place_one_is_refused_and_the_spare_waits_for_the_next(job):
+def test_of_two_that_claim_one_place_one_is_refused(job):
     comms = job.begin(3)
     die(comms.pop(2))
     comms = job.run(*(lambda comm=comm: survive(comm) for comm in comms))
@@ -179,13 +179,6 @@ def test_of_two_that_claim_one_place_one_is_refused_and_the_spare_waits_for_the_
     assert sum(isinstance(each, str) and "got rank 2 twice" in each for each in found) == 1
     comms = [kept, other, *(each for each in found if not isinstance(each, str))]
     assert job.run(*(lambda comm=comm: total(comm) for comm in comms)) == [6.0] * 3
-    with ThreadPoolExecutor(1) as pool:
-        spare = pool.submit(job.join, place="spare")
-        die(comms.pop())
-        comms = job.run(*(lambda comm=comm: survive(comm) for comm in comms))
-        comms = job.run(*(lambda comm=comm: grown(comm) for comm in comms))
-        comms.append(spare.result(30))
-    assert comms[2].newcomers == (2,) == (comms[2].rank,)
     job.run(*(comm.close for comm in comms))
 
 

@@ -1,4 +1,4 @@
-"""Who waits at the store to be taken into a job that runs: restarted ranks, new ones, spares."""
+"""Processes that wait at the store to be taken into a running job: restarted ranks and new ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from lanterne.errors import InputError
 from lanterne.transport.store.handler import MAX_WORLD_SIZE, Connection, Refusal, Service
-from lanterne.transport.store.terms import SPARE, Terms, unpack
+from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.wire import Kind, pack_ranks
 
 MAX_APPLICANTS = 1 << 10
@@ -34,7 +34,7 @@ class Admitting(Protocol):
 
 @dataclass(eq=False)
 class Applicant:
-    """Who waits. `place`: what it claims, or ANY or SPARE; `number`, of its guard, -1: none."""
+    """A process that waits. `place`: the one it claims, or ANY; `number`: that of its guard, -1 without one."""
 
     connection: Connection
     request_id: int
@@ -67,7 +67,7 @@ class Admissions:
             terms = unpack(packed)
         except InputError as error:
             raise Refusal(str(error)) from None
-        if not SPARE <= place < MAX_WORLD_SIZE or not -1 <= number < MAX_WORLD_SIZE or limit_ms < 0:
+        if not ANY <= place < MAX_WORLD_SIZE or not -1 <= number < MAX_WORLD_SIZE or limit_ms < 0:
             raise Refusal(f"got place {place} of process {number}, expected 0 to {MAX_WORLD_SIZE - 1}")
         if place >= 0 and any(each.place == place for each in self._waiting):
             raise Refusal(f"got rank {place} twice: another one waits to be taken in as it")
@@ -117,8 +117,6 @@ class Admissions:
             if place < 0:
                 claimed = {each.place for each in self._waiting}
                 free = sorted(known - taken - claimed)
-                if not free and place == SPARE:
-                    continue
                 place = free[0] if free else max({*known, *claimed}) + 1
             if place not in taken:
                 taken.add(place)

@@ -123,9 +123,7 @@ class Guards:
         self._tell_watchers(Kind.ENDED_NOTICE, [number, code, reason])
         for epoch in self._job.epochs:
             epoch.process_ended(number, code, reason)
-        # Spares that were never needed are told, too.
-        needed = {*range(self._job.world_size), *(self._guards.keys() & {*self._job.epoch.numbers})}
-        if needed <= self._ended.keys():
+        if self._ended.keys() >= {*range(self._job.world_size)}:
             for guard in self._guards.values():
                 self._store.send(guard, Kind.FINISHED_NOTICE, 0)
         self._admissions.look(self._job.epoch)

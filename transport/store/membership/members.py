@@ -134,7 +134,7 @@ class Members:
     def begin_anew(self) -> bool:
         """Nobody of the epoch in force lives: whether those that wait are the job now, or may still become it.
 
-        They are once every process waits that has a guard and has not ended for good; spares alone are no job.
+        They are once every process waits that has a guard and has not ended for good, and one of them claims a place.
         """
         running = self.guards.running
         if running is None or self.epoch.somebody_left:

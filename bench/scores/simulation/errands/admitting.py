@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lanterne.bench.scores.simulation.errands.errand import Errand, Puppet
 from lanterne.transport.store.membership.meetings import BEGIN_KEY
-from lanterne.transport.store.terms import ANY, SPARE, Terms
+from lanterne.transport.store.terms import ANY, Terms
 from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
 
 TERMS, OTHER_TERMS = Terms("1", "tcp", "a model"), Terms("1", "tcp", "another")
@@ -45,7 +45,7 @@ def places_of(askers: Sequence[Asker], places: Sequence[int], living: Collection
     """Who of `askers` is taken in where: {index: place}. Of a job of `places`, those `living` are not to be had.
 
     Who names a place has it, unless it is taken. Others have the first that is free and named by nobody that waits,
-    else, but for spares, one that is new: after all that there are or are named.
+    else one that is new: after all that there are or are named.
     """
     named = {asker.place for asker in askers if asker.place >= 0}
     found = {index: asker.place for index, asker in enumerate(askers) if asker.place in named - {*living}}
@@ -55,7 +55,7 @@ def places_of(askers: Sequence[Asker], places: Sequence[int], living: Collection
             free = [place for place in sorted({*places}) if place not in taken and place not in named]
             if free:
                 found[index] = free[0]
-            elif asker.place == ANY:
+            else:
                 found[index] = max({*places, *named, *taken}) + 1
     return found
 
@@ -105,7 +105,7 @@ def claims(errand: Errand) -> None:
 def _draw_askers(errand: Errand, size: int) -> list[Asker]:
     rng, askers = errand.rng, list[Asker]()
     for index in range(rng.randint(1, 4)):
-        place = rng.choice([ANY, SPARE, *range(size + 2)])
+        place = rng.choice([ANY, *range(size + 2)])
         if place < 0 or place not in {asker.place for asker in askers}:
             process = rng.choice((-1, FIRST_NUMBER + index))
             terms = OTHER_TERMS if rng.random() < 0.15 else TERMS
@@ -202,7 +202,7 @@ def _begin(
 def anew(errand: Errand) -> None:
     """All ranks of a job end; it begins anew once every process waits that has a guard, unless it was over.
 
-    It is over where a rank had ended in order, where nobody has guards, and where spares alone wait.
+    It is over where a rank had ended in order, where nobody has guards, and where none that waits claims a place.
     """
     rng = errand.rng
     errand.start_store()
@@ -246,7 +246,7 @@ def _come(
             guards[number].call(Kind.ENDED, number, 1, b"it fell again")
             running -= {number}
         else:
-            place = number if number < size else SPARE
+            place = number if number < size else ANY
             waiting.append(Asker(errand.puppet(f"comer {number}"), place, number if number in guards else -1))
             waiting[-1].apply()
         processes = {asker.process for asker in waiting}

@@ -202,7 +202,7 @@ def grows(errand: Errand) -> None:
     def come() -> None:
         machine.sleep(1.0)
         client = StoreClient((HOST, PORT), TOKEN, TIMEOUT_S, machine=machine)
-        group, _terms = Group.taken_in(client, terms, TIMEOUT_S, TIMEOUT_S)
+        group, _terms = Group.taken_in(client, terms, TIMEOUT_S)
         note(group)
 
     def program(group: Group) -> None:

@@ -6,7 +6,7 @@ import pytest
 from store_world import TERMS, Guarded, World
 
 from lanterne.transport.store.membership.meetings import BEGIN_KEY
-from lanterne.transport.store.terms import ANY, SPARE, Terms
+from lanterne.transport.store.terms import ANY, Terms
 from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_ranks
 
 
@@ -156,8 +156,6 @@ def test_only_all_that_live_can_take_somebody_in():
     [
         ({"a": ANY}, {"a": 1}),
         ({"a": ANY, "b": ANY}, {"a": 1, "b": 3}),
-        ({"a": SPARE, "b": SPARE}, {"a": 1}),
-        ({"a": SPARE, "b": 1}, {"b": 1}),
         ({"a": ANY, "b": 1}, {"a": 3, "b": 1}),
         ({"a": 7}, {"a": 7}),
         ({"a": 2}, {}),
@@ -184,7 +182,6 @@ def roll_places(applicants, places):
 
 def test_members_hear_of_those_that_could_be_taken_in():
     world = World(died=())
-    world.apply("spare", SPARE)
     world.apply("twin", 2)
     assert not world.notices
     world.close(world.ranks[2])
@@ -205,9 +202,9 @@ def test_whose_time_is_over_learns_why(place, said):
     assert "b" not in world.refusals
 
 
-def test_spares_learn_that_the_job_is_over():
+def test_who_waits_learns_that_the_job_is_over():
     world = World()
-    world.apply("a", SPARE)
+    world.apply("a", ANY)
     for rank in (0, 2):
         world.ask(world.ranks[rank], Kind.LEAVE)
     assert world.refusals["a"] == "a rank is not taken in: the job is over"
@@ -240,17 +237,17 @@ def test_when_nobody_lives_all_that_can_begin_anew_together_and_not_before(ended
         assert all(sorted(own[3]) == list(range(len(ranks))) for own in world.entered.values()), order
 
 
-def test_a_spare_comes_in_with_them_but_spares_alone_are_no_job():
-    world = Guarded(spares=1)
-    world.begin_again(3, SPARE)
+def test_a_process_of_any_place_comes_in_with_them_but_claims_no_job_alone():
+    world = Guarded(others=1)
+    world.begin_again(3, ANY)
     for rank in range(3):
         world.give_up(rank)
     world.begin_again(0)
     world.end(1)
     world.begin_again(2)
     assert sorted(world.entered) == [0, 2, 3] and world.entered[3][:3] == (1, 3, 1)
-    world = Guarded(spares=1)
-    world.begin_again(3, SPARE)
+    world = Guarded(others=1)
+    world.begin_again(3, ANY)
     for rank in range(3):
         world.end(rank)
     assert world.refusals == {"again 3": "a rank is not taken in: the job is over"}
@@ -292,13 +289,13 @@ def test_the_guard_of_one_that_waits_is_told():
     assert ("guard 0", Kind.WAITING_NOTICE, [1]) in world.notices
 
 
-def test_the_end_of_a_spare_is_that_of_the_rank_for_which_it_stands():
+def test_the_end_of_a_process_is_that_of_the_rank_for_which_it_stands():
     world = World()
     guards = {number: world.client(f"guard {number}") for number in (0, 1, 2, 3)}
     for number, guard in guards.items():
         world.ask(guard, Kind.GUARD, number, 3, 0)
     entered = {rank: world.client(f"next {rank}") for rank in (0, 2)}
-    entered[1] = world.apply("a", SPARE, number=3)
+    entered[1] = world.apply("a", ANY, number=3)
     world.grow(0)
     world.grow(2)
     world.answers.clear()
@@ -338,7 +335,7 @@ def test_nobody_comes_by_an_old_door(kind):
 
 def test_what_is_refused():
     world = World()
-    for number, fields in enumerate([(-3, -1, TERMS.pack()), (1 << 17, -1, TERMS.pack()), (1, -1, b"not terms")]):
+    for number, fields in enumerate([(-2, -1, TERMS.pack()), (1 << 17, -1, TERMS.pack()), (1, -1, b"not terms")]):
         client = world.client(f"bad {number}")
         world.ask(client, Kind.APPLY, *fields, 1000)
         assert client.name in world.refusals, (number, fields)
