@@ -246,7 +246,10 @@ def _redis() -> Component:
         return _part("Redis client", True, metadata.version("redis"))
     except metadata.PackageNotFoundError:
         return _part(
-            "Redis client", False, "not installed (the embedded store is the default)", "pip install '.[redis]'"
+            "Redis client",
+            False,
+            "not installed; LANTERNE_STORE=redis://... needs it",
+            "pip install '.[redis]'",
         )
 
 

@@ -1,7 +1,6 @@
 """Show which hosts were named as slow or hanging, across jobs, and whether that is chronic or was a burst.
 
   lanterne history hosts.jsonl                         what `watch --history hosts.jsonl` has kept
-  lanterne history redis://127.0.0.1:6379/lanterne/history
   lanterne history lanterne-incidents                  or the incidents of jobs in a folder
   lanterne history hosts.jsonl --host node17           all incidents of one host, the latest last
   lanterne history hosts.jsonl --fail-on chronic       exit code 1 if a host is chronic: before a job is placed
@@ -23,7 +22,7 @@ from lanterne.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("where", metavar="WHERE", help="a file, redis://HOST:PORT/KEY, or a folder of incidents")
+    parser.add_argument("where", metavar="WHERE", help="a file, or a folder of incidents")
     parser.add_argument("--host", metavar="NAME", help="all incidents of this host")
     parser.add_argument("--fail-on", choices=("chronic", "burst"), help="exit code 1 if a host has this pattern")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.failslow.operate.history import open_history, patterns
 
     if "://" not in args.where and not Path(args.where).exists():
-        raise InputError(f"history: got {args.where!r}, expected a file, a folder, or redis://HOST:PORT/KEY")
+        raise InputError(f"history: got {args.where!r}, expected a file or a folder")
     entries, unused = open_history(args.where).read()
     hosts = [one.to_json() for one in patterns(entries)]
     if args.host is not None:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--listen", default="9470", metavar="ADDR", help="PORT of loopback or HOST:PORT (default 9470)")
     parser.add_argument("--folder", metavar="DIR", help="also the job of `watch --folder DIR`")
-    parser.add_argument("--history", metavar="WHERE", help="a file or redis://HOST:PORT/KEY of `watch --history`")
+    parser.add_argument("--history", metavar="WHERE", help="a file of `watch --history`")
     parser.add_argument(
         "--incidents", default="lanterne-incidents", metavar="DIR",
         help="without --history: the incidents that `watch` wrote here (default lanterne-incidents)",

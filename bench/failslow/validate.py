@@ -81,9 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slow-rank", action="append", default=[], metavar="R=Fx[@together]", help="rehearse a slow rank"
     )
     parser.add_argument("--slow-link", action="append", default=[], metavar="A-B=T|RATE", help="rehearse a slow link")
-    parser.add_argument(
-        "--admit", metavar="WHERE", help="compare with this history (a file, redis://HOST:PORT/KEY), and keep the sweep"
-    )
+    parser.add_argument("--admit", metavar="WHERE", help="compare with this history, a file, and keep the sweep")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 

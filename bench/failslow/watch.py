@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
     parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
-    parser.add_argument("--history", metavar="WHERE", help="keep incidents by host in a file, or redis://HOST:PORT/KEY")
+    parser.add_argument("--history", metavar="WHERE", help="keep incidents by host in a file")
     parser.add_argument(
         "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio, busy_s; read again on changes"
     )

@@ -10,7 +10,6 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.baseline import NOBODY
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
-from lanterne.failslow.mitigate.loop_state import RedisState
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
@@ -41,7 +40,6 @@ class Mitigated:
         options: Mapping[str, Any],
         events: Iterable[InjectedEvent],
         pace_s: float = 0.0,
-        state: str | None = None,
         *,
         acts: bool = True,
         before: Mapping[int, float] = NOBODY,
@@ -57,7 +55,7 @@ class Mitigated:
         self.loop: ClosedLoop = ClosedLoop(
             comm, make, plans, setup.layout, settings=ControllerSettings(), transport=self.disturbances.transport,
             wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
-            state=RedisState(state) if state and comm.rank == 0 else None, acts=acts, before=before,
+            acts=acts, before=before,
         )  # fmt: skip
         self._told = 0
 

@@ -89,9 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ranks of the job",
     )
     parser.add_argument("--pace", metavar="T", help="with --mitigate: least time of F, B and W, as on slower cores")
-    parser.add_argument(
-        "--state", metavar="URL", help="with --mitigate: keep what is known of incidents at redis://HOST:PORT/KEY"
-    )
     add_publish_arguments(parser)
     parser.add_argument(
         "--record",
@@ -143,7 +140,7 @@ def run(args: GivenOptions) -> int:
             load(args.resume, asdict(setup.settings))
         command = args.own_command()
         launcher = "mpi" if args.transport == "mpi" else "direct"
-        return launch(command, args.ranks, launcher, restarts=args.restarts, goes_on=args.endure)
+        return launch(command, args.ranks, launcher, restarts=args.restarts)
     from lanterne.collectives.jobs import init
 
     model = endure.name_of(asdict(_fitted(args, 1, 1, 1).settings)) if args.endure else ""
@@ -176,13 +173,8 @@ def _check(args: argparse.Namespace) -> None:
     if args.profile and (args.record or args.adapt or args.mitigate or args.cap or args.endure):
         unwanted = "--record, --adapt, --mitigate, --cap or --endure"
         raise InputError(f"--profile: got {unwanted} beside it, expected it without them")
-    for name in ("pace", "state"):
-        if getattr(args, name) and not args.mitigate:
-            raise InputError(f"--{name}: got it without --mitigate, expected it with that")
-    if args.state:
-        from lanterne.failslow.mitigate.loop_state import RedisState
-
-        RedisState(args.state).close()
+    if args.pace and not args.mitigate:
+        raise InputError("--pace: got it without --mitigate, expected it with that")
     if args.mitigate and args.device == "cuda":
         raise InputError("--mitigate: got --device cuda beside it, expected it without that")
     if args.device == "cuda":
@@ -352,7 +344,7 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
 
         here = renumbered(events, endure.numbers_of_places(comm))
         before = endure.slow_before(comm, loops[0].loop.factor if loops else 1.0)
-        made = Mitigated(comm, setup, plans, options, here, _pace_s(args), args.state, before=before, prepare=prepare)
+        made = Mitigated(comm, setup, plans, options, here, _pace_s(args), before=before, prepare=prepare)
         acted.extend(act for old in loops for act in old.loop.acted)
         loops[:] = [made]
         return made
@@ -414,7 +406,7 @@ def _train_mitigated(
     """As `train`, watched and mitigated by a ClosedLoop."""
     from lanterne.bench.train.mitigate import Mitigated
 
-    mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args), args.state)
+    mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args))
     results: list[Record] = []
     publisher = TrainingPublisher(args, comm, mitigated.loop.controller)
     file = sys.stderr if args.json == "-" else sys.stdout

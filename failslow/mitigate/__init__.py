@@ -1,7 +1,7 @@
 """This folder holds what is done about slow ranks and links while a job trains, and when: strategies S1 to S4.
 
-closed_loop.py, observation.py, verdicts.py and handoff.py talk to the ranks, loop_state.py to the job's store, or
-Redis; all else is pure. Others import `ClosedLoop` and `observed` (closed_loop.py), `ControllerSettings` (decision.py),
-`RedisState` (loop_state.py), `Arrangement`, `Forecaster` and `Slowness` (strategies.py), `rebalance` and
-`gradient_weights` (rebalance.py), `consolidate` (grid.py) and `TrainingStatus` (training_status.py).
+closed_loop.py, observation.py, verdicts.py and handoff.py talk to the ranks; all else is pure. Others import
+`ClosedLoop` and `observed` (closed_loop.py), `ControllerSettings` (decision.py), `Arrangement`, `Forecaster` and
+`Slowness` (strategies.py), `rebalance` and `gradient_weights` (rebalance.py), `consolidate` (grid.py) and
+`TrainingStatus` (training_status.py).
 """

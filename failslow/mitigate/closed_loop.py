@@ -24,7 +24,6 @@ from lanterne.failslow.mitigate.baseline import NOBODY
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision
 from lanterne.failslow.mitigate.handoff import Handoff
-from lanterne.failslow.mitigate.loop_state import LoopState, StoreState
 from lanterne.failslow.mitigate.observation import Observation, Wrap
 from lanterne.failslow.mitigate.reports import see
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, problem_of, stage_work_s
@@ -67,7 +66,6 @@ class ClosedLoop:
         wrap: a function of {stage: Stage} that gives those to run; to slow them on purpose.
         slowdown: a function that gives this rank's, for experiments.
         checkpoint: where S4 keeps the state: a file; None for a temporary one.
-        state: where rank 0 keeps what it knows; None for the job's store.
         acts: False: only train, and watch nothing.
         before: rank -> factor of those that were blamed when the job had other ranks.
 
@@ -90,7 +88,6 @@ class ClosedLoop:
         wrap: Wrap | None = None,
         slowdown: Callable[[], float] | None = None,
         checkpoint: str | Path | None = None,
-        state: LoopState | None = None,
         acts: bool = True,
         before: Mapping[int, float] = NOBODY,
     ) -> None:
@@ -110,7 +107,7 @@ class ClosedLoop:
         self._team: Communicator | None = None
         self._decision: Decision | None = None
         self._judged = 0
-        self._verdicts = Verdicts(self.agreement, state or StoreState(comm.transport.store), before)
+        self._verdicts = Verdicts(self.agreement, comm.transport.store, before)
         self.controller: Controller | None = None
         if comm.rank == 0:
             planned_s = stage_work_s(self._problem)
@@ -156,7 +153,6 @@ class ClosedLoop:
         self._examiner.close()
         self.agreement.close()
         self.wire.close()
-        self._verdicts.close()
 
     # -- deciding
 

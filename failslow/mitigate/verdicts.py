@@ -1,32 +1,37 @@
-"""How every rank learns what rank 0 has decided."""
+"""Decisions of rank 0, sent to every rank and kept in the job's store."""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import Decision
-from lanterne.failslow.mitigate.loop_state import LoopState
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.adapt.agreement import Agreement
 
+if TYPE_CHECKING:
+    from lanterne.transport.store.client import StoreClient
+
+# What rank 0 knows is under this in the store, for others to read.
+KEY = "lanterne/mitigation"
+
 
 class Verdicts:
-    """What rank 0 has told of its decisions, alike on every rank.
+    """What rank 0 has decided, alike on every rank.
 
     Args:
-        state: where rank 0 keeps what it knows; closed with this.
+        store: where rank 0 keeps what it knows; None: nowhere.
         before: as ClosedLoop has it.
 
     Attributes: `probed`, the links whose delays are to be measured by themselves; `slow`, rank -> factor of those that
     are blamed.
     """
 
-    def __init__(self, agreement: Agreement, state: LoopState, before: Mapping[int, float]) -> None:
+    def __init__(self, agreement: Agreement, store: "StoreClient | None", before: Mapping[int, float]) -> None:
         self.probed: tuple[Link, ...] = ()
         self.slow: dict[int, float] = dict(before)
         self._agreement = agreement
-        self._state = state
+        self._store = store
 
     def told(self, controller: Controller | None, decision: Decision | None) -> dict[str, Any] | None:
         """What rank 0, which has a `controller`, decided, a dict, or None; every rank calls it."""
@@ -36,8 +41,8 @@ class Verdicts:
             told = decision.to_dict() if decision is not None else None
             changed = told or probed != self.probed or slow != self.slow
             payload = json.dumps([told, probed, [*slow.items()]]).encode() if changed else b""
-            if told:
-                self._state.set(json.dumps(controller.state()).encode())
+            if told and self._store is not None:
+                self._store.set(KEY, json.dumps(controller.state()).encode())
         payload = self._agreement.verdict(payload)
         if not payload:
             return None
@@ -45,7 +50,3 @@ class Verdicts:
         self.probed = tuple((a, b) for a, b in links)
         self.slow = dict(factors)
         return verdict
-
-    def close(self) -> None:
-        """Release the state."""
-        self._state.close()

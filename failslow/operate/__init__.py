@@ -5,5 +5,5 @@ training_status.py of `mitigate` that of training that mitigates): `metrics` for
 for people. Others import `Publisher` (publisher.py), `StatusServer` and `parse_address` (status_server.py),
 `open_history` and `patterns` (history.py), `HostTelemetry` and `changes` (telemetry.py), `Thresholds` and
 `ThresholdFile` (thresholds.py).
-Standard library only, but for a Redis that is asked for.
+Standard library only.
 """

@@ -1,4 +1,4 @@
-"""What happened on which host, across jobs: kept in a file or in Redis, and whether a host is bad or had a bad hour.
+"""What happened on which host, across jobs: kept in a file, and whether a host is bad or had a bad hour.
 
 An entry is a JSON object: `schema_version`, `what` ("job": it has ended, on `hosts`; "incident": of one host; "sweep"
 of one: admission.py), `time_s` of the Unix clock, `job`, and of an incident `id`, `host`, `kind`, `ratio` or `wait_s`,
@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from lanterne.errors import InputError, shown
-from lanterne.failslow.operate.redis_client import SCHEMES, RedisKey, connect
 
 SCHEMA_VERSION = 1
-KEY = "lanterne/history"
-# Entries that Redis keeps; a longer one than this is none.
-MAX_ENTRIES, MAX_ENTRY_NBYTES = 100_000, 1 << 16
+# A longer line is no entry.
+MAX_ENTRY_NBYTES = 1 << 16
 # A time beyond the year 9999, such as one in ms or ns, is none.
 END_S = 253_402_300_800.0
 # How long to wait for others that hold a history's file, and until the next try: whoever waits reads a job's calls.
@@ -47,26 +45,26 @@ class History(Protocol):
 
 
 def open_history(where: str) -> History:
-    """The History at `where`: a Redis URL, a file of JSON lines, which the first entry makes, or a folder of incidents.
+    """Return the History at `where`: a file of JSON lines, which the first entry makes, or a folder of incidents.
 
     Raises:
-        InputError: no such place. Unavailable: nothing answers there.
+        InputError: no such place.
     """
-    if where.partition("://")[0] in SCHEMES:
-        return RedisHistory(where)
+    if where.startswith(("redis://", "rediss://")):
+        raise InputError("history: got a Redis, which keeps none any more, expected a file that the jobs share")
     if Path(where).is_dir():
         return IncidentFolder(where)
     return FileHistory(where)
 
 
 def open_to_add(where: str, option: str) -> History:
-    """The History at `where`, to which entries are to be added; `option` names it in errors.
+    """Return the History at `where`, to which entries are to be added; `option` names it in errors.
 
     Raises:
-        InputError: also of a folder, whose incidents can only be read. Unavailable: as open_history.
+        InputError: also of a folder, whose incidents can only be read.
     """
-    if where.partition("://")[0] not in SCHEMES and Path(where).is_dir():
-        raise InputError(f"{option}: got {shown(where)}, a folder, expected a file, or redis://HOST:PORT/KEY")
+    if Path(where).is_dir():
+        raise InputError(f"{option}: got {shown(where)}, a folder, expected a file")
     return open_history(where)
 
 
@@ -117,33 +115,6 @@ def _lock(file: IO[bytes]) -> None:
             if time.monotonic() >= until_s:
                 raise
         time.sleep(TRY_S)
-
-
-class RedisHistory:
-    """A list of a Redis server, of which the latest MAX_ENTRIES stay."""
-
-    def __init__(self, url: str) -> None:
-        self._at: RedisKey = connect(url, KEY, "history")
-        self._failed = False
-
-    def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """As History."""
-        lines = [json.dumps(entry) for entry in entries]
-        try:
-            if lines:
-                self._at.client.rpush(self._at.key, *lines)
-                self._at.client.ltrim(self._at.key, -MAX_ENTRIES, -1)
-        except self._at.errors as error:
-            if not self._failed:
-                log.warning("history: %s does not take entries any more: %s", self._at.where, error)
-            self._failed = True
-
-    def read(self) -> tuple[list[dict[str, Any]], int]:
-        """As History."""
-        try:
-            return parse_entries(self._at.client.lrange(self._at.key, 0, -1))
-        except self._at.errors as error:
-            raise InputError(f"history: {self._at.where} cannot be read: {error}") from None
 
 
 class IncidentFolder:

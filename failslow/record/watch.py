@@ -71,7 +71,7 @@ def watch(
         listen: "PORT" or "HOST:PORT" (loopback without a host) where rank 0 serves a page and, for Prometheus,
             /metrics; elsewhere than on loopback a token is asked for (`watch.server`). None: nowhere.
         otlp: URL of an OpenTelemetry receiver (OTLP over HTTP, JSON), such as http://127.0.0.1:4318. None: none.
-        history: a file, or redis://HOST:PORT/KEY, where incidents are kept by host across jobs. None: nowhere.
+        history: a file where incidents are kept by host across jobs. None: nowhere.
 
     Raises:
         InputError: `listen` is no address, or `otlp` no URL. A port that is taken, or a history that cannot be opened,

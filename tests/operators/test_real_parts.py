@@ -1,4 +1,4 @@
-"""The real Prometheus, Redis, Chromium and OpenTelemetry Collector beside a job's status; `./run setup operators`.
+"""The real Prometheus, Chromium and OpenTelemetry Collector beside a job's status; `./run setup operators`.
 
 What is not installed is skipped by its name. All listen on loopback, and end with their test.
 """
@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.parse
 import urllib.request
@@ -20,8 +19,6 @@ import pytest
 from processes import free_port
 from statuses import ledger_of
 
-from lanterne.failslow.mitigate.loop_state import RedisState
-from lanterne.failslow.operate.history import job_entry, open_history
 from lanterne.failslow.operate.metrics import job_metrics, otlp
 from lanterne.failslow.operate.publisher import Publisher
 from lanterne.failslow.operate.status_server import Address, StatusServer
@@ -105,38 +102,6 @@ def test_promtool_finds_nothing_to_mend(status):
         text = urllib.request.urlopen(f"{server.url}metrics", timeout=10).read()
     result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     assert (result.returncode, result.stdout + result.stderr) == (0, b"")
-
-
-def test_redis_keeps_history_and_state(tmp_path, caplog):
-    pytest.importorskip("redis")
-    port, log = free_port(), tmp_path / "log"
-    words = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(tmp_path))
-    with running("redis-server", words=words, log=log) as process:
-        url = f"redis://127.0.0.1:{port}/jobs"
-
-        def opened():
-            try:
-                return open_history(url)
-            except Exception:
-                return None
-
-        history = until(opened, log)
-        ledger = ledger_of(tmp_path / "job", history=history)
-        ledger.finish(ledger._job.report())
-        entries, unused = open_history(url).read()
-        assert unused == 0 and [one["what"] for one in entries] == ["incident", "job"]
-        state = RedisState(f"redis://127.0.0.1:{port}/state")
-        state.set(b"{}")
-        command = [sys.executable, "-m", "lanterne", "history", url]
-        assert "h     once" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        process.kill()
-        process.wait()
-        began_s = time.monotonic()
-        for _ in range(3):
-            history.add([job_entry("x", ["h"], 0.0)])
-            state.set(b"[]")
-        assert time.monotonic() - began_s < 20
-    assert caplog.text.count("does not take") == 2
 
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

@@ -142,8 +142,11 @@ def test_history_as_a_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("history none", "history: got 'none', expected a file, a folder, or redis"),
-        ("history redis://", "history: got 'redis://', expected redis://HOST:PORT/KEY"),
+        ("history none", "history: got 'none', expected a file or a folder"),
+        (
+            "history redis://h:1/k",
+            "got a Redis, which keeps none any more, expected a file that the jobs share",
+        ),
         ("serve --listen x", "--listen: got 'x', expected PORT or HOST:PORT"),
         ("serve --folder none", "--folder: got none, expected a folder"),
         ("watch --otlp x -- true", "--otlp: got 'x', expected http://HOST:4318"),

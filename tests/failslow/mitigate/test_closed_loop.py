@@ -146,7 +146,7 @@ import lanterne
 import numpy as np
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import Decision
-from lanterne.failslow.mitigate.loop_state import KEY
+from lanterne.failslow.mitigate.verdicts import KEY
 from lanterne.pipeline.train.rank_layout import make_layout
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.model.stage_mlp import mlp

@@ -1,4 +1,4 @@
-"""Which host was named across jobs: patterns, what a file or Redis keeps, and entries that are none."""
+"""Which host was named across jobs: patterns, what a file keeps, and entries that are none."""
 
 import json
 import subprocess
@@ -8,16 +8,14 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from redis_stand_in import redis_server
 from statuses import ledger_of
 
-from lanterne.errors import InputError, Unavailable
+from lanterne.errors import InputError
 from lanterne.failslow.operate import history as history_module
 from lanterne.failslow.operate import page
 from lanterne.failslow.operate.history import (
     FileHistory,
     IncidentFolder,
-    RedisHistory,
     incident_entries,
     job_entry,
     open_history,
@@ -182,30 +180,10 @@ def test_a_file_that_cannot_be_written_ends_no_job(tmp_path, caplog):
 
 def test_to_a_folder_nothing_is_added(tmp_path):
     """It would be lost without a word."""
-    with pytest.raises(InputError, match=r"--history: got .*, a folder, expected a file, or redis://HOST:PORT/KEY"):
+    with pytest.raises(InputError, match=r"--history: got .*, a folder, expected a file"):
         open_to_add(str(tmp_path), "--history")
     open_to_add(str(tmp_path / "h.jsonl"), "--history").add([])
     assert open_history(str(tmp_path)).read() == ([], 0)
-
-
-def test_redis_keeps_it(caplog):
-    pytest.importorskip("redis")
-    with redis_server() as (port, kept, end):
-        history = open_history(f"redis://127.0.0.1:{port}/jobs")
-        assert isinstance(history, RedisHistory)
-        history.add([named("h", "a", 1.0), named("i", "a", 0.0)])
-        history.add([])
-        assert set(kept) == {"jobs"} and [one["host"] for one in history.read()[0]] == ["i", "h"]
-        end()
-        for _ in range(2):
-            history.add([named("h", "a", 2.0)])
-        assert caplog.text.count("does not take entries any more") == 1
-        with pytest.raises(InputError, match="cannot be read"):
-            history.read()
-    with pytest.raises(Unavailable):
-        open_history(f"redis://127.0.0.1:{port}")
-    with pytest.raises(InputError, match="history: got"):
-        open_history("redis://:0")
 
 
 def test_an_incident_of_nobody_has_no_entry():
