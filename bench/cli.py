@@ -26,7 +26,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "demo": ("demo.command", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
     "launch": ("launch", "start a job of ranks here; those that fail are started again"),
-    "witness": ("witness", "hold the store of a job on a machine of its own: whichever host dies, the others go on"),
     "bench": ("collective.all_reduce", "benchmark a collective, with and without a late rank"),
     "lab": ("lab.command", "run a command on every host of an emulated cluster with rate-limited links"),
     "schedule": ("collective.schedule", "make, check, price, draw or export a collective schedule"),
@@ -287,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if code >= 128 and name not in USERS_PROGRAM and code not in STOPPED else code
     except (InputError, Unavailable) as error:
         code, text = (2 if isinstance(error, InputError) else 3), error
-        if launched_rank() != 0 and ("MASTER_ADDR" not in os.environ or "LANTERNE_STORE" in os.environ):
+        if launched_rank() != 0 and ("MASTER_ADDR" not in os.environ or "LANTERNE_LAUNCHER" in os.environ):
             return code  # every rank of a job finds the same; one of them says it, unless each has a host of its own
     except LanterneError as error:
         code, text = 1, error

@@ -41,4 +41,4 @@ def run(args: argparse.Namespace) -> int:
         most = f"{MAX_WORLD_SIZE} ranks, {MAX_RESTARTS} restarts"
         raise InputError(f"launch: got {args.ranks} ranks, {args.restarts} restarts, expected at most {most}")
     env = {"LANTERNE_TRANSPORT": args.transport or os.environ.get("LANTERNE_TRANSPORT") or "tcp"}
-    return launch(args.command, args.ranks, "direct", env=env, restarts=args.restarts, goes_on=True)
+    return launch(args.command, args.ranks, "direct", env=env, restarts=args.restarts)

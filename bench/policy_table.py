@@ -23,8 +23,8 @@ MODULES = (
     *(f"transport.board.{name}" for name in ("late_policy", "sequencer")),
     *(f"transport.rails.{name}" for name in ("delegate_handle", "delegate_process", "rail", "rail_return")),
     *("transport.rails.spare", "transport.rails.spare_frames"),
-    *(f"transport.store.{name}" for name in ("board_handler", "client", "heirs", "process", "server")),
-    *(f"transport.store.membership.{name}" for name in ("epoch", "meetings", "returns")),
+    *(f"transport.store.{name}" for name in ("board_handler", "client", "process", "server")),
+    *(f"transport.store.membership.{name}" for name in ("epoch", "meetings")),
     *(f"transport.{name}" for name in ("tcp.duplex", "tcp.over_tcp", "ucx.over_ucx")),
     *("transport.waiting", "torch.meeting", "torch.monitored_barrier"),
 )

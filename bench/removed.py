@@ -7,6 +7,10 @@ from lanterne.errors import InputError
 # By command, or command and option.
 REMOVED: dict[str, str] = {
     "launch --spares": "--restarts, or another process with LANTERNE_JOIN",
+    "witness": "LANTERNE_STORE=redis://HOST:PORT, a Redis that outlives the hosts of the job",
+    "lab --witness": "LANTERNE_STORE=redis://HOST:PORT, a Redis that all hosts of the lab reach",
+    "pipeline train --spares": "--restarts",
+    "pipeline train --state": "nothing: what is known of incidents is in the job's store",
 }
 
 
@@ -16,5 +20,6 @@ def refuse_removed(argv: Sequence[str]) -> None:
     names = [word.partition("=")[0] for word in words]
     for removed, instead in REMOVED.items():
         command, _, option = removed.partition(" --")
-        if names[:1] == [command] and (not option or f"--{option}" in names):
+        length = len(command.split())
+        if " ".join(names[:length]) == command and (not option or f"--{option}" in names[length:]):
             raise InputError(f"{removed}: got it, which is no more, expected {instead}")

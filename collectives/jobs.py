@@ -24,13 +24,13 @@ from lanterne.transport.job.bootstrap import (
     connect,
     connect_at,
     launched_rank,
-    store_returns,
     tell_in_one_line,
 )
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, has_ucx, host_transport, open_transport
 from lanterne.transport.store.connection import StoreLost
+from lanterne.transport.store.redis_lease import is_url
 from lanterne.transport.store.terms import OPEN, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 
@@ -74,7 +74,8 @@ def init(
             once MPI's or UCX's own path to a peer dies (transport/rails/spare.py). Every message then costs a copy.
         topology: a file (docs/topology.md), a preset such as "dgx-2x8", or a Topology, alike on all ranks; `auto` goes
             by it, and nothing is measured. None for LANTERNE_TOPOLOGY, else what is found.
-        join: host:port of the store of a job that runs, such as its MASTER_ADDR:MASTER_PORT, with its LANTERNE_TOKEN:
+        join: host:port of the store of a job that runs, such as its MASTER_ADDR:MASTER_PORT, or its URL in
+            LANTERNE_STORE, with its LANTERNE_TOKEN:
             this process waits, `timeout_s` at most, until the job's ranks take it in (Communicator.grow), and nothing
             else says in which job it is. None for LANTERNE_JOIN, which launchers that start a rank again set.
         place: of `join`: the rank that it was, or stands for; None for RANK, else any, a new one where none is free.
@@ -153,7 +154,7 @@ def _taken_in(
         try:
             group, agreed = ask_to_join(address, place, terms, limit_s)
         except (StoreLost, PeerFailed) as error:
-            if isinstance(error, StoreLost) and not store_returns():
+            if isinstance(error, StoreLost) and not is_url(address):
                 raise
             log.info("lanterne: %s", error)
             continue

@@ -32,7 +32,7 @@ NOT_HERE = {
     r"\blab\b|--hosts": "root",
     r"eth0": "an interface of that name",
     r"--attach PID": "a job to attach to",
-    r"(run|lanterne) (serve|witness)|--listen": "it serves until Ctrl-C, at a port that may be taken; tests of its own",
+    r"(run|lanterne) serve|--listen": "it serves until Ctrl-C, at a port that may be taken; tests of its own",
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
     r"run test|run figures|scores\.|experiment|--seconds": "minutes, and tests of its own",

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,11 +17,9 @@ from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
-from lanterne.transport.store.meeting_names import is_over
-from lanterne.transport.store.succession import LEAST_ELECTORS
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.timeouts import LONGEST_S
-from lanterne.transport.wire import RANK_NBYTES, Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
+from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
@@ -60,54 +58,6 @@ class GroupPolicy:
         "a busy store answers within a second",
         half="survivors may give a meeting up",
         double="a lost store is told 5 s later",
-    )
-    # How long it looks for the store that takes over from one that was lost.
-    return_s: float = value(
-        8.0,
-        "chosen: a store starts in a second, under load in five",
-        half="jobs on busy machines end with their store",
-        double="a job whose store is gone ends 8 s later",
-    )
-    # The same where nothing answers from the store's host any more, which the kernel has tried for 4 s.
-    cut_s: float = value(
-        0.5,
-        "chosen: a last look, after 4 s of the kernel's",
-        half="0.25 s sooner",
-        double="who is cut off learns it 0.5 s later",
-    )
-    # The same where stores stand by, of which one takes over as soon as most of the others follow it.
-    heirs_s: float = value(
-        2.5,
-        "chosen: five elections",
-        half="hosts that are busy are given up",
-        double="who is cut off learns it 2.5 s later",
-    )
-    # So many hosts' stores decide who lives.
-    electors: int = value(
-        7,
-        "chosen: three may be lost at once",
-        half="one host may be lost at once",
-        double="each decision is seven messages more",
-    )
-    # How long each heir of the store is tried, and how long it may take to take over.
-    heir_s: float = value(
-        0.25,
-        "chosen: many times a connection's",
-        half="busy hosts are passed over, and asked again",
-        double="two hosts lost at once cost 0.25 s more",
-    )
-    takes_over_s: float = value(
-        2.0,
-        "chosen: a few times what seven stores take",
-        half="a busy one is given up while it takes over",
-        double="one that dies meanwhile costs 2 s more",
-    )
-    # So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
-    max_answers: int = value(
-        16,
-        "chosen: meetings between two losses of a store",
-        half="after many deaths and a lost store ranks may meet in vain",
-        double="more is told to a store that takes over",
     )
 
 
@@ -153,10 +103,6 @@ class Group:
         self._gone: dict[int, str] = {}  # both, first one first
         # By the key of a board, as long as somebody has a seat there.
         self._records: weakref.WeakValueDictionary[bytes, deque[Record]] = weakref.WeakValueDictionary()
-        # What another store has to know, if this one is lost.
-        self._roll = b""
-        self._begun = not epoch
-        self._answers: OrderedDict[bytes, list[bytes]] = OrderedDict()
         self._next_look = 0.0
         self._closed = False
         self._pid = os.getpid()
@@ -166,9 +112,9 @@ class Group:
     def _join(self, store: "StoreClient", timeout_s: float | None) -> None:
         try:
             if self.epoch:
-                self._roll = self._enter(store, timeout_s)
+                self._enter(store, timeout_s)
             else:
-                (self._roll,) = store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
+                store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
             hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
         except BaseException:
             store.close()
@@ -177,10 +123,10 @@ class Group:
         self.machine.at_exit(self._leave_at_exit)
         _open.add(self)
 
-    def _enter(self, store: "StoreClient", timeout_s: float | None) -> bytes:
-        """The roll of this epoch, which is to begin."""
+    def _enter(self, store: "StoreClient", timeout_s: float | None) -> None:
+        """Take part in this epoch, which is to begin."""
         try:
-            return store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)[0]
+            store.call(Kind.ENTER, [self.epoch, self.rank], timeout_s)
         except TransportTimeout:
             raise
         except TransportError as refused:
@@ -225,36 +171,6 @@ class Group:
                 f"{error}: rank {self.rank} waits for rank {names}" + (f"; {refused}" if refused else ""), absent
             ) from error
 
-    def name_heirs(self, own: str, limit_s: float | None = None) -> None:
-        """Agree which stores may take over from the job's, should it be lost. All ranks call it.
-
-        Args:
-            own: "host:port" of the one that stands by on this host, of one of its ranks; empty: of none.
-
-        Raises:
-            InputError: there are too few hosts for a majority.
-        """
-        if self.store is None:
-            return
-        host, port = self.store.address
-        own = f"{host}:{port}" if self.rank == 0 else own
-        names = [name.decode() for name in self.exchange("lanterne/heirs", own.encode(), limit_s)]
-        found = electors_of(names, self.hosts)[: POLICY.electors]
-        if len(found) < LEAST_ELECTORS:
-            count = len(found)
-            raise InputError(
-                f"LANTERNE_WITNESS: got hosts, and {count} of them, expected {LEAST_ELECTORS} or more: of two, neither "
-                "knows whether the other is dead or cut off; let a third machine be the witness (lanterne witness)"
-            )
-        if self.rank == 0:
-            fields: list[int | bytes] = []
-            for name, at in found:
-                fields += [name.encode(), pack_ranks(rank for rank, host in enumerate(self.hosts) if host == at)]
-            self.store.call(Kind.ELECTORS, fields, limit_s)
-        self.barrier("lanterne/electors", limit_s)
-        self.store.heirs = tuple((host, int(port)) for host, _, port in (name.rpartition(":") for name, _ in found))
-        self.store.returns = True
-
     def secret(self, purpose: bytes) -> bytes:
         """32 bytes for `purpose`, the same on every rank of this job, which nobody else can make."""
         return os.urandom(32) if self.store is None else self.store.secret(purpose)
@@ -293,71 +209,38 @@ class Group:
                 self._check_alive()
         if not answer:
             return {}
-        for over in [other for other in self._answers if is_over(other, key)]:
-            del self._answers[over]
-        self._answers[key] = answer
-        if len(self._answers) > POLICY.max_answers:
-            self._answers.popitem(last=False)
         return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
 
     def _come_back(self, error: StoreLost, limit_s: float) -> None:
-        """To the store that has taken over from the one that was lost, with what that has told this rank.
+        """Go on at the store that takes over from the one that was lost.
 
         Raises:
-            StoreLost: `error`, where none will.
-            TransportError: none did, or this rank does not reach it.
+            StoreLost: `error`, where the job ends with its store.
+            TransportError: none took over, or this rank does not reach it.
         """
         assert self.store is not None
-        cut_s = POLICY.heirs_s if self.store.heirs else POLICY.cut_s
-        returns_s = cut_s if error.is_cut else POLICY.return_s
-        lost, until_s = self.store, self.machine.now_s() + min(limit_s, returns_s)
+        lost, until_s = self.store, self.machine.now_s() + limit_s
+        if lost.successor is None:
+            raise error
         self._read_notices()
-        fields, why = self._knows(), str(error)
         while self.store is lost:
-            left_s = until_s - self.machine.now_s()
-            if not lost.returns or (left_s <= 0 and not lost.heirs):
-                raise error
-            if left_s <= 0:
-                raise self._cut_off(error, why)
+            left_s = max(0.0, until_s - self.machine.now_s())
             try:
-                store = lost.successor(min(left_s, POLICY.heir_s) if lost.heirs else left_s)
-            except (StoreLost, TransportTimeout) as none:
-                if not lost.heirs:
-                    raise self._cut_off(error, str(none)) from error
-                self.machine.sleep(POLICY.look_s)
-                continue
+                store = lost.successor(left_s)
+            except TransportError as why:
+                raise TransportError(f"rank {self.rank} is cut off from its job: {error}; {why}") from error
             try:
-                asks_s = max(left_s, POLICY.takes_over_s) if lost.heirs else left_s
-                (self._roll,) = store.call(Kind.RETURN, fields, asks_s)
+                store.call(Kind.ENTER, [self.epoch, self.rank], left_s)
                 self.store = store
-            except (StoreLost, TransportTimeout) as another:
-                store.close()
-                if not lost.heirs and not isinstance(another, StoreLost):
-                    raise
-                why = str(another)
-                self.machine.sleep(POLICY.look_s)
+            except (StoreLost, TransportTimeout):
+                store.close()  # It has ended by now, too.
             except BaseException:
                 store.close()
                 raise
         lost.close()
-        # It may have ended again by now: whoever asks it next comes back to the one after it.
+        # It may have ended again by now: the next request finds the one after it.
         with suppress(StoreLost):
             self._look()
-
-    def _knows(self) -> list[int | bytes]:
-        """What this rank tells another store: who it is, and what it was told."""
-        frames = [
-            pack_frame(Kind.DIED_NOTICE, 0, [rank, why.encode()])
-            if rank in self._failed
-            else pack_frame(Kind.LEFT_NOTICE, 0, [rank])
-            for rank, why in self._gone.items()
-        ]
-        frames += [pack_frame(Kind.REPLY, 0, [key, *answer]) for key, answer in self._answers.items()]
-        return [self.epoch, self.rank, self._begun, self._roll, b"".join(frames)]
-
-    def _cut_off(self, error: StoreLost, why: str) -> TransportError:
-        text = f"rank {self.rank} is cut off from its job: {error}; {why}; whoever reaches the store goes on"
-        return TransportError(text)
 
     def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Group | None":
         """This rank's Group in the next epoch, with those that waited to be taken in; None: there were none.
@@ -382,6 +265,8 @@ class Group:
             if why := unpack(each[RANK_NBYTES:]).refusal(terms):
                 raise InputError(f"grow: rank {unpack_ranks(each[:RANK_NBYTES])[0]}: {why}")
         if not roll:
+            # Without a rank that has died they take in those that wait.
+            self.somebody_waits |= len(came) < len(ranks)
             return None
         epoch, world_size, *newcomers = unpack_ranks(roll)
         before = sorted(unpack_ranks(each[:RANK_NBYTES])[0] for each in came)
@@ -415,8 +300,7 @@ class Group:
 
         If not, nothing has changed for the ranks that were there before. Raises as `survivors`.
         """
-        self._begun = len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
-        return self._begun
+        return len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
 
     def take_over(self, before: "Group") -> None:
         """`before` was this rank's in the epoch before: leave that."""
@@ -615,17 +499,3 @@ def refuse_mixed_mpi(rank: int, size: int, expected: int) -> NoReturn:
         f"MPI: got a world of {size} ranks, expected {expected}: mpiexec and mpi4py use different MPIs; "
         "use the mpiexec of the one that `python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'` names"
     )
-
-
-def electors_of(names: Sequence[str], hosts: Sequence[str]) -> list[tuple[str, str]]:
-    """(name of the store, its host) of those that decide: the first of each host, or one host were a majority.
-
-    Args:
-        names: by rank, of the store that it has started; empty: of none.
-        hosts: by rank.
-    """
-    found: dict[str, str] = {}
-    for name, host in zip(names, hosts, strict=True):
-        if name:
-            found.setdefault(host, name)
-    return [(name, host) for host, name in found.items()]

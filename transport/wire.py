@@ -78,11 +78,6 @@ class Kind(enum.IntEnum):
     GROW = 23
     ENTER = 24
     RESTART = 25
-    RETURN = 26
-    ELECTORS = 27
-    PROMISE = 28
-    WRITE = 29
-    OVER = 30
     DIED_NOTICE = 40
     LEFT_NOTICE = 41
     ENDED_NOTICE = 42

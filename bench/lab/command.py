@@ -5,8 +5,8 @@
   lanterne lab --hosts 2 --ranks-per-host 4 --rate 200mbit -- python job.py    ranks that share a host's link
   lanterne lab --topology cluster.json -- python job.py     hosts, ranks, rates and sites of a file
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
-  lanterne lab --hosts 4 --witness --cut 0@10 -- python job.py     cut off 10 s after all have met; others go on
-  lanterne lab --hosts 4 --witness --cut 0@10=to -- python job.py  nothing comes to it any more, but from it
+  lanterne lab --hosts 4 --cut 3@10 -- python job.py     cut off 10 s after all have met; others go on
+  lanterne lab --hosts 4 --cut 3@10=to -- python job.py  nothing comes to it any more, but from it
 
 Each rank runs the command, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is
 told to use TCP on the emulated NIC. Of a file (docs/topology.md) the lab emulates nodes, ranks, their NICs (each of
@@ -32,6 +32,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from lanterne.bench.lab.network import (
     INTERFACE,
@@ -83,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", choices=("none", "mpich", "openmpi"), default="none", help="start the command by an mpiexec"
     )
-    parser.add_argument("--witness", action="store_true", help="one more host, which holds the store of the job")
     parser.add_argument(
         "--cut",
         action="append",
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         create(network)
         if args.launcher == "none":
-            return run_ranks(network, command, cuts, witness=args.witness)
+            return run_ranks(network, command, cuts)
         return run_mpi(network, command, args.launcher)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -121,8 +121,8 @@ def parse_network(args: argparse.Namespace, name: str) -> Network:
         InputError: a number or rate that cannot be, options that exclude each other, or a topology without one NIC for
             each host.
     """
-    if args.launcher != "none" and (args.witness or args.cut):
-        raise InputError(f"--witness, --cut: got --launcher {args.launcher}, whose ranks end together, expected none")
+    if args.launcher != "none" and args.cut:
+        raise InputError(f"--cut: got --launcher {args.launcher}, whose ranks end together, expected none")
     if args.topology is None:
         hosts = 4 if args.hosts is None else args.hosts
         each = 1 if args.ranks_per_host is None else args.ranks_per_host
@@ -131,9 +131,7 @@ def parse_network(args: argparse.Namespace, name: str) -> Network:
             raise InputError(f"--ranks-per-host: got {each}, expected 1 to {MAX_RANKS_PER_HOST}")
         host_of = tuple(rank // each for rank in range(hosts * each))
         rates = parse_rates(args.rate or ["200mbit"], hosts)
-        return Network(name, rates + (max(rates),) * args.witness, host_of)
-    if args.witness:
-        raise InputError("--witness: got it beside --topology, which says the hosts")
+        return Network(name, rates, host_of)
     for option, given in (("--hosts", args.hosts), ("--ranks-per-host", args.ranks_per_host), ("--rate", args.rate)):
         if given is not None:
             raise InputError(f"{option}: got {given} beside --topology, which says it")
@@ -262,19 +260,10 @@ def environment(network: Network, token: str, rank: int) -> dict[str, str]:
     return {"LANTERNE_CACHE": "off", **os.environ, **own}
 
 
-def run_ranks(network: Network, command: list[str], cuts: Sequence[HostCut] = (), *, witness: bool = False) -> int:
-    """Run `command` as every rank of a torchrun-style job; the first exit code that is not 0, of hosts that stay.
-
-    Args:
-        witness: the network's last host, which has no rank, holds the store.
-    """
+def run_ranks(network: Network, command: list[str], cuts: Sequence[HostCut] = ()) -> int:
+    """Run `command` as every rank of a torchrun-style job; the first exit code that is not 0, of hosts that stay."""
     token = secrets.token_hex(16)
     meeting = {"MASTER_ADDR": network.address(network.placement[0]), "MASTER_PORT": str(MASTER_PORT)}
-    if witness:
-        last = network.num_hosts - 1
-        meeting["LANTERNE_WITNESS"] = f"{network.address(last)}:{MASTER_PORT}"
-        words = [*network.run_in(last), *resolve(["lanterne"]), "witness", "--bind", network.address(last)]
-        start_child([*words, "--port", str(MASTER_PORT)], env=environment(network, token, 0))
     processes, cut_off = [], set()
     for rank, host in enumerate(network.placement):
         job = environment(network, token, rank) | network.rank_variables(rank) | meeting
@@ -283,17 +272,20 @@ def run_ranks(network: Network, command: list[str], cuts: Sequence[HostCut] = ()
             cut_off.add(processes[-1].pid)
     done: list[HostCut] = []
     pids = [process.pid for process in processes]
-    threading.Thread(target=_cut_in_turn, args=(network, pids, cuts, done), daemon=True).start()
+    met_at = urlsplit(os.environ.get("LANTERNE_STORE", "")).port or MASTER_PORT
+    threading.Thread(target=_cut_in_turn, args=(network, pids, met_at, cuts, done), daemon=True).start()
     code = wait_for_all(processes, cut_off)
     if len(done) < len(cuts):
         print(f"lab: {len(cuts) - len(done)} of {len(cuts)} cuts came too late: the job had ended", file=sys.stderr)
     return code
 
 
-def _cut_in_turn(network: Network, pids: Sequence[int], cuts: Sequence[HostCut], done: list[HostCut]) -> None:
-    """Carry out `cuts`, whose times count from when all ranks have met; `done` gets each."""
+def _cut_in_turn(
+    network: Network, pids: Sequence[int], met_at: int, cuts: Sequence[HostCut], done: list[HostCut]
+) -> None:
+    """Carry out `cuts`, whose times count from when all ranks have met at port `met_at`; `done` gets each."""
     late = set(pids)
-    while late := {pid for pid in late if not _has_met(pid)}:
+    while late := {pid for pid in late if not _has_met(pid, met_at)}:
         time.sleep(MET_PAUSE_S)
     met_s = time.monotonic()
     for cut in sorted(cuts, key=lambda cut: cut.at_s):
@@ -302,13 +294,13 @@ def _cut_in_turn(network: Network, pids: Sequence[int], cuts: Sequence[HostCut],
         done.append(cut)
 
 
-def _has_met(pid: int) -> bool:
-    """Return whether the host of rank `pid` has a connection to the job's store, lanterne's or PyTorch's."""
+def _has_met(pid: int, port: int) -> bool:
+    """Return whether the host of rank `pid` is connected to `port`, of the job's store, PyTorch's or Redis."""
     with suppress(OSError):
         for name in ("tcp", "tcp6"):
             for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
                 _, _, remote, state, *_ = line.split()
-                if state == ESTABLISHED and int(remote.rpartition(":")[2], 16) == MASTER_PORT:
+                if state == ESTABLISHED and int(remote.rpartition(":")[2], 16) == port:
                     return True
     return False
 

@@ -92,7 +92,7 @@ def run_job(ranks: int, transport: str, parts: Sequence[str], blocks: int, itera
         with redirect_stderr(io.StringIO()) as said:
             command = [*own_python(), "-c", code, *words]
             variables = {"LANTERNE_TRANSPORT": transport}
-            exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1, goes_on=True)
+            exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1)
         if exit_code:
             raise LanterneError(f"enduring: the job ended with code {exit_code}, expected 0: {said.getvalue()[-500:]}")
         result: dict[str, Any] = json.loads(Path(folder, RESULT).read_text())

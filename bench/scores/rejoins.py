@@ -2,10 +2,10 @@
 
 Each seed is a job of 2 to 8 ranks of its own on this host, over tcp or ucx, which makes collective calls without end.
 One rank kills itself at an instant that the seed draws; the others shrink and go on, it is started again, and taken
-in. In one job of five it kills the job's store instead, and all shrink and go on. Exit code 1 if a rank hangs, an
-element is wrong, a survivor names another rank or none, or a bar is missed: from the kill to the survivors' first right
-all_reduce 1 s, from the start of the new process to its own 5 s. With --hosts each rank is on an emulated host of its
-own (lanterne lab; root), no store is killed, and the first of these bars is 3 s.
+in. Where LANTERNE_STORE names a Redis, the store is killed in one job of five instead, and all shrink and go on. Exit
+code 1 if a rank hangs, an element is wrong, a survivor names another rank or none, or a bar is missed: from the kill to
+the survivors' first right all_reduce 1 s, from the start of the new process to its own 5 s. With --hosts each rank is
+on an emulated host of its own (lanterne lab; root), no store is killed, and the first of these bars is 3 s.
 
   lanterne bench rejoins --seeds 20
   lanterne bench rejoins --seeds 200 --json rejoins.json
@@ -32,6 +32,7 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_time, whole
 from lanterne.errors import PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.own_python import own_python
+from lanterne.transport.store.redis_lease import is_url
 
 TRANSPORTS = {"tcp": "", "ucx": ""}
 RANKS, KILLED_AFTER_S = (2, 8), (0.0, 1.5)
@@ -74,7 +75,8 @@ def run_job(seed: int, transport: str, hosts: int | None = None) -> dict[str, An
     rng = random.Random(f"rejoins {seed}")
     ranks = hosts or rng.randint(*RANKS)
     victim, after_s = rng.randrange(ranks), rng.uniform(*KILLED_AFTER_S)
-    is_store = not hosts and rng.random() < STORE_SHARE
+    may_outlive = not hosts and is_url(os.environ.get("LANTERNE_STORE", ""))
+    is_store = rng.random() < STORE_SHARE and may_outlive
     with tempfile.TemporaryDirectory() as folder:
         words = [str(seed), str(victim), str(after_s), str(int(is_store)), folder]
         problems = _on_hosts(words, ranks, transport) if hosts else _on_this_host(words, ranks, transport)
@@ -120,7 +122,7 @@ def _on_this_host(words: Sequence[str], ranks: int, transport: str) -> list[str]
         try:
             variables = {"LANTERNE_TRANSPORT": transport}
             command = _command("rank_main", words)
-            exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1, goes_on=True)
+            exit_code = launch(command, ranks, "direct", JOB_S, variables, restarts=1)
         except TransportTimeout as error:
             return [f"hang: {error}"]
     return [f"exit code {exit_code}: {said.getvalue()[-500:]}"] if exit_code else []

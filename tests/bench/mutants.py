@@ -26,7 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lanterne.bench.scores.simulation import baton, growing, parting
+from lanterne.bench.scores.simulation import baton, growing
 from lanterne.bench.scores.simulation.errands import stories
 from lanterne.bench.scores.simulation.scenario import draw
 from lanterne.bench.scores.simulation.world import run
@@ -34,10 +34,10 @@ from lanterne.bench.scores.simulation.world import run
 # Whose conditions are turned around, one by one.
 MODULES = (
     *(f"lanterne.transport.store.{name}" for name in ("board_handler", "client", "connection", "server", "values")),
-    *(f"lanterne.transport.store.{name}" for name in ("fellows", "heirs", "succession", "terms")),
+    *(f"lanterne.transport.store.{name}" for name in ("decision_log", "terms")),
     *(f"lanterne.transport.store.membership.{name}" for name in ("admissions", "census", "epoch")),
     *(f"lanterne.transport.store.membership.{name}" for name in ("guards", "meetings", "members")),
-    *(f"lanterne.transport.store.membership.{name}" for name in ("returns", "together")),
+    *(f"lanterne.transport.store.membership.{name}" for name in ("together",)),
     *(f"lanterne.transport.board.{name}" for name in ("late_policy", "seat", "sequencer")),
     "lanterne.transport.rank_group",
 )
@@ -46,10 +46,8 @@ REVERTED = Path(__file__).parent / "reverted"
 # Turned conditions that are not found, by name: in how many seeds' jobs and errands they were sought, and why not.
 LEFT = Path(__file__).parent / "mutants_left.json"
 ROOT = Path(__file__).parents[2]
-# Each seed also stands for an errand, one in so many for a job that grows, and for one that loses hosts; every other
-# one of these, and of the seeds for conditions that no other job comes to, for one whose paths are cut one way.
-GROWING, PARTING, ONE_WAY = 5, 10, 2
-PARTED = tuple(f"lanterne.transport.store.{name}" for name in ("fellows", "heirs", "succession"))
+# Each seed also stands for an errand, and one in so many for a job that grows.
+GROWING = 5
 # CPU seconds that a mutant may take, and one seed of it: what takes longer runs without end, and so is found, too.
 LIMIT_S, STUCK_S = 400, 30
 # And bytes: some fill a queue without end.
@@ -159,15 +157,9 @@ def seeds_until_found(mutant, seeds):
             return SLOW, f"{count - 1} seeds in {took_s:.0f} s"
         resource.setrlimit(resource.RLIMIT_CPU, (int(took_s) + STUCK_S, resource.RLIM_INFINITY))
         try:
-            is_parted = mutant is not None and mutant.startswith(PARTED)
-            problems = stories.run(seed).problems
-            if not problems and not is_parted:
-                problems = run(draw(seed)).problems
-            if not problems and not is_parted and seed % GROWING == 0:
+            problems = stories.run(seed).problems or run(draw(seed)).problems
+            if not problems and seed % GROWING == 0:
                 problems = growing.run(seed).problems
-            if not problems and (is_parted or seed % PARTING == 0):
-                one_way = (seed if is_parted else seed // PARTING) % ONE_WAY == 1
-                problems = parting.run(seed, one_way=one_way).problems
         except baton.Escaped as error:
             problems = [f"escaped: {error}"]
         if problems:

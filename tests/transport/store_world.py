@@ -1,7 +1,7 @@
 """The store's Members without sockets: ranks, guards and those who wait are connections that are asked and told."""
 
+from lanterne.transport.store.decision_log import Decisions
 from lanterne.transport.store.handler import Connection, Refusal
-from lanterne.transport.store.heirs import Heirs
 from lanterne.transport.store.membership.members import Members
 from lanterne.transport.store.terms import Terms
 from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
@@ -17,7 +17,7 @@ class World:
     def __init__(self, died=(1,), ranks=range(3)):
         self.routes, self.timers = {}, []
         self.answers, self.refusals, self.notices = {}, {}, []
-        self.members = Members(self, Heirs(self, "", stands_by=False))
+        self.members = Members(self, Decisions(self))
         self.members.route = None
         self.ranks = {rank: self.client(f"rank {rank}") for rank in ranks}
         for rank, client in self.ranks.items():

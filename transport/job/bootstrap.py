@@ -1,7 +1,7 @@
 """How a process finds its job: its rank, the others, and the store where they meet, before any transport exists.
 
 `connect()` asks `launchers.find_launch` what started this process:
-1. our launcher (`-n`): LANTERNE_STORE=host:port and LANTERNE_TOKEN, with RANK and WORLD_SIZE;
+1. our launcher (`-n`): LANTERNE_STORE, host:port or a URL, and LANTERNE_TOKEN, with RANK and WORLD_SIZE;
 2. an MPI launcher: rank 0 starts the store and broadcasts its address and a fresh token over MPI;
 3. torchrun-style variables RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 starts the store there, without MPI.
    A MASTER_ADDR that is not loopback needs a LANTERNE_TOKEN that is the same on all ranks;
@@ -12,9 +12,10 @@
 The store listens on one address only. It is loopback where all ranks share a host (2), MASTER_ADDR (3) or the first
 host (4). Where MASTER_ADDR is another host than rank 0's, a rank there starts the store. Every other address that a
 rank shows is the one by which it has reached the meeting place (`shown_address`). LANTERNE_BIND, an address or an
-interface, overrides all of them, and LANTERNE_PORT overrides MASTER_PORT. With LANTERNE_WITNESS, host:port, 3 and 4
-start none: `lanterne witness` holds it there. With LANTERNE_WITNESS=hosts one more stands by on each other host, to
-succeed it (transport/store/heirs.py).
+interface, overrides all of them, and LANTERNE_PORT overrides MASTER_PORT.
+
+The job ends with the host of its store. Where LANTERNE_STORE is the URL of a Redis, the ranks find the store's address
+there, and a store on another host takes over (transport/store/redis_lease.py); 3 and 4 need no address then.
 
 `connect` has one deadline. A name that has no address yet, a store and ranks that are not there yet all share it.
 """
@@ -33,7 +34,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.job.guard import STORE_RETURNS, descendants
+from lanterne.transport.job.guard import descendants
 from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
 from lanterne.transport.job.room import check_shared_memory, make_room_for_files
 from lanterne.transport.job.secret import job_secret
@@ -41,7 +42,9 @@ from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.networks import is_loopback
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.follow import begin, connect_to, follow, port_of
 from lanterne.transport.store.process import StoreProcess
+from lanterne.transport.store.redis_lease import RedisLease, is_url, lease_of
 from lanterne.transport.store.terms import ANY, Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 
@@ -56,11 +59,13 @@ PORT_S, STANDS_IN_S = 4.0, 2.0
 RETRY_S = 0.1
 # Of networks that are nobody's (RFC 5737, RFC 3849): the way there is the default route.
 FAR_AWAY = ("192.0.2.1", "2001:db8::1")
-# host:port of a store on a machine of its own, which outlives every host of the job; or HOSTS: they are each other's.
-WITNESS, HOSTS = "LANTERNE_WITNESS", "hosts"
+STORE = "LANTERNE_STORE"
 
 # Variables that are no more, and what replaces them.
-REMOVED = {"LANTERNE_SPARE": "LANTERNE_JOIN, or --restarts of `lanterne launch`"}
+REMOVED = {
+    "LANTERNE_SPARE": "LANTERNE_JOIN, or --restarts of `lanterne launch`",
+    "LANTERNE_WITNESS": "LANTERNE_STORE=redis://HOST:PORT, a Redis that outlives the hosts of the job",
+}
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -149,7 +154,7 @@ def ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float 
     Who does not catch its errors sees one line, as of `connect`.
 
     Args:
-        address: host:port of its store.
+        address: host:port of its store, or the URL of the Redis that says where it is.
         place: the rank that it was, or stands for; None: RANK, else any.
 
     Raises:
@@ -174,16 +179,17 @@ def _ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float
     if type(place) is not int or place < ANY:
         raise InputError(f"join: got place {place!r}, expected a rank; spare places are no more: leave it out")
     until_s = _deadline_s(timeout_s)
-    _resolve("join", host, until_s)
     token = os.environ.get("LANTERNE_TOKEN")
+    if not is_url(address):
+        _resolve("join", host, until_s)
     if token is None:
-        if not is_loopback(host):
+        if is_url(address) or not is_loopback(host):
             raise InputError(f"join: got {host} and no LANTERNE_TOKEN, expected that of the job")
-        token = job_secret(f"port {_port('join', port)}") or OPEN_TOKEN
-    store = StoreClient((host, _port("join", port)), token, _left_s(until_s), returns=store_returns())
+        token = job_secret(f"port {port_of('join', port)}") or OPEN_TOKEN
+    store = connect_to(address, token, _left_s(until_s))
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     # Only our launcher has guards, each with a number.
-    own = int(number) if number.isdecimal() and "LANTERNE_STORE" in os.environ else -1
+    own = int(number) if number.isdecimal() and "LANTERNE_LAUNCHER" in os.environ else -1
     try:
         return Group.taken_in(store, terms, limit_s, place, own)
     except BaseException:
@@ -238,7 +244,8 @@ def _start_and_tell(*, several_hosts: bool, reached: str = "") -> tuple[StorePro
     """A store, with its address and token, for the other ranks; a failure is told too, so that none waits in vain."""
     try:
         token = secrets.token_hex(16)
-        process = StoreProcess(token, shown_address(reached, several_hosts=several_hosts), until="members")
+        bind, lease = shown_address(reached, several_hosts=several_hosts), lease_of(token)
+        process = begin(lease, token, bind, "members") if lease else StoreProcess(token, bind, until="members")
     except (Unavailable, InputError) as error:
         return None, f"!{error}"
     return process, f"{process.address[0]} {process.address[1]} {token}"
@@ -249,7 +256,11 @@ def _group_at(told: str, rank: int, world_size: int, process: StoreProcess | Non
     if told.startswith("!"):
         raise Unavailable(told[1:])
     host, port, token = told.split(" ")
-    return Group(rank, world_size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
+    lease = lease_of(token)
+    if lease is None:
+        return Group(rank, world_size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
+    lease.bind = bind_beside(lease)
+    return Group(rank, world_size, follow(lease, token, timeout_s), process, timeout_s)
 
 
 def tell_in_one_line(told: LanterneError) -> None:
@@ -277,26 +288,8 @@ def _left_s(until_s: float) -> float:
 
 
 def _connect_to_launcher(launch: Launch, timeout_s: float | None) -> Group:
-    host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
-    token = os.environ.get("LANTERNE_TOKEN", "")
-    client = StoreClient((host, _port("LANTERNE_STORE", port)), token, timeout_s, returns=store_returns())
+    client = connect_to(os.environ[STORE], os.environ.get("LANTERNE_TOKEN", ""), timeout_s)
     return Group(launch.rank, launch.world_size, client, timeout_s=timeout_s)
-
-
-def store_returns() -> bool:
-    """Whether our launcher, or a witness, starts another store where one has died."""
-    return os.environ.get(STORE_RETURNS) == "1" or WITNESS in os.environ
-
-
-def _witness() -> tuple[str, int] | None:
-    """Where a witness holds the job's store (bench/witness.py), host and port; None: rank 0 starts it."""
-    text = os.environ.get(WITNESS)
-    if text is None or text == HOSTS:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host:
-        raise InputError(f"{WITNESS}: got {text!r}, expected host:port, or {HOSTS}")
-    return host, _port(WITNESS, port)
 
 
 def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
@@ -342,21 +335,20 @@ def _mpi_all_gather(comm: "MPI.Intracomm", payload: bytes) -> list[bytes]:
 def _connect_by_address(launch: Launch, until_s: float) -> Group:
     if launch.world_size == 1:
         return Group(0, 1)
+    if is_url(os.environ.get(STORE, "")):
+        return _meet_in_redis(launch, f"port {os.environ.get('MASTER_PORT', '')}", until_s)
     host = os.environ["MASTER_ADDR"]
     # torchrun's own agent listens on MASTER_PORT, for torch.distributed; the store then takes the next port.
     taken = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = _port("MASTER_PORT", os.environ["MASTER_PORT"]) + taken
+    port = port_of("MASTER_PORT", os.environ["MASTER_PORT"]) + taken
     bind = address_of(os.environ.get("LANTERNE_BIND", "")) or host
-    variable = "MASTER_ADDR"
-    if at := _witness():
-        variable, (host, port), bind = WITNESS, at, at[0]
-    addresses = _resolve(variable, host, until_s)
+    addresses = _resolve("MASTER_ADDR", host, until_s)
     token = os.environ.get("LANTERNE_TOKEN")
     if token is None:
         public = next((address for address in (*addresses, bind) if not is_loopback(address)), None)
         if public is not None:
             raise InputError(
-                f"{variable}: got {host if public in addresses else public} and no LANTERNE_TOKEN, expected "
+                f"MASTER_ADDR: got {host if public in addresses else public} and no LANTERNE_TOKEN, expected "
                 "LANTERNE_TOKEN to be set alike on all ranks (a secret of 16 characters or more), or a loopback address"
             )
         token = job_secret(f"port {port}") or OPEN_TOKEN
@@ -365,10 +357,10 @@ def _connect_by_address(launch: Launch, until_s: float) -> Group:
 
 def _connect_by_step(launch: Launch, until_s: float) -> Group:
     step = find_step(os.environ)
-    at = _witness()
-    host, port = at or (step.host, step.port)
-    _resolve(WITNESS if at else "SLURM_STEP_NODELIST", host, until_s)
-    bind = at[0] if at else address_of(os.environ.get("LANTERNE_BIND", "")) or step.host
+    if is_url(os.environ.get(STORE, "")):
+        return _meet_in_redis(launch, f"slurm {step.name}", until_s)
+    _resolve("SLURM_STEP_NODELIST", step.host, until_s)
+    bind = address_of(os.environ.get("LANTERNE_BIND", "")) or step.host
     token = os.environ.get("LANTERNE_TOKEN") or job_secret(f"slurm {step.name}")
     if token is None:
         if not is_loopback(bind):
@@ -378,29 +370,41 @@ def _connect_by_step(launch: Launch, until_s: float) -> Group:
                 "LANTERNE_CACHE that all hosts share"
             )
         token = OPEN_TOKEN
-    return _meet(launch, (host, port), bind, token, until_s)
+    return _meet(launch, (step.host, step.port), bind, token, until_s)
 
 
 def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, until_s: float) -> Group:
-    """The Group of the ranks that know `address`, where one of them starts the store, unless a witness holds it."""
+    """Return the Group of the ranks that know `address`, where one of them starts the store."""
     host, port = address
-    if _witness():
-        client = StoreClient(address, token, _left_s(until_s), early=True, returns=True)
-        return Group(launch.rank, launch.world_size, client, timeout_s=_left_s(until_s))
     if "LANTERNE_PORT" in os.environ:
-        port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
-    heir = _heir(launch, address, token) if os.environ.get(WITNESS) == HOSTS else None
+        port = port_of("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
     client, process = _open_store(launch.rank, (host, port), bind, token, until_s)
-    group = Group(launch.rank, launch.world_size, client, process, _left_s(until_s))
-    own = ""
-    if heir is not None:
-        heir.listens()
-        own = "{}:{}".format(*heir.address)
-    if os.environ.get(WITNESS) == HOSTS:
-        group.name_heirs(own, _left_s(until_s))
-    if heir is not None:
-        heir.close()  # It lives as long as the store that leads.
-    return group
+    return Group(launch.rank, launch.world_size, client, process, _left_s(until_s))
+
+
+def _meet_in_redis(launch: Launch, job: str, until_s: float) -> Group:
+    """Return the Group of the ranks that find the address of their store in the Redis of LANTERNE_STORE.
+
+    Args:
+        job: its name, of which the token is made where none is set.
+    """
+    url = os.environ[STORE]
+    token = os.environ.get("LANTERNE_TOKEN") or job_secret(job) or OPEN_TOKEN
+    lease = RedisLease(url, token)
+    if token == OPEN_TOKEN and not is_loopback(lease.host):
+        raise InputError(f"{STORE}: got {lease.where} and no LANTERNE_TOKEN, expected the same secret on all ranks")
+    lease.bind = bind_beside(lease)
+    process = begin(lease, token, lease.bind, "members", _left_s(until_s)) if launch.rank == 0 else None
+    client = follow(lease, token, _left_s(until_s))
+    return Group(launch.rank, launch.world_size, client, process, _left_s(until_s))
+
+
+def bind_beside(lease: RedisLease) -> str:
+    """Return the address where a store of this host listens: LANTERNE_BIND, else that by which it reaches Redis."""
+    try:
+        return address_of(os.environ.get("LANTERNE_BIND", "")) or _own_address((lease.host, lease.port))
+    except OSError as error:
+        raise InputError(f"{STORE}: got {lease.where}, whose host has no address: {error.strerror or error}") from None
 
 
 def _open_store(
@@ -410,7 +414,7 @@ def _open_store(
 
     Rank 0 starts it. Where `address` is no address of its host, the first rank on that host does.
     """
-    may_be_elsewhere = bind == address[0] and WITNESS not in os.environ and not is_loopback(bind)
+    may_be_elsewhere = bind == address[0] and not is_loopback(bind)
     if rank == 0:
         process = _start_store(token, bind, address[1], may_be_elsewhere=may_be_elsewhere)
     elif may_be_elsewhere and _is_first_here():
@@ -426,14 +430,6 @@ def _open_store(
 def _is_first_here() -> bool:
     """Whether this is the first rank of its host, as far as its launcher says."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "SLURM_LOCALID"))
-
-
-def _heir(launch: Launch, address: tuple[str, int], token: str) -> StoreProcess | None:
-    """The store of this host that stands by, in one rank of each host but rank 0's; else None."""
-    if launch.rank == 0 or not _is_first_here():
-        return None
-    bind = address_of(os.environ.get("LANTERNE_BIND", "")) or _own_address(address)
-    return StoreProcess(token, bind, until="members", stands_by=True)
 
 
 def _own_address(address: tuple[str, int]) -> str:
@@ -475,12 +471,6 @@ def _answers(address: tuple[str, int], token: str) -> bool:
         StoreClient(address, token, STANDS_IN_S).close()
         return True
     return False
-
-
-def _port(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
-        raise InputError(f"{name}: got port {text!r}, expected 1 to 65535")
-    return int(text)
 
 
 def _resolve(variable: str, host: str, until_s: float) -> list[str]:

@@ -24,14 +24,13 @@ from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.connection import StoreLost
+from lanterne.transport.store.follow import connect_to
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPPED = "its launcher asked for it"
 # The store's counter of guards that have started.
 STARTED_KEY = "lanterne/guards"
-# "1": the launcher starts another store where one has died.
-STORE_RETURNS = "LANTERNE_STORE_RETURNS"
 # rank, size and rank on this host, as MPICH (and what descends from it) and Open MPI name them.
 MPI_NAMES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
@@ -40,6 +39,8 @@ MPI_NAMES = (
 DIRECT_NAMES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),)
 # The exit code of bad input: of an InputError in our commands, of argparse in the user's.
 BAD_INPUT = 2
+# Another store leads within this after one was lost; a guard that waits for it looks so often whether it is to end.
+STORE_S, LOOK_S = 30.0, 0.5
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -64,20 +65,6 @@ class GuardPolicy:
         "MPI_Finalize never returns after a failure",
         half="less time to end by itself",
         double="such ends take 2 s more",
-    )
-    # How long the launcher may take to start another store.
-    store_s: float = value(
-        10.0,
-        "a Python start on a busy machine",
-        half="jobs end on very busy machines",
-        double="ranks whose launcher hangs end later",
-    )
-    # How often one that waits for another store looks whether it is to end.
-    look_s: float = value(
-        0.5,
-        "chosen",
-        half="twice the looks while there is no store",
-        double="guards without a store end 0.5 s later",
     )
 
 
@@ -244,14 +231,14 @@ class Guard:
 
     def _come_back(self, error: StoreLost) -> None:
         """To the store that has taken over from the one that was lost; raise `error` if none does."""
-        lost, until_s = self._client, THIS_MACHINE.now_s() + POLICY.store_s
+        lost, until_s = self._client, THIS_MACHINE.now_s() + STORE_S
         self._poll.unregister(lost)
         while self._client is lost:
             self._handle_signals()
-            if not lost.returns or self._why == STOPPED or THIS_MACHINE.now_s() > until_s:
+            if lost.successor is None or self._why == STOPPED or THIS_MACHINE.now_s() > until_s:
                 raise error
             with suppress(TransportTimeout):
-                self._client = lost.again(POLICY.look_s)
+                self._client = lost.successor(LOOK_S)
         self._client.notices.extend(lost.notices)
         lost.close()
         self._poll.register(self._client, select.POLLIN)
@@ -394,10 +381,8 @@ def main(command: list[str]) -> int:
     parent = os.getppid()
     set_parent_death_signal(signal.SIGTERM, parent)
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
     try:
-        returns = os.environ.get(STORE_RETURNS) == "1"
-        client = StoreClient((host, int(port)), os.environ["LANTERNE_TOKEN"], returns=returns)
+        client = connect_to(os.environ["LANTERNE_STORE"], os.environ["LANTERNE_TOKEN"])
         place = _place()
         expected = int(os.environ["LANTERNE_WORLD_SIZE"])
         if place is None or place[1] != expected:

@@ -14,22 +14,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.job.guard import BAD_INPUT, STARTED_KEY, STORE_RETURNS, set_parent_death_signal, survivors_s
+from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout, Unavailable
+from lanterne.transport.job.guard import BAD_INPUT, STARTED_KEY, set_parent_death_signal, survivors_s
 from lanterne.transport.job.launchers import FIRST_STEP_PORT, NUM_STEP_PORTS
 from lanterne.transport.job.room import NO_TCP, check_shared_memory, make_room_for_files
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.own_python import own_python
 from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.follow import begin, follow
 from lanterne.transport.store.membership.guards import UNKNOWN_CODE
 from lanterne.transport.store.process import StoreProcess
+from lanterne.transport.store.redis_lease import lease_of
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 MAX_WORLD_SIZE, MAX_RESTARTS, MAX_STORES = 1024, 1000, 5
@@ -38,6 +40,7 @@ END_S, STOP_S = 5.0, 3.0
 # How long the launcher may take until all guards have started, and for each of them.
 START_S, START_RANK_S = 60.0, 1.0
 JOB_VARIABLE = "LANTERNE_JOB"
+HERE = "127.0.0.1"
 # With the 8 queues that CUDA has by default, streams that have nothing to do with each other may wait for each other:
 # kernels/arrays.py, which sets it too; a rank may use CUDA before lanterne does.
 RANK_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -81,7 +84,6 @@ def launch(
     env: Mapping[str, str] | None = None,
     *,
     restarts: int = 0,
-    goes_on: bool = False,
 ) -> int:
     """Run `command` as `world_size` ranks on this host and return the job's exit code.
 
@@ -94,8 +96,6 @@ def launch(
         env: variables that the ranks get beside ours.
         restarts: so often each rank is started again when it fails; its `lanterne.init` waits until it is taken in.
             Not one whose exit code is 2, of bad input: that is the job's, too, whoever goes on.
-        goes_on: the job's store is started again, too, at most MAX_STORES times: to the ranks its death is an error
-            after which they shrink.
 
     Raises:
         InputError: no such command or launcher, or a world size that is none; restarts by mpiexec.
@@ -119,7 +119,8 @@ def launch(
     make_room_for_files(world_size)
     job = secrets.token_hex(8)
     token = secrets.token_hex(16)
-    with _stopping_signals() as stopped, StoreProcess(token) as store:
+    lease = lease_of(token, HERE)
+    with _stopping_signals() as stopped, begin(lease, token, HERE, "owner") if lease else StoreProcess(token) as store:
         variables: dict[str, str] = {
             **RANK_ENVIRONMENT,
             **MPI_ENVIRONMENT,
@@ -129,7 +130,7 @@ def launch(
             # Ranks write through pipes, and cannot see that somebody is looking, nor how wide the terminal is.
             **_terminals(),
             **(env or {}),
-            "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
+            "LANTERNE_STORE": lease.url if lease else f"{store.address[0]}:{store.address[1]}",
             "LANTERNE_TOKEN": token,
             "LANTERNE_LAUNCHER": launcher,
             "LANTERNE_WORLD_SIZE": str(world_size),
@@ -137,12 +138,11 @@ def launch(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_ports(1 + restarts)),
             "TORCHELASTIC_MAX_RESTARTS": str(restarts),
-            STORE_RETURNS: str(int(goes_on and launcher == "direct")),
             JOB_VARIABLE: job,
         }
         check_shared_memory(world_size, variables, mpich=mpiexec is not None)
-        renew = store.renew if goes_on and launcher == "direct" else None
-        watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped, renew)
+        client = follow(lease, token) if lease else StoreClient(store.address, token)
+        watch = JobWatch(client, world_size, mpiexec or "launch", stopped)
         processes: list[Process] = []
         try:
             _start_guards(processes, command, world_size, mpiexec, variables)
@@ -152,6 +152,9 @@ def launch(
             _stop(processes, job, signal.SIGKILL if mpiexec else signal.SIGTERM)
             watch.close()
             store.close()
+            if lease is not None:
+                with suppress(LanterneError):  # It expires by itself.
+                    lease.release()
             _end(processes, job)
 
 
@@ -179,10 +182,8 @@ class JobWatch:
         world_size: int,
         starter: str,
         stopped: Sequence[int],
-        renew: Callable[[], None] | None = None,
     ) -> None:
         self._client = client
-        self._renew = renew  # the store, where it has died
         self._stores = 0
         self._poll = THIS_MACHINE.poller()
         self._starter = starter
@@ -267,14 +268,14 @@ class JobWatch:
                 log.warning("lanterne: rank %d %s, and is started again", rank, reason.decode(errors="replace"))
 
     def _take_over(self, error: TransportError) -> None:
-        """The store has died: have another in its place, to which all come back."""
-        if self._renew is None or self._stores == MAX_STORES:
+        """Go on with another store, as the lease in Redis allows."""
+        lost = self._client
+        if lost.successor is None or self._stores == MAX_STORES:
             raise TransportError(f"launch: the store was killed, so the job is ended ({error})") from error
         self._stores += 1
         log.warning("lanterne: the store was killed, and is started again")
-        self._poll.unregister(self._client)
-        self._renew()
-        lost, self._client = self._client, self._client.again()
+        self._poll.unregister(lost)
+        self._client = lost.successor(START_S)
         lost.close()
         self._poll.register(self._client, select.POLLIN)
         try:

@@ -54,7 +54,16 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT")
 MPI_VARIABLES: tuple[str, ...] = (*(name for one in MPI_LAUNCHERS for name in (one.rank, one.world_size)), PMIX.rank)
 # All that `find_launch` reads.
 VARIABLES: tuple[str, ...] = (
-    *("LANTERNE_STORE", *MPI_VARIABLES, "RANK", "WORLD_SIZE", *MEETING, "TORCHELASTIC_RUN_ID", "JOB_COMPLETION_INDEX"),
+    *(
+        "LANTERNE_STORE",
+        "LANTERNE_LAUNCHER",
+        *MPI_VARIABLES,
+        "RANK",
+        "WORLD_SIZE",
+        *MEETING,
+        "TORCHELASTIC_RUN_ID",
+        "JOB_COMPLETION_INDEX",
+    ),
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"),
     *("SLURM_JOB_NODELIST",),
 )
@@ -88,7 +97,8 @@ def find_launch(variables: Mapping[str, str]) -> Launch:
     Raises:
         InputError: a launcher gives half of its variables or bad ones, or two contradict each other.
     """
-    if "LANTERNE_STORE" in variables:
+    # Under another launcher the URL of a Redis may be set as well.
+    if "LANTERNE_STORE" in variables and ("LANTERNE_LAUNCHER" in variables or not _names_redis(variables)):
         return _read(OURS, variables)
     told = [launch for launcher in MPI_LAUNCHERS if (launch := _read_mpi(launcher, variables))]
     if not told and PMIX.rank in variables:
@@ -182,7 +192,7 @@ def _read_mpi(launcher: Launcher, variables: Mapping[str, str]) -> Launch | None
 def _read_address(variables: Mapping[str, str], *, else_told: bool) -> Launch | None:
     """The place by torchrun-style variables; None without them, or where they are too few, but another has told."""
     launcher = KUBERNETES if "RANK" not in variables and KUBERNETES.rank in variables else TORCHRUN
-    needed = (launcher.rank, launcher.world_size, *MEETING)
+    needed = (launcher.rank, launcher.world_size, *(() if _names_redis(variables) else MEETING))
     missing = [name for name in needed if name not in variables]
     if not missing:
         return _read(launcher, variables)
@@ -195,6 +205,11 @@ def _read_address(variables: Mapping[str, str], *, else_told: bool) -> Launch | 
         f"{missing[0]}: not set beside {', '.join(here)}, expected all of {', '.join(needed)}"
         + ("; the Job's manifest sets them: docs/launch/kubernetes.md" if launcher is KUBERNETES else "")
     )
+
+
+def _names_redis(variables: Mapping[str, str]) -> bool:
+    """Return whether the ranks find their store in a Redis."""
+    return "://" in variables.get("LANTERNE_STORE", "")
 
 
 def _read_slurm(variables: Mapping[str, str]) -> Launch:

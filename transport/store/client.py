@@ -20,8 +20,7 @@ from lanterne.transport.wire import Kind
 
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
-    **{Kind.JOIN: "b", Kind.ENTER: "b", Kind.RETURN: "b", Kind.ABSENT: "i*", Kind.END: "i"},
-    **{Kind.PROMISE: "iibibiib*", Kind.WRITE: "i", Kind.RESTART: "i"},
+    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.RESTART: "i"},
     **{Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
 
@@ -43,10 +42,11 @@ class StoreClient:
     One thread may `tell` and `pump` while another waits in a `call`.
 
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
-    over. With `returns`, whoever started it starts another one at its address should it end.
+    over.
 
-    Attributes: `address`; `connection`, its frames; `returns`; `heirs`, addresses of stores of which one takes over,
-    if this one is lost; `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest first.
+    Attributes: `address`; `connection`, its frames; `successor`, which connects within so many seconds to the store
+    that takes over from a lost one, None where the job ends with its store; `machine`; `notices`, kinds and bodies of
+    what the store has sent unasked, oldest first.
 
     Raises:
         TransportTimeout: nothing answered there in time.
@@ -60,20 +60,16 @@ class StoreClient:
         timeout_s: float | None = None,
         *,
         early: bool = False,
-        returns: bool = False,
         machine: Machine = THIS_MACHINE,
     ) -> None:
         self.address = address
-        self.returns = returns
         self.machine = machine
         self.notices: deque[tuple[Kind, bytes]] = deque()
-        self.heirs: tuple[tuple[str, int], ...] = ()
-        self._turn = 0
+        self.successor: Callable[[float], StoreClient] | None = None
         self._where = f"store {address[0]}:{address[1]}"
         self._request_id = 0
         self._receiving: Lock = machine.lock()
         self._key = wire.check_token(token)
-        early = early or returns
         connected = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
         self.connection: StoreConnection = StoreConnection(machine, *connected, self._where)
 
@@ -104,24 +100,9 @@ class StoreClient:
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
 
     def again(self, timeout_s: float | None = None) -> "StoreClient":
-        """Another connection to this store, or the one that has taken over from it. Raises as StoreClient."""
-        returns = self.returns and not self.heirs
-        found = StoreClient(self.address, self._key.decode(), timeout_s, returns=returns, machine=self.machine)
-        found.heirs, found.returns = self.heirs, self.returns
-        return found
-
-    def successor(self, timeout_s: float) -> "StoreClient":
-        """A connection to the store that may have taken over: where there are heirs, the next of those in turn.
-
-        Raises: as StoreClient.
-        """
-        if not self.heirs:
-            return self.again(timeout_s)
-        everywhere = sorted({self.address, *self.heirs})
-        self._turn += 1
-        address = everywhere[(everywhere.index(self.address) + self._turn) % len(everywhere)]
-        found = StoreClient(address, self._key.decode(), timeout_s, machine=self.machine)
-        found.heirs, found.returns = self.heirs, self.returns
+        """Another connection to this store. Raises as StoreClient."""
+        found = StoreClient(self.address, self._key.decode(), timeout_s, machine=self.machine)
+        found.successor = self.successor
         return found
 
     @property
@@ -211,7 +192,7 @@ class StoreClient:
             if frame[0] < Kind.DIED_NOTICE:
                 return frame
             if frame[0] == Kind.LOST_NOTICE:
-                self.connection.lose(wire.unpack_fields(frame[2], "b")[0].decode(errors="replace"), is_cut=True)
+                self.connection.lose(wire.unpack_fields(frame[2], "b")[0].decode(errors="replace"))
             self.notices.append((Kind(frame[0]), frame[2]))
         return None
 

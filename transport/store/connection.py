@@ -11,22 +11,16 @@ from lanterne.transport.machine import Lock, Machine
 from lanterne.transport.pauses import Woken
 from lanterne.transport.waiting import MOVED, Moved, wait
 
+# Of a job whose store nobody succeeds.
+ADVICE = "; the host of the job's store is lost, or the store was killed: name a Redis in LANTERNE_STORE to outlive it"
 # What the kernel says where nothing answers.
 CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class StoreLost(TransportError):
-    """The store has ended, or nobody reaches it: another may take over. No rank is to blame.
-
-    Attributes: `is_cut`, whether nothing has answered from its host for so long that the kernel gave up: what is
-    between has failed, or that host.
-    """
+    """The store has ended, or this process does not reach it. No rank is to blame."""
 
     rank_unknown: bool = True
-
-    def __init__(self, text: str, is_cut: bool = False) -> None:
-        super().__init__(text)
-        self.is_cut: bool = is_cut
 
 
 class StoreConnection:
@@ -36,13 +30,15 @@ class StoreConnection:
         seals: where frames are sealed.
         where: what it is connected to, for errors.
 
-    Attributes: `sock`, `seals`; `until_readable`, the pauses of a wait for what comes.
+    Attributes: `sock`, `seals`; `until_readable`, the pauses of a wait for what comes; `advice`, the end of what is
+    said once it is lost.
     """
 
     def __init__(self, machine: Machine, sock: socket.socket, seals: wire.FrameSeals | None, where: str) -> None:
         self.sock: socket.socket = sock
         self.seals: wire.FrameSeals | None = seals
         self._machine = machine
+        self.advice: str = ADVICE
         self._where = where
         self._inbox = bytearray()
         self._lost: StoreLost | None = None
@@ -102,14 +98,13 @@ class StoreConnection:
             # Half a frame is out: what follows could not be understood.
             self.lose("it took no more data in time")
 
-    def lose(self, reason: str | None, is_cut: bool = False) -> NoReturn:
-        """From now on it is lost, because of `reason`: raises StoreLost."""
-        self._lost = StoreLost(f"{self._where}: connection lost: {reason}", is_cut)
+    def lose(self, reason: str | None) -> NoReturn:
+        """Raise StoreLost because of `reason`, now and whenever the connection is used."""
+        self._lost = StoreLost(f"{self._where}: connection lost: {reason}{self.advice}")
         raise self._lost
 
     def _lose(self, error: OSError) -> NoReturn:
-        is_cut = error.errno in CUT
-        self.lose(f"{error.strerror}{'; the host of the store or this one is cut off' * is_cut}", is_cut)
+        self.lose(f"{error.strerror}{'; the host of the store or this one is cut off' * (error.errno in CUT)}")
 
     def close(self) -> None:
         """Close it; a second call does nothing."""
@@ -117,7 +112,7 @@ class StoreConnection:
 
     def _check_open(self) -> None:
         if self._lost is not None:
-            raise StoreLost(str(self._lost), self._lost.is_cut)
+            raise StoreLost(str(self._lost))
         if self.sock.fileno() < 0:
             raise TransportError(f"{self._where}: this client is closed")
 

@@ -20,24 +20,21 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
-from lanterne.errors import InputError
+from lanterne.errors import LanterneError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.steering import steers, value
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.connection import CUT
+from lanterne.transport.store.decision_log import Decisions, Lease
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
-from lanterne.transport.store.heirs import POLICY as HEIRS
-from lanterne.transport.store.heirs import Heirs
 from lanterne.transport.store.membership.members import Members
+from lanterne.transport.store.redis_lease import RedisLease
 from lanterne.transport.store.values import KeyValues
 from lanterne.transport.tcp_info import tcp_info
 
-# What a store answers that stands by.
-STANDING_BY = wire.Kind.PROMISE, wire.Kind.WRITE, wire.Kind.OVER, wire.Kind.REFUSED
 HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Board)
 
 
@@ -132,8 +129,7 @@ class Store:
 
     Args:
         owner: the file descriptor whose end is that of the owner.
-        term: 0, or how many stores the job has had before; who was with those comes back to this one (RETURN).
-        stands_by: another store leads; see heirs.py.
+        lease: that of the job, which outlives this store; None: the job ends with it.
     """
 
     def __init__(
@@ -143,12 +139,9 @@ class Store:
         until: str = "owner",
         owner: int | None = None,
         machine: Machine = THIS_MACHINE,
-        term: int = 0,
-        *,
-        stands_by: bool = False,
+        lease: Lease | None = None,
     ) -> None:
         self.machine = machine
-        self.term = term
         self._selector = machine.selector()
         self._clients: dict[Connection, None] = {}  # in the order in which they came
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
@@ -159,9 +152,11 @@ class Store:
         self._time = _Time(until, owner, self._selector, lambda: not self._clients)
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", self._tell_refused)
-        self.heirs: Heirs = Heirs(self, token, stands_by=stands_by)
-        self.members: Members = Members(self, self.heirs)
-        self.handlers: list[Handler] = [self.heirs, self.members, *(handler(self) for handler in HANDLERS)]
+        address = listener.getsockname()[:2]
+        self._decisions = Decisions(self, lease, *(lease.take(address) if lease else ()))
+        self.term: int = self._decisions.term
+        self.members: Members = Members(self, self._decisions)
+        self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
             self.after(POLICY.first_client_s, self._time.end_if_alone)
 
@@ -194,7 +189,7 @@ class Store:
             for key, mask in events:
                 key.data(mask)
             spin_until = self.machine.now_s() + POLICY.spin_s
-        self.heirs.close()
+        self._decisions.close()
         self._door.close()
         for connection in self._clients:
             connection.sock.close()
@@ -253,12 +248,7 @@ class Store:
         while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox, connection.seals)):
             if frame[0] not in self._routes:
                 return False
-            if self.heirs.leads or frame[0] in STANDING_BY:
-                self._answer(connection, frame)
-            elif frame[0] == wire.Kind.RETURN:
-                self.heirs.take_over(partial(self._answer_later, connection, frame))
-            else:
-                self._turn_away(connection, "it stands by")
+            self._answer(connection, frame)
         return True
 
     def _answer(self, connection: Connection, frame: wire.Frame) -> None:
@@ -272,28 +262,10 @@ class Store:
         if fields is not None:
             self.reply(connection, request_id, fields)
 
-    def _answer_later(self, connection: Connection, frame: wire.Frame, why_not: str) -> None:
-        """As `_answer`, now that it is known whether this store leads."""
-        if why_not:
-            self._turn_away(connection, why_not)
-        elif connection.sock.fileno() >= 0:
-            try:
-                self._answer(connection, frame)
-            except wire.WireError:
-                self._drop(connection)
-
-    def _turn_away(self, connection: Connection, why: str) -> None:
-        self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
-        self._drop(connection)
-
     def lose(self, why: str) -> None:
-        """This store leads no more: its clients learn why, and it ends."""
+        """End, since this store leads no more; the clients are told why."""
         for connection in self._clients:
             self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
-        self.stop()
-
-    def stop(self) -> None:
-        """End."""
         self._time.is_over = True
 
     def _flush(self, connection: Connection) -> None:
@@ -325,7 +297,7 @@ class Store:
         if not self._clients and self._time.until == "members":
             # The job is over: another one may want the port at once. Else others may still come.
             over = connection.rank is not None and self.members.epoch.all_came
-            self.after(0.0 if over else POLICY.linger_s if self.heirs.leads else HEIRS.idle_s, self._time.end_if_alone)
+            self.after(0.0 if over else POLICY.linger_s, self._time.end_if_alone)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -337,8 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument("--until", choices=["owner", "members"], default="owner", help="whose end ends the store")
-    parser.add_argument("--term", type=int, default=0, help="how many stores the job has had before")
-    parser.add_argument("--stands-by", action="store_true", help="another store leads the job; this one may succeed it")
+    parser.add_argument("--lease", default="", help="name of this store in the lease that LANTERNE_STORE keeps")
     args = parser.parse_args(argv)
     # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -347,9 +318,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         listener = THIS_MACHINE.listen(args.bind, args.port)
         token, owner = os.environ.get("LANTERNE_TOKEN", ""), sys.stdin.fileno()
-        store = Store(listener, token, args.until, owner, term=args.term, stands_by=args.stands_by)
+        lease = RedisLease(os.environ["LANTERNE_STORE"], token, name=args.lease) if args.lease else None
+        store = Store(listener, token, args.until, owner, lease=lease)
         said = str(listener.getsockname()[1])
-    except (OSError, InputError) as error:
+    except (OSError, LanterneError) as error:
         store, said = None, f"error {getattr(error, 'strerror', None) or error}"
     try:
         print(said, flush=True)

@@ -72,7 +72,7 @@ BASES: dict[str, Sequence[str]] = {
     "demo": ("-n 3 --transport local --seconds 1",),
 }
 # These serve until they are ended.
-SERVING = ("serve", "witness", "watch")
+SERVING = ("serve", "watch")
 NUMBERS = ("0", "-1", "2", "3", "1.5", "nan", "inf", "-inf", "1e309", "18446744073709551616", "99999999999999999999999")
 WORDS = (
     "",

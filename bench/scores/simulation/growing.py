@@ -1,6 +1,6 @@
 """Simulated jobs that outlive their dead and grow: ranks fall, come back, are cut off; new ones come.
 
-The store dies, too, in some, and another one comes at its address, which knows nothing. In some a path is cut for long,
+The store dies, too, in some, and another one takes over its decisions. In some a path is cut for long,
 in both directions or one, or all paths to the host of the store. In some the ranks agree after each step whether all
 have done it, the store's death while they do included.
 
@@ -11,6 +11,7 @@ error those that live go on, and whoever is new gets the state of another. A see
 import gc
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain, combinations
@@ -21,11 +22,12 @@ import numpy as np
 
 from lanterne import __version__
 from lanterne.bench.scores.simulation.baton import Actor, Baton, Killed
+from lanterne.bench.scores.simulation.kept_lease import KeptLease
 from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine, guard
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.growth import enter, open_named
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.errors import LanterneError, PeerFailed, TransportError
+from lanterne.errors import LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.connection import StoreLost
@@ -52,6 +54,8 @@ EARLY = 0.35
 # How often the store dies, at which of its steps, and how soon another is started at its address, as our launcher does.
 STORE_DEATHS = 0, 0, 0, 1, 2
 STORE_FALLS_AT, STORE_AGAIN_S = (20, 2500), (0.01, 0.6)
+# How often a rank that lost the store looks for the next.
+LOOK_S = 0.05
 MOST_PROCESSES = 14
 # What is cut for longer than TCP waits: nothing; the path between two, or from one to another, the store among them;
 # all paths between the store's host, with rank 0, and all others, or those from it. When, and for how long.
@@ -140,6 +144,7 @@ class GrowingWorld:
         self.store_rng: random.Random = random.Random(f"the store of {seed}")
         self.store_deaths = self.store_rng.choice(STORE_DEATHS)
         self.stores: int = 0
+        self.lease: KeptLease = KeptLease()
         self.cut_rng: random.Random = random.Random(f"the cuts of {seed}")
         self.lasting = self.cut_rng.choice(LASTING)
         self.agree_rng: random.Random = random.Random(f"the agreements of {seed}")
@@ -172,13 +177,14 @@ class GrowingWorld:
     def _start_store(self) -> None:
         if self.baton.is_over:
             return
-        store = self.baton.start(STORE, partial(self._store, self.stores))
+        store = self.baton.start(STORE, self._store)
         if self.stores < self.store_deaths:
             store.at_step[self.store_rng.randint(*STORE_FALLS_AT)] = [partial(self._end_store, store)]
         self.stores += 1
 
-    def _store(self, term: int) -> None:
-        Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine, term=term).run()
+    def _store(self) -> None:
+        lease = self.lease if self.store_deaths else None
+        Store(self.machine.listen(*ADDRESS), TOKEN, "members", machine=self.machine, lease=lease).run()
 
     def _end_store(self, store: Actor) -> None:
         if not self._happens(f"death {self.stores} of the store"):
@@ -190,8 +196,20 @@ class GrowingWorld:
 
     def client(self, *, early: bool) -> StoreClient:
         """A connection to the store; `early`: it may not have started yet."""
-        returns = self.store_deaths > 0
-        return StoreClient(ADDRESS, TOKEN, self.timeout_s, early=early, returns=returns, machine=self.machine)
+        client = StoreClient(ADDRESS, TOKEN, self.timeout_s, early=early, machine=self.machine)
+        if self.store_deaths:
+            client.successor = partial(self._follow, lost=self.lease.term)
+        return client
+
+    def _follow(self, limit_s: float, lost: int) -> StoreClient:
+        """Return a connection to a store that came after that of term `lost`."""
+        until_s = self.machine.now_s() + limit_s
+        while self.machine.now_s() < until_s:
+            if self.lease.term > lost:
+                with suppress(StoreLost):
+                    return self.client(early=False)
+            self.machine.sleep(LOOK_S)
+        raise TransportTimeout(f"store: none came within {limit_s:g} s")
 
     def open(self, rank: int) -> Communicator:
         """That of all ranks the job begins with, on `rank`."""
@@ -308,13 +326,13 @@ class GrowingProgram:
     def _join(self) -> Communicator:
         self._process.asked_s = self._baton.now_s
         while True:
-            client = self._world.client(early=False)
+            client = self._world.client(early=self._world.store_deaths > 0)
             try:
                 group, agreed = Group.taken_in(client, TERMS, JOINS_S, self._process.place)
             except BaseException as error:
                 client.close()
                 # As init(join=...): whoever was to be taken in beside it may have died.
-                if isinstance(error, PeerFailed) or (isinstance(error, StoreLost) and client.returns):
+                if isinstance(error, PeerFailed) or (isinstance(error, StoreLost) and client.successor):
                     continue
                 raise
             found = enter(group, open_named(agreed.transport), Communicator._of_epoch, self._world.timeout_s)

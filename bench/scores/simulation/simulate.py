@@ -4,18 +4,14 @@
   lanterne simulate --seeds 10000 --jobs 2 --json runs.json
   lanterne simulate --first 4711 --seeds 1 --transport tcp --out .
   lanterne simulate --grow --seeds 50
-  lanterne simulate --part --seeds 50
-  lanterne simulate --part --one-way --seeds 50
 
 A seed decides all: how many ranks (4 to 8), over local or tcp, their calls, what befalls whom and when, and the order
 of everything. Ranks are the ordinary code, one thread each, of which one runs at a time. It must hold of each seed:
 nobody waits for ever, no element is wrong, whoever fell first is named by all that can know it, nothing is sent twice,
 nothing is written after its call has returned, and nothing stays open. `lanterne replay SEED` shows one step by step.
-With --grow the seeds are others: ranks that were killed come back, spares and new ones come, stores die, paths and
+With --grow the seeds are others: ranks that were killed come back, new ones come, stores die, paths and
 hosts are cut off, in both directions or one; and all that live must agree who they are, in which order, and on what
-they have computed. With --part they are of jobs on three or more hosts, of which a minority falls or is cut off, the
-store's host too: all others go on, name one that fell, and nobody else goes on. With --one-way beside it what is cut
-is one direction of paths: nothing comes from hosts, or to them, or from one host to one other.
+they have computed.
 """
 
 import argparse
@@ -27,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -53,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=whole(0), default=0, metavar="SEED", help="the first of them (default 0)")
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this one (default: as the seed says)")
     parser.add_argument("--grow", action="store_true", help="jobs that take ranks in, over tcp")
-    parser.add_argument("--part", action="store_true", help="jobs on three or more hosts, of which a minority is lost")
     parser.add_argument("--errands", action="store_true", help="short ones: what stores, boards and groups answer")
-    parser.add_argument("--one-way", action="store_true", help="with --part: paths are cut in one direction only")
     parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one for each core)")
     parser.add_argument("--stop", action="store_true", help="at the first portion with a seed that fails")
     parser.add_argument("--out", metavar="FOLDER", help="write a seed file of each that fails, for `lanterne replay`")
@@ -66,15 +59,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the seeds, and print those that fail; the exit code."""
     if args.out and not Path(args.out).is_dir():
         raise InputError(f"--out: got {args.out!r}, expected a folder that exists")
-    kinds = args.grow + args.part + args.errands
+    kinds = args.grow + args.errands
     if kinds and (args.out or args.transport or kinds > 1):
-        raise InputError("--grow, --part, --errands: got --out, --transport or several, expected one without those")
-    if args.one_way and not args.part:
-        raise InputError("--one-way: got it without --part, expected both")
+        raise InputError("--grow, --errands: got --out, --transport or several, expected one without those")
     started_s, results = time.perf_counter(), []
-    part = one_way_portion if args.one_way else part_portion
-    other = errand_portion if args.errands else simulate_portion
-    what = grow_portion if args.grow else part if args.part else other
+    what = grow_portion if args.grow else errand_portion if args.errands else simulate_portion
     for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1, what):
         results += portion
         report.progress(f"{len(results)} of {args.seeds} seeds, {sum(bool(each['problems']) for each in results)} fail")
@@ -108,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         if args.grow:
             taken_in = sum(each["taken_in"] for each in results)
             print(f"{taken_in} ranks were taken in, in {sum(each['epochs'] for each in results)} epochs")
-        elif failing and not args.part:
+        elif failing:
             more = " --errands" if args.errands else ""
             print(f"`lanterne replay {failing[0]['seed']}{more}` shows the first step by step")
     return int(bool(failing))
@@ -154,20 +143,6 @@ def grow_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
     from lanterne.bench.scores.simulation.growing import run as run_growing
 
     return _outcomes(portion, run_growing)
-
-
-def part_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
-    """As `simulate_portion`, of jobs of which a minority is lost."""
-    from lanterne.bench.scores.simulation.parting import run as run_parting
-
-    return _outcomes(portion, run_parting)
-
-
-def one_way_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
-    """As `part_portion`, of jobs of which paths are cut in one direction."""
-    from lanterne.bench.scores.simulation.parting import run as run_parting
-
-    return _outcomes(portion, partial(run_parting, one_way=True))
 
 
 def errand_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ def test_ranks_here_is_a_number(alone, text):
         _ = Group(0, 1).ranks_here
 
 
-@pytest.mark.parametrize("variable", ["MASTER_ADDR", "LANTERNE_WITNESS", "LANTERNE_JOIN"])
+@pytest.mark.parametrize("variable", ["MASTER_ADDR", "LANTERNE_JOIN"])
 def test_a_name_that_is_known_late(alone, variable):
     """As a pod's name in a new Service: it is waited for as all else is."""
     alone.setattr(bootstrap, "RETRY_S", 0.0)

@@ -1,13 +1,15 @@
-"""A job outlives a death before it is together, and the death of its store, below our launcher and with a witness."""
+"""A job outlives a death before it is together, and its store where a Redis is named; else it ends with that."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import MARK, PATIENCE_S, assert_none_left, free_port, marked, wait_until
+from processes import MARK, PATIENCE_S, assert_none_left, free_port, marked
+from redis_servers import NAME, needs_redis, redis_server, sentinels
 
 ROOT = Path(__file__).resolve().parents[3]
 STORE = "lanterne.transport.store.server"
@@ -45,8 +47,15 @@ def start(mark, *words, **variables):
     return subprocess.Popen([*PYTHON, *words], env=variables | {MARK: mark}, cwd=ROOT, **pipes)
 
 
-def launch(mark, *words):
-    return start(mark, "-m", "lanterne", "launch", "-n", "3", "--transport", "tcp", *words)
+def launch(mark, *words, **variables):
+    return start(mark, "-m", "lanterne", "launch", "-n", "3", "--transport", "tcp", *words, **variables)
+
+
+@pytest.fixture
+def redis(tmp_path):
+    pytest.importorskip("redis")
+    with redis_server(tmp_path) as (port, _):
+        yield f"redis://127.0.0.1:{port}"
 
 
 def finish(process):
@@ -69,9 +78,10 @@ def test_who_dies_in_init_is_started_again_and_all_begin_together(mark, when):
 
 
 @SLOW
-def test_the_store_dies_in_init_and_all_begin_together_at_another(mark):
+@needs_redis
+def test_the_store_dies_in_init_and_all_begin_together_at_another(mark, redis):
     words = ["--restarts", "1", "--", *PYTHON, "-c", DIES_IN_INIT, "together", "store"]
-    code, output, errors = finish(launch(mark, *words))
+    code, output, errors = finish(launch(mark, *words, LANTERNE_STORE=redis))
     assert code == 0, errors
     assert sorted(output.splitlines()) == [f"{rank} of 3 [0, 1, 2]" for rank in range(3)], errors
     assert "the store was killed, and is started again" in errors
@@ -141,7 +151,7 @@ GOES_ON = """
 import os, time
 import numpy as np
 import lanterne
-comm = lanterne.init("tcp", timeout_s=30)
+comm = lanterne.init("tcp")
 x, step, shrunk = np.empty(1000), 0, 0
 comm.barrier()
 os.write(1, b"ready\\n")
@@ -170,8 +180,9 @@ def end_store(mark, process):
     os.kill(pid, signal.SIGKILL)
 
 
-def test_the_store_dies_and_all_go_on_with_another(mark):
-    process = launch(mark, "--", *PYTHON, "-c", GOES_ON)
+@needs_redis
+def test_the_store_dies_and_all_go_on_with_another(mark, redis):
+    process = launch(mark, "--", *PYTHON, "-c", GOES_ON, LANTERNE_STORE=redis)
     end_store(mark, process)
     code, output, errors = finish(process)
     assert code == 0, errors
@@ -180,59 +191,79 @@ def test_the_store_dies_and_all_go_on_with_another(mark):
     assert_none_left(mark)
 
 
-@pytest.mark.parametrize("dies", ["rank 0", pytest.param("store", marks=SLOW)])
-def test_a_witness_holds_the_store(mark, dies):
-    job = {"LANTERNE_TOKEN": "0123456789abcdef"}
-    witness = start(mark, "-m", "lanterne", "witness", "--bind", "127.0.0.1", "--port", "0", **job)
-    at = witness.stdout.readline()
-    assert at.startswith("LANTERNE_WITNESS=127.0.0.1:"), witness.communicate()
-    job |= {"LANTERNE_WITNESS": at.strip().partition("=")[2], "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [start(mark, "-c", GOES_ON, RANK=str(rank), **job) for rank in range(3)]
-    assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 3, [rank.communicate() for rank in ranks]
-    if dies == "store":
-        os.kill(*marked(mark, STORE), signal.SIGKILL)
-    else:
-        ranks[0].kill()
-    said = [finish(rank) for rank in ranks]
-    left = range(dies != "store", 3)
-    for place, rank in enumerate(left):
-        assert said[rank][:2] == (0, f"{place} of {len(left)} 1\n"), said
-    witness.send_signal(signal.SIGTERM)
-    assert wait_until(lambda: witness.poll() is not None)
-    assert_none_left(mark)
-
-
-def ranks_of_hosts(mark, count):
-    job = {"LANTERNE_TOKEN": "0123456789abcdef", "LANTERNE_WITNESS": "hosts", "WORLD_SIZE": str(count)}
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_RANK": "0"}
-    own = [{"RANK": str(rank), "LANTERNE_HOST_ID": f"host {rank}"} for rank in range(count)]
+def ranks_of_hosts(mark, **variables):
+    job = {"LANTERNE_TOKEN": "0123456789abcdef", "WORLD_SIZE": "3", "LANTERNE_TIMEOUT_S": "30"} | variables
+    own = [{"RANK": str(rank), "LANTERNE_HOST_ID": f"host {rank}"} for rank in range(3)]
     return [start(mark, "-c", GOES_ON, **job, **each) for each in own]
 
 
-@pytest.mark.parametrize("dies", ["store", pytest.param("its host", marks=SLOW)])
-def test_the_hosts_are_each_others_witness(mark, dies):
-    ranks = ranks_of_hosts(mark, 3)
+def wait_until_ready(ranks):
     assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 3, [rank.communicate() for rank in ranks]
-    stores = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in marked(mark, STORE)}
-    assert len(stores) == 3
-    (leads,) = (pid for pid, words in stores.items() if b"--stands-by" not in words)
+
+
+def assert_go_on(ranks, left, shrunk=1):
+    said = [finish(rank) for rank in ranks]
+    for place, rank in enumerate(left):
+        assert said[rank][:2] == (0, f"{place} of {len(left)} {shrunk}\n"), said
+
+
+def test_a_job_ends_with_its_store_and_says_what_outlives_it(mark):
+    ranks = ranks_of_hosts(mark, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    wait_until_ready(ranks)
+    os.kill(*marked(mark, STORE), signal.SIGKILL)
+    for code, _, errors in map(finish, ranks):
+        assert (code, "killed: name a Redis in LANTERNE_STORE to outlive it" in errors) == (1, True), errors
+    assert_none_left(mark)
+
+
+@needs_redis
+@pytest.mark.parametrize("dies", ["store", "its host"])
+def test_a_redis_outlives_the_host_of_the_store(mark, redis, dies):
+    ranks = ranks_of_hosts(mark, LANTERNE_STORE=redis)
+    wait_until_ready(ranks)
     if dies == "its host":
         ranks[0].kill()
-    os.kill(leads, signal.SIGKILL)
-    said = [finish(rank) for rank in ranks]
-    left = range(dies != "store", 3)
-    for place, rank in enumerate(left):
-        assert said[rank][:2] == (0, f"{place} of {len(left)} 1\n"), said
+    os.kill(*marked(mark, STORE), signal.SIGKILL)
+    assert_go_on(ranks, range(dies != "store", 3))
     assert_none_left(mark)
 
 
-def test_two_hosts_are_no_witnesses(mark):
-    said = [finish(rank) for rank in ranks_of_hosts(mark, 2)]
-    assert all("got hosts, and 2 of them, expected 3 or more" in errors for _, _, errors in said), said
+@needs_redis
+def test_a_sentinel_fails_over_and_the_job_goes_on_without_the_host_that_is_lost_then(mark, tmp_path):
+    with sentinels(tmp_path) as (ports, master):
+        ranks = ranks_of_hosts(
+            mark, LANTERNE_STORE=f"redis+sentinel://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{NAME}"
+        )
+        wait_until_ready(ranks)
+        master.kill()
+        ranks[0].kill()
+        os.kill(*marked(mark, STORE), signal.SIGKILL)
+        assert_go_on(ranks, [1, 2])
     assert_none_left(mark)
 
 
-def test_a_witness_wants_a_secret(mark):
-    code, _, errors = finish(start(mark, "-m", "lanterne", "witness", "--bind", "127.0.0.1", "--port", "0"))
-    assert code == 2 and "LANTERNE_TOKEN: not set, expected a secret" in errors
+@needs_redis
+def test_a_redis_that_dies_ends_the_job_on_every_rank(mark, tmp_path):
+    with redis_server(tmp_path) as (port, process):
+        ranks = ranks_of_hosts(mark, LANTERNE_STORE=f"redis://127.0.0.1:{port}", LANTERNE_TIMEOUT_S="6")
+        wait_until_ready(ranks)
+        process.kill()
+        for code, _, errors in map(finish, ranks):
+            assert code == 1 and f"LANTERNE_STORE: redis://127.0.0.1:{port}: no store within" in errors, errors
+            assert f"it cannot write to redis://127.0.0.1:{port} of LANTERNE_STORE" in errors, errors
+    assert_none_left(mark)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://127.0.0.1:{}", r"LANTERNE_STORE: redis://127.0.0.1:\d+: no .* within [\d.]+ s: .*Connection refused"),
+        ("http://127.0.0.1:{}", r"LANTERNE_STORE: got 'http://127.0.0.1:\d+', expected host:port, redis://"),
+        ("redis://no.such.host:{}", "LANTERNE_STORE: got redis://no.such.host:.*, whose host has no address"),
+    ],
+)
+def test_a_store_that_is_not_there_is_named_on_every_rank(mark, url, said):
+    pytest.importorskip("redis")
+    ranks = ranks_of_hosts(mark, LANTERNE_STORE=url.format(free_port()), LANTERNE_TIMEOUT_S="3")
+    for code, _, errors in map(finish, ranks):
+        assert code == 1 and re.search(f"^lanterne: {said}", errors, re.M) and errors.count("\n") == 1, errors

@@ -1,15 +1,16 @@
 """An epoch of a job as the store sees it: a numbering of its ranks, who of them lives, and what they do together."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from lanterne.transport.steering import steers, value
+from lanterne.transport.store.decision_log import Decisions
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.membership.census import Census
 from lanterne.transport.store.membership.meetings import BEGIN_KEY, Meetings
 from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
-from lanterne.transport.wire import Fields, Kind, pack_frame, pack_ranks, unpack_fields
+from lanterne.transport.wire import Fields, Kind, pack_frame, unpack_fields
 
 
 @steers
@@ -33,6 +34,7 @@ class Parents(Protocol):
     """What an epoch needs of the Guards."""
 
     def has(self, number: int) -> bool: ...
+    def tell_who_goes_on(self, before: Sequence[int], now: Sequence[int]) -> None: ...
 
 
 class Job(Protocol):
@@ -42,11 +44,10 @@ class Job(Protocol):
 
     @property
     def guards(self) -> Parents: ...
+    @property
+    def decisions(self) -> Decisions: ...
     def on_gone(self, epoch: "Epoch", rank: int, reason: bytes | None) -> None: ...
-    def on_met(self, epoch: "Epoch", ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
     def begin(self, epoch: "Epoch") -> None: ...
-    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool: ...
-    def settle(self) -> None: ...
 
 
 class Epoch:
@@ -57,28 +58,23 @@ class Epoch:
         places: of each rank, ascending: that which it had, or would have had, in epoch 0. Who comes back claims it.
         numbers: of each rank, that of its guard.
 
-    Attributes: as the arguments; `meetings`; `is_informed`, whether anybody here knows what the store before this one
-    had decided.
+    Attributes: as the arguments; `meetings`.
     """
 
-    def __init__(self, store: Service, job: Job, number: int = 0, places: Sequence[int] = ()) -> None:
+    def __init__(
+        self, store: Service, job: Job, number: int = 0, places: Sequence[int] = (), numbers: Sequence[int] = ()
+    ) -> None:
         self._store = store
         self._job = job
         self.number = number
         self.places: tuple[int, ...] = tuple(places)
-        self.numbers: tuple[int, ...] = self.places
+        self.numbers: tuple[int, ...] = tuple(numbers)
         self.meetings: Meetings = Meetings(store, self)
-        # Who was with the first store only may be dead to the others since the second.
-        self.is_informed: bool = store.term < 2
         self._census = Census(store)
         self._votes = Votes(store)
         self._gathers = Gathers(store)
 
     # -- who is in it
-
-    def begin_with(self, world_size: int) -> None:
-        """It has so many ranks, as the first client of the job says."""
-        self.places = self.numbers = tuple(range(world_size))
 
     def enter(self, connection: Connection, request_id: int, rank: int) -> None:
         """`connection` is that of `rank` from now on."""
@@ -86,32 +82,27 @@ class Epoch:
         self._welcome(connection, request_id, rank)
 
     def _welcome(self, connection: Connection, request_id: int, rank: int) -> None:
-        """Answer with the roll, which who comes back to another store brings; and tell who has gone."""
+        """Answer, and tell which ranks have gone."""
         connection.rank, connection.epoch = rank, self
-        roll = self._store.term, self._job.world_size, *self.places, *self.numbers
-        self._store.reply(connection, request_id, [pack_ranks(roll)])
+        self._store.reply(connection, request_id)
         self.tell_gone(connection)
 
     def come_back(self, connection: Connection, request_id: int, rank: int) -> None:
-        """As `enter`, of one that was here at another store; who has died meanwhile learns it as the others do."""
+        """As `enter`, of a rank of this epoch at the store before; a dead one is told that it is."""
         if rank in self._census.died:
             self._welcome(connection, request_id, rank)
         else:
             self.enter(connection, request_id, rank)
 
-    def learn(self, kind: int, body: bytes) -> None:
-        """What a rank was told by another store."""
-        if kind == Kind.REPLY:
+    def recall(self, kind: int, body: bytes) -> None:
+        """Take over what the store before has decided of this epoch."""
+        if kind == Kind.DIED_NOTICE:
+            self.declare_dead(*unpack_fields(body, "ib"))
+        elif kind == Kind.LEFT_NOTICE:
+            self._tell_left(*unpack_fields(body, "i"))
+        elif kind == Kind.REPLY:
             key, *answer = unpack_fields(body, "bb*")
             self.meetings.recall(key, answer)
-            return
-        rank, *reason = unpack_fields(body, "ib" if kind == Kind.DIED_NOTICE else "i")
-        if not 0 <= rank < len(self.places):
-            raise Refusal(f"got the end of rank {rank}, expected 0 to {len(self.places) - 1}")
-        if reason:
-            self.declare_dead(rank, reason[0])
-        elif self.lives(rank):
-            self._tell_left(rank)
 
     def tell_gone(self, connection: Connection) -> None:
         """Tell one that comes late who has left or died."""
@@ -129,6 +120,8 @@ class Epoch:
         return ()
 
     def _tell_left(self, rank: int) -> None:
+        if not self.decide(Kind.LEFT_NOTICE, [rank]):
+            return
         self._census.leave(rank)
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, None)
@@ -140,6 +133,10 @@ class Epoch:
     def lives(self, rank: int) -> bool:
         """Whether `rank` is a member, or may become one."""
         return self._census.lives(rank)
+
+    def is_here(self, rank: int) -> bool:
+        """Return whether `rank` is connected."""
+        return rank in self._census.members
 
     @property
     def living(self) -> list[int]:
@@ -170,23 +167,14 @@ class Epoch:
         self.meetings.gone(rank)
         self._job.on_gone(self, rank, reason)
 
-    def give_up(self, absent: Sequence[int], reason: bytes) -> None:
-        """Those are waited for in vain: they are dead. Where nobody is informed, and half or fewer of those that live,
-        as far as is known, are here, these are dead in their place: the others may have gone on without them."""
-        here = [*self._census.members]
-        if not self.is_informed and 2 * len(here) <= len(self.living):
-            absent, reason = here, b"the job has had another store since, and most of its ranks are not here"
-        for rank in absent:
-            self.declare_dead(rank, reason)
-
     def decide(self, kind: Kind, fields: Fields, over: Sequence[Fields] = ()) -> bool:
-        """Whether what these say is so from now on, whichever store leads; else this one does no more.
+        """Decide what `fields` say; False once this store may decide nothing any more.
 
         Args:
             over: of the same kind, what nobody asks for from then on.
         """
         frame, *others = (pack_frame(kind, self.number, each) for each in (fields, *over))
-        return self._job.decide(frame, others)
+        return self._job.decisions.decide(frame, others)
 
     def process_ended(self, number: int, code: int, reason: bytes) -> None:
         """The process below guard `number` has ended."""
@@ -196,11 +184,6 @@ class Epoch:
                 self.declare_dead(rank, reason)
             elif rank not in self._census.left:  # who never joined is not waited for either
                 self._tell_left(rank)
-
-    @property
-    def places_here(self) -> list[int]:
-        """Those whose ranks are members now."""
-        return [self.places[rank] for rank in self._census.members]
 
     def place_died(self, place: int, reason: bytes) -> None:
         """Whoever has `place` is dead in another epoch, in which it still was."""
@@ -219,12 +202,12 @@ class Epoch:
 
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:
         """A meeting is over: who came to it, of whom."""
-        self._job.settle()
         if key == BEGIN_KEY:
             if len(survivors) == len(self.places):
                 self._job.begin(self)
         else:
-            self._job.on_met(self, ranks, survivors)
+            before, now = ([self.numbers[rank] for rank in each] for each in (ranks, survivors))
+            self._job.guards.tell_who_goes_on(before, now)
 
     # -- what all do together
 

@@ -38,6 +38,7 @@ class Guards:
         self._ended: dict[int, int] = {}  # exit codes, by number
         self._fault: list[int | bytes] | None = None
         self._attempt = 0  # the most starts after the first that a process has had
+        self._history: list[tuple[Kind, list[int | bytes]]] = []  # notices of the epoch in force
         store.route(Kind.WATCH, "", self._watch)
         store.route(Kind.ENDED, "iib", self._end)
         store.route(Kind.RESTART, "iib", self._restart)
@@ -51,6 +52,7 @@ class Guards:
         if outside:
             self._outside.add(number)
         connection.guards = number
+        self._replay(connection)
 
     def has(self, number: int) -> bool:
         """Whether a guard sees to the end of that process."""
@@ -68,13 +70,24 @@ class Guards:
     def _watch(self, connection: Connection, request_id: int) -> None:
         self._watchers[connection] = None
         self._store.reply(connection, request_id)
+        self._replay(connection)
         if self._fault is not None:
             self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
 
     # -- what they are told
 
+    def begin(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Another epoch is in force: the processes `now` go on, of those that did `before`."""
+        self._history.clear()
+        self.tell_who_goes_on(before, now)
+
+    def _replay(self, connection: Connection) -> None:
+        for kind, fields in self._history:
+            self._store.send(connection, kind, 0, fields)
+
     def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
-        """Send a notice to all guards and watchers."""
+        """Send a notice to all guards and watchers, also to those that come later."""
+        self._history.append((kind, fields))
         for connection in [*self._guards.values(), *self._watchers]:
             self._store.send(connection, kind, 0, fields)
 

@@ -44,8 +44,8 @@ class Membership(Protocol):
 
     def rank_of(self, connection: Connection) -> int: ...
     def lives(self, rank: int) -> bool: ...
+    def is_here(self, rank: int) -> bool: ...
     def declare_dead(self, rank: int, reason: bytes) -> None: ...
-    def give_up(self, absent: Sequence[int], reason: bytes) -> None: ...
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None: ...
     def decide(self, kind: Kind, fields: Fields, over: Sequence[Fields] = ()) -> bool: ...
 
@@ -65,6 +65,9 @@ class Meetings:
     Whoever has not come when the first one's time is over is declared dead: the others go on without it. So is, of two
     that cannot reach each other, the one with more such paths, or the higher rank. Those that came to agree are told
     nothing where one of them has come to shrink their communicator.
+
+    Attributes: `gives_up`, whether a rank that has not come to the store that took over is dead as soon as no rank of a
+    meeting reaches it.
     """
 
     def __init__(self, store: Service, members: Membership) -> None:
@@ -72,6 +75,7 @@ class Meetings:
         self._members = members
         self._open: dict[bytes, _Meeting] = {}
         self._answers: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        self.gives_up: bool = False
 
     def meet(
         self,
@@ -127,8 +131,13 @@ class Meetings:
             del self._open[key]
             self._reply(meeting, [])
             return
-        if self._absent(meeting):
-            return
+        if absent := self._absent(meeting):
+            unreachable = set(absent).intersection(*(meeting.cut[each] for each in meeting.came))
+            if self.gives_up and not any(rank not in unreachable or self._members.is_here(rank) for rank in absent):
+                self._members.declare_dead(
+                    absent[0], b"it has not come to the store that took over; no rank reaches it"
+                )
+            return  # `gone` looks again.
         if (worst := _worst(meeting)) is not None:
             rank, others = worst
             names = ", ".join(map(str, others))
@@ -156,33 +165,37 @@ class Meetings:
         over = [[other, *its] for other, its in self._answers.items() if is_over(other, key)]
         return self._members.decide(Kind.REPLY, [key, *answer], over)
 
-    def _tell(self, key: bytes, meeting: _Meeting | None, answer: list[bytes]) -> None:
+    def _tell(self, key: bytes, meeting: _Meeting, answer: list[bytes]) -> None:
         for other in [other for other in self._answers if is_over(other, key)]:
             del self._answers[other]
         self._answers[key] = answer
         if len(self._answers) > POLICY.max_answers:
             self._answers.popitem(last=False)
-        if meeting is not None:
-            self._reply(meeting, answer)
+        self._reply(meeting, answer)
 
     def _reply(self, meeting: _Meeting, answer: list[bytes]) -> None:
         for connection, request_id, _payload in meeting.came.values():
             self._store.reply(connection, request_id, answer)
 
     def recall(self, key: bytes, answer: list[bytes]) -> None:
-        """A store that was lost has answered this meeting: so it is, also for those whom it did not reach."""
-        is_known = any(key == other or is_over(key, other) for other in self._answers)
-        if not is_known and self._decide(key, answer):
-            self._tell(key, self._open.pop(key, None), answer)
-            came = [unpack_ranks(each[:RANK_NBYTES])[0] for each in answer]
-            self._members.met(key, came, [rank for rank in came if self._members.lives(rank)])
+        """Give the answer of the store before to those that ask for it again."""
+        self._answers[key] = answer
+        came = [unpack_ranks(each[:RANK_NBYTES])[0] for each in answer]
+        self._members.met(key, came, came)
 
     def _end(self, key: bytes, meeting: _Meeting, limit_s: float) -> None:
         """The first one's time is over."""
         if self._open.get(key) is meeting and meeting.came:
             first = next(iter(meeting.came))
             why = f"it did not come when the others went on: rank {first} waited {limit_s:g} s for it"
-            self._members.give_up(self._absent(meeting), why.encode())
+            for rank in self._absent(meeting):
+                self._members.declare_dead(rank, why.encode())
+
+    def give_up(self) -> None:
+        """Wait no more for ranks that no rank of a meeting reaches."""
+        self.gives_up = True
+        for key, meeting in list(self._open.items()):
+            self._look(key, meeting)
 
     def gone(self, rank: int) -> None:
         """A member has died or left."""

@@ -1,23 +1,18 @@
 """The store's list of who takes part in a job: which epoch of it is in force, and who comes into that."""
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
+from lanterne.transport.store.decision_log import Decisions
 from lanterne.transport.store.handler import MAX_WORLD_SIZE, Answer, Connection, Refusal, Service
 from lanterne.transport.store.membership.admissions import Admissions
 from lanterne.transport.store.membership.epoch import Epoch, of_its_epoch
 from lanterne.transport.store.membership.guards import Guards
-from lanterne.transport.store.membership.returns import Remembers, Returns
-from lanterne.transport.wire import Kind, pack_ranks, unpack_ranks
+from lanterne.transport.store.membership.meetings import BEGIN_KEY
+from lanterne.transport.wire import Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 
-
-class Decides(Protocol):
-    """What the members need of the Heirs."""
-
-    @property
-    def decisions(self) -> Remembers: ...
-    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool: ...
-    def drop_the_lost(self) -> None: ...
+# Ranks look every 2 ms at the store, but not while they compute. Those that wait come within SOON_S to the store that
+# took over; RETURN_S is longer than most iterations.
+SOON_S, RETURN_S = 1.0, 10.0
 
 
 class Members:
@@ -29,15 +24,14 @@ class Members:
     `guards`, the Guards; `world_size`, that the job began with, as the first client says, 0 before.
     """
 
-    def __init__(self, store: Service, heirs: Decides) -> None:
+    def __init__(self, store: Service, decisions: Decisions) -> None:
         self._store = store
-        self._heirs = heirs
+        self.decisions: Decisions = decisions
         self.world_size: int = 0
         self.epoch: Epoch = Epoch(store, self)
         self.next_epoch: Epoch | None = None
         self._admissions = Admissions(store, self.epoch, self)
         self.guards: Guards = Guards(store, self._admissions, self)
-        self._returns = Returns(store, heirs.decisions, self._admissions, self.guards, self)
         store.route(Kind.JOIN, "ii", self._join)
         store.route(Kind.ENTER, "ii", self._enter)
         store.route(Kind.GUARD, "iii", self._guard)
@@ -47,6 +41,8 @@ class Members:
         store.route(Kind.ABSENT, "b", of_its_epoch(Epoch.absent))
         store.route(Kind.MEET, "bbbbi", of_its_epoch(lambda epoch, *args: epoch.meetings.meet(*args)))
         store.route(Kind.GROW, "bbbi", of_its_epoch(self._grow))
+        if decisions.decided:
+            self._take_over()
 
     @property
     def epochs(self) -> list[Epoch]:
@@ -65,9 +61,9 @@ class Members:
             raise Refusal("got a second rank from one client")
         if not 1 <= world_size <= MAX_WORLD_SIZE:
             raise Refusal(f"got a world of {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
-        if not self.world_size:
+        if not self.world_size and self._make(0, places := range(world_size), places, world_size):
             self.world_size = world_size
-            self.epoch.begin_with(world_size)
+            self.epoch = Epoch(self._store, self, 0, places, places)
         if world_size != self.world_size:
             raise Refusal(f"got a world of {world_size} ranks, expected {self.world_size} as on the other ranks")
 
@@ -75,7 +71,6 @@ class Members:
         if self.epoch.number:
             raise Refusal(f"got rank {rank} of a job that has gone on without it, expected init(join=...)")
         self.check_new(connection, world_size)
-        self.epoch.is_informed = True
         self.epoch.enter(connection, request_id, rank)
         self._admissions.look(self.epoch)
 
@@ -83,17 +78,48 @@ class Members:
         epoch = next((each for each in self.epochs if each.number == number), None)
         if epoch is None or connection.rank is not None or connection.guards is not None:
             raise Refusal(f"got rank {rank} of epoch {number}, which is over, or from a client that is another")
-        epoch.enter(connection, request_id, rank)
+        epoch.come_back(connection, request_id, rank)
 
     def _guard(self, connection: Connection, request_id: int, number: int, world_size: int, outside: int) -> None:
         self.check_new(connection, world_size)
         if self.guards.has(number) or not 0 <= number < MAX_WORLD_SIZE:
             raise Refusal(f"got rank {number} twice, expected each rank of the job once")
         self.guards.add(connection, number, outside=bool(outside))
-        if outside:
-            self._returns.begin()
         self._store.reply(connection, request_id)
-        self.epoch.tell_gone(connection)
+
+    # -- what the store before has decided
+
+    def _make(self, number: int, places: Sequence[int], numbers: Sequence[int], world_size: int) -> bool:
+        """Decide who is in epoch `number`; False once this store may decide nothing any more."""
+        roll = pack_ranks((world_size, *places, *numbers))
+        return self.decisions.decide(pack_frame(Kind.JOIN, number, [roll]))
+
+    def _take_over(self) -> None:
+        """Go on with the latest epoch that had begun, and declare dead the ranks of it that do not come back."""
+        rolls, begun = dict[int, tuple[int, ...]](), 0
+        for kind, number, body in self.decisions.decided:
+            if kind == Kind.JOIN:
+                rolls[number] = unpack_ranks(unpack_fields(body, "b")[0])
+            elif kind == Kind.REPLY:
+                key, *answer = unpack_fields(body, "bb*")
+                if key == BEGIN_KEY and 2 * len(answer) + 1 == len(rolls[number]):
+                    begun = max(begun, number)
+        self.world_size, *rest = rolls[begun]
+        count = len(rest) // 2
+        self.epoch = Epoch(self._store, self, begun, rest[:count], rest[count:])
+        decided = [(kind, body) for kind, number, body in self.decisions.decided if number == begun]
+        self.decisions.keep(begun)
+        for kind, body in decided:
+            self.epoch.recall(kind, body)
+        self._admissions.look(self.epoch)
+        self._store.after(SOON_S, self.epoch.meetings.give_up)
+        self._store.after(RETURN_S, self._give_up_absent)
+
+    def _give_up_absent(self) -> None:
+        epoch = self.epoch
+        for rank, number in enumerate(epoch.numbers):
+            if not epoch.knows(rank) and not self.guards.vouches(number):
+                epoch.declare_dead(rank, f"it has not come to the store that took over, in {RETURN_S:g} s".encode())
 
     # -- who is taken in
 
@@ -125,8 +151,9 @@ class Members:
             return b""
         places, numbers, new = made
         number = max(each.number for each in self.epochs) + 1
-        self.next_epoch = Epoch(self._store, self, number, places)
-        self.next_epoch.numbers, self.next_epoch.is_informed = tuple(numbers), True
+        if not self._make(number, places, numbers, self.world_size):
+            return b""
+        self.next_epoch = Epoch(self._store, self, number, places, numbers)
         newcomers = [places.index(place) for place in new]
         self._admissions.answer(number, places, terms, newcomers)
         return pack_ranks((number, len(places), *newcomers))
@@ -165,18 +192,11 @@ class Members:
         before, self.epoch = self.epoch, epoch
         if self.next_epoch is not None and self.next_epoch.number <= epoch.number:
             self.next_epoch = None
-        self.guards.tell_who_goes_on(before.numbers, epoch.numbers)
+        self.decisions.keep(epoch.number)
+        self.guards.begin(before.numbers, epoch.numbers)
         self._admissions.look(epoch)
 
     # -- who goes
-
-    def decide(self, what: bytes, over: Collection[bytes] = ()) -> bool:
-        """Whether `what` is so, whichever store leads; `over`: what was, and nobody asks for from then on."""
-        return self._heirs.decide(what, over)
-
-    def settle(self) -> None:
-        """Some go on, and others do not: so do the hosts that decide."""
-        self._heirs.drop_the_lost()
 
     def on_gone(self, epoch: Epoch, rank: int, reason: bytes | None) -> None:
         """A rank has died, or without a reason left: guards are told of what befalls the epoch in force."""
@@ -185,11 +205,6 @@ class Members:
             if self.next_epoch is not None:
                 self.next_epoch.place_died(epoch.places[rank], reason)
         self._admissions.look(self.epoch)
-
-    def on_met(self, epoch: Epoch, ranks: Sequence[int], survivors: Sequence[int]) -> None:
-        """Some ranks go on without those that did not come."""
-        numbers = epoch.numbers
-        self.guards.tell_who_goes_on([numbers[rank] for rank in ranks], [numbers[rank] for rank in survivors])
 
     def connection_closed(self, connection: Connection) -> None:
         """The client is gone."""

@@ -177,8 +177,6 @@ def _begin(
         if place != falls or place in news:
             puppet = news[place].puppet if place in news else errand.puppet(f"rank {rank} of the next epoch")
             puppet.call(Kind.ENTER, 1, rank)
-            roll = puppet.list_of(puppet.asked)[0]
-            errand.expect("who is who in the next epoch", unpack_ranks(roll)[2:], (*places, *numbers))
             entered[rank] = puppet
     if falls in news:
         entered.pop(places.index(falls)).end()

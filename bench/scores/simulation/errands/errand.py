@@ -11,15 +11,15 @@ from lanterne.bench.scores.simulation.baton import Actor, Baton
 from lanterne.bench.scores.simulation.simulated_machine import SimulatedMachine, guard
 from lanterne.errors import TransportError
 from lanterne.transport.store.client import StoreClient
-from lanterne.transport.store.heirs import POLICY as HEIRS
+from lanterne.transport.store.decision_log import Lease
 from lanterne.transport.store.server import Store
 from lanterne.transport.wire import Frame, Kind, pack_frame, unpack_fields
 
 TOKEN, HOST, PORT = "a simulated job's token", "127.0.0.1", 4444
 # Until when an errand is to be over; what a store takes to answer all that was asked; and how long a client may wait.
 LIMIT_S, ANSWERED_S, TIMEOUT_S = 400.0, 0.02, 5.0
-# Stores end so soon after their last client; those that stand by wait for ranks of one that was lost.
-ENDS_S = HEIRS.idle_s + 3.0
+# Stores end so soon after their last client.
+ENDS_S = 5.0
 # The process that asks.
 ASKER = "asker"
 
@@ -64,16 +64,14 @@ class Errand:
         """Another process."""
         return self.baton.start(name, program)
 
-    def start_store(self, *, port: int = PORT, term: int = 0, stands_by: bool = False) -> Actor:
-        """A store, which ends after its last client."""
-        hold = partial(self._hold, port, term, stands_by=stands_by)
-        store = self.start(f"store {port}", hold)
+    def start_store(self, *, port: int = PORT, lease: Lease | None = None) -> Actor:
+        """Start a store, which ends after its last client."""
+        store = self.start(f"store {port}", partial(self._hold, port, lease))
         self.machine.sleep(ANSWERED_S)
         return store
 
-    def _hold(self, port: int, term: int, *, stands_by: bool) -> None:
-        listener = self.machine.listen(HOST, port)
-        Store(listener, TOKEN, "members", machine=self.machine, term=term, stands_by=stands_by).run()
+    def _hold(self, port: int, lease: Lease | None) -> None:
+        Store(self.machine.listen(HOST, port), TOKEN, "members", machine=self.machine, lease=lease).run()
 
     def end(self, actor: Actor) -> None:
         """Kill a process."""

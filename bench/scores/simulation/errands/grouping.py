@@ -4,11 +4,9 @@ import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
-from math import inf
 
 from lanterne.bench.scores.simulation.errands.errand import HOST, PORT, TIMEOUT_S, TOKEN, Errand
-from lanterne.errors import LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
-from lanterne.transport import rank_group
+from lanterne.errors import PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.rank_group import POLICY, Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.terms import Terms
@@ -222,74 +220,3 @@ def grows(errand: Errand) -> None:
     news = tuple(range(size, size + new))
     expected = [(rank, size + new, 1, news, True) for rank in range(size + new)]
     errand.expect("ranks, sizes, epochs, newcomers, and whether it began", sorted(found), expected)
-
-
-def electors(errand: Errand) -> None:
-    """Of each host that has a store one decides: the first, in the order of the ranks."""
-    rng = errand.rng
-    size = rng.randint(1, 8)
-    hosts = [f"host {rng.randint(0, 4)}" for _ in range(size)]
-    names = [rng.choice((f"{host}:{rank}", "")) for rank, host in enumerate(hosts)]
-    found = rank_group.electors_of(names, hosts)
-    pairs = [(host, name) for name, host in zip(names, hosts, strict=True) if name]
-    expected = dict(reversed(pairs))
-    errand.expect("which stores decide", {host: name for name, host in found}, expected)
-    errand.expect("how many stores decide", len(found), len(expected))
-
-
-def heirs(errand: Errand) -> None:
-    """Ranks name the stores that may take over, one of each host, where there are enough; then another does, and knows.
-
-    What a rank was told by the store that was lost it tells the next: also those hear it that were not told.
-    """
-    rng, machine = errand.rng, errand.machine
-    size = rng.randint(2, 5)
-    leader = errand.start_store()
-    for rank in range(1, size):
-        errand.start_store(port=PORT + rank, stands_by=True)
-    keeper, ports = errand.puppet("who waits for the end", PORT + 1), [PORT + rank for rank in range(1, size)]
-    is_cut = rng.random() < 0.3
-    leaves, few, held_s = rng.random() < 0.5, size < 3, rng.choice((0.0, 0.6))
-    come: list[str] = []
-
-    def program(group: Group) -> None:
-        hosts, group.hosts = group.hosts, tuple(f"host {rank}" for rank in range(size))
-        try:
-            own = "" if group.rank == 0 else f"{HOST}:{PORT + group.rank}"
-            group.name_heirs(own, TIMEOUT_S)
-        except LanterneError as error:
-            come.append(str(error))
-            group.leave()
-            return
-        group.hosts = hosts
-        come.append("")
-        assert group.store is not None
-        names = sorted((HOST, PORT + rank) for rank in range(size))
-        errand.expect("which stores may take over", sorted(group.store.heirs), names)
-        group.barrier()
-        if group.rank == size - 1:
-            group.leave() if leaves else group.abandon()
-            return
-        machine.sleep(0.5)
-        if group.rank == 0:
-            if is_cut:
-                others = [f"{kind} {number}" for kind in ("rank", "store") for number in (*range(size), *ports)]
-                for other in others:
-                    machine.network.cut(leader.name, other, inf)
-            else:
-                errand.end(leader)
-            # One does not reach the first of the others at once.
-            machine.network.cut("rank 1", f"store {PORT + 1}", machine.baton.now_s + held_s)
-        machine.sleep(0.1)
-        living = [rank for rank in range(size) if rank != size - 1]
-        came = group.survivors("c/shrink", range(size), (), b"", TIMEOUT_S)
-        errand.expect("who goes on", sorted(came), living)
-        told = [*group.left], [*group.failed()]
-        errand.expect("who has left, and who has died", told, ([size - 1], []) if leaves else ([], [size - 1]))
-        group.leave()
-
-    _groups(errand, size, program)
-    errand.expect("how many ranks know of stores that take over", come.count(""), 0 if few else size)
-    told = ["got hosts, and 2 of them, expected 3 or more" in text for text in come if text]
-    errand.expect("what those hear that are too few", told, [True] * size if few else [])
-    keeper.end()

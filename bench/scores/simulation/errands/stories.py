@@ -9,7 +9,6 @@ from lanterne.bench.scores.simulation.errands import (
     deciding,
     ending,
     grouping,
-    hosts,
     meeting,
     returning,
 )
@@ -32,17 +31,11 @@ ERRANDS: dict[str, Callable[[Errand], object]] = {
     "calls": boards.calls,
     "memory": boards.memory,
     "seats": boards.seats,
-    "fellows": hosts.fellows,
-    "elector": hosts.elector,
-    "losses": hosts.losses,
-    "a leader": hosts.a_leader,
     "goodbyes": grouping.goodbyes,
     "ends after": grouping.ends_after,
     "no shows": grouping.no_shows,
     "mixed MPI": grouping.mixed_mpi,
     "grows": grouping.grows,
-    "electors": grouping.electors,
-    "heirs": grouping.heirs,
 }
 
 

@@ -55,20 +55,6 @@ def test_who_is_cut_off_for_long_ends_or_goes_on(kind):
     assert quieter.problems == () and not set(quieter.events) & set(outcome.events)
 
 
-BAD_MOMENTS = [
-    pytest.param(1299, id="a store dies while ranks enter the next epoch: nobody is blamed for what the next one says"),
-    pytest.param(1917, id="a store dies that has just taken a rank back: that looks for the next one"),
-    pytest.param(7415, id="of three newcomers one dies while all enter: the others ask again"),
-    pytest.param(3457, id="a newcomer stops while ranks connect to it: they hear when it is given up"),
-]
-
-
-@pytest.mark.parametrize("seed", BAD_MOMENTS)
-def test_bad_moments(seed):
-    with quiet():
-        assert run(seed).problems == ()
-
-
 def test_a_newcomer_begins_anew_where_all_that_had_a_state_have_died():
     """Two of three ranks are dead when the third dies, too, as it takes in the first, which was started again."""
     with quiet():

@@ -159,11 +159,6 @@ def test_of_a_series_only_the_last_answer_is_kept_also_by_those_who_decide():
             world.come(rank, key=key)
     left = [b"k/shrink", b"k/agree/11", b"k/agree/x", b"other/agree/1"]
     assert list(world.meetings._answers) == [fields[0] for fields in world.decided] == left
-    world.answers.clear()
-    # Who was told of one before brings nothing new; nor does what is known.
-    for key in (b"k/agree/3", b"k/agree/11"):
-        world.meetings.recall(key, [pack_ranks((rank,)) for rank in RANKS])
-    assert list(world.meetings._answers) == [fields[0] for fields in world.decided] == left
 
 
 @pytest.mark.parametrize("first", [b"k/shrink", b"k/agree/1"])

@@ -1,15 +1,12 @@
 """What members do together at the store: in whatever order they come, each is answered once, and with the same."""
 
-from contextlib import nullcontext
 from itertools import permutations
-from types import SimpleNamespace
 
 import pytest
 
-from lanterne.transport.store.fellows import FellowStores
 from lanterne.transport.store.handler import Refusal
 from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
-from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
+from lanterne.transport.wire import MAX_BODY_NBYTES
 
 
 class Answers(dict):
@@ -57,48 +54,3 @@ def test_one_that_is_gone_before_it_votes_is_not_willing_and_one_that_has_voted_
     assert not answers
     votes.is_gone(2, 3)
     assert answers == {0: [0]}
-
-
-class Nowhere:
-    """A machine with a clock of its own, that reaches nobody: `error` says how."""
-
-    def __init__(self, error):
-        self.seconds, self.tried, self.error = 0.0, 0, error
-
-    def now_s(self):
-        return self.seconds
-
-    def sleep(self, seconds):
-        self.seconds += seconds
-
-    def lock(self):
-        return nullcontext()
-
-    def thread(self, _name, function):
-        function()
-        return SimpleNamespace(is_alive=lambda: False, join=lambda: None)
-
-    def connect(self, address, _limit_s):
-        assert address == ("host", 99)
-        self.tried += 1
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "silent"),
-    [(ConnectionRefusedError(111, "refused"), set()), (TimeoutError("nothing"), {"host:99"})],
-    ids=["it has ended", "it says nothing"],
-)
-def test_a_store_that_does_not_answer_is_left_alone_for_a_while(error, silent):
-    machine = Nowhere(error)
-    fellows = FellowStores(machine, "0" * 64, rests_s=1.5)
-    ask = lambda: fellows.ask_all(["host:99"], Kind.PROMISE, lambda name: (), 0.2, 0.2).wait()  # noqa: E731
-    assert ask() == {"host:99": None}
-    assert (fellows.silent, "host:99" in fellows) == (silent, False)
-    tried, machine.seconds = machine.tried, machine.seconds + 1.4
-    assert ask() == {"host:99": None} and machine.tried == tried
-    machine.seconds += 0.2
-    assert ask() == {"host:99": None} and machine.tried > tried
-    tried = machine.tried
-    fellows.rouse()
-    assert ask() == {"host:99": None} and machine.tried > tried

@@ -3,7 +3,6 @@
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.scores.simulation.errands import hosts
 from lanterne.bench.scores.simulation.errands.errand import run_errand
 from lanterne.bench.scores.simulation.errands.stories import ERRANDS, run
 from lanterne.bench.scores.simulation.simulate import quiet
@@ -48,13 +47,6 @@ def test_a_fault_is_seen(name, monkeypatch):
 def test_a_store_that_does_not_end_is_seen(monkeypatch):
     monkeypatch.setattr("lanterne.bench.scores.simulation.errands.errand.ENDS_S", 0.5)
     assert any("a store ends 1 s after its last client" in line for line in problems_of("votes", range(2)))
-
-
-# Hosts that decide were lost, ranks have met since, the store that leads is lost, and one more host with it.
-@pytest.mark.parametrize("seed", [10, 12, 21, 41, 49])
-def test_a_host_that_is_lost_with_the_store_is_told_at_once_although_ranks_have_met_before(seed):
-    with quiet():
-        assert run_errand(seed, [("losses", hosts.losses)], traced=False).problems == ()
 
 
 def test_the_commands(capsys):
