@@ -8,14 +8,12 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.timeouts import LONGEST_S
@@ -31,37 +29,12 @@ _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
 BEGIN = "lanterne/begin"
 
 log: logging.Logger = logging.getLogger(__name__)
-
-
-@steers
-@dataclass(frozen=True)
-class GroupPolicy:
-    """How a rank hears of the job."""
-
-    # A look at the control socket costs a system call, so waiting loops take one only so often.
-    look_s: float = value(
-        2e-3,
-        "a look is a system call, 1 us",
-        half="0.1 % of a core",
-        double="deaths are seen 2 ms later",
-    )
-    # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
-    left_grace_s: float = value(
-        1.0,
-        "what was sent before leaving may be on its way",
-        half="late messages of a rank that left are lost",
-        double="a wait for a rank that left ends a second later",
-    )
-    # A meeting's answer comes so much after its limit, at most.
-    answer_s: float = value(
-        5.0,
-        "a busy store answers within a second",
-        half="survivors may give a meeting up",
-        double="a lost store is told 5 s later",
-    )
-
-
-POLICY = GroupPolicy()
+# A look at the control socket is a system call, of 1 us: waiting loops take one only so often.
+LOOK_S = 2e-3
+# What a rank sent before it left may still be on its way; a wait for more lasts no longer than this.
+LEFT_GRACE_S = 1.0
+# A busy store answers a meeting so long after its limit, at most.
+ANSWER_S = 5.0
 
 
 class Group:
@@ -199,12 +172,12 @@ class Group:
         fields: list[int | bytes] = [key, pack_ranks(ranks), pack_ranks(cut), payload, int(limit_s * 1e3)]
         while True:
             try:
-                whole_s = limit_s + POLICY.answer_s
+                whole_s = limit_s + ANSWER_S
                 answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
                 break
             except StoreLost as error:
                 # The answer may come so late, too.
-                self._come_back(error, until_s + POLICY.answer_s - self.machine.now_s())
+                self._come_back(error, until_s + ANSWER_S - self.machine.now_s())
             finally:
                 self._check_alive()
         if not answer:
@@ -258,7 +231,7 @@ class Group:
         self.somebody_waits = False
         fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), terms.pack(), int(limit_s * 1e3)]
         try:
-            *came, roll = self.store.call(Kind.GROW, fields, limit_s + POLICY.answer_s, "grow", self._check_alive)
+            *came, roll = self.store.call(Kind.GROW, fields, limit_s + ANSWER_S, "grow", self._check_alive)
         finally:
             self._check_alive()
         for each in came:
@@ -290,7 +263,7 @@ class Group:
             TransportError: it is not taken in, and why.
         """
         fields: list[int | bytes] = [place, number, terms.pack(), int(limit_s * 1e3)]
-        epoch, agreed, ranks = store.call(Kind.APPLY, fields, limit_s + POLICY.answer_s, "join")
+        epoch, agreed, ranks = store.call(Kind.APPLY, fields, limit_s + ANSWER_S, "join")
         world_size, rank, *newcomers = unpack_ranks(ranks)
         group = Group(rank, world_size, store, timeout_s=limit_s, epoch=epoch, newcomers=newcomers)
         return group, unpack(agreed)
@@ -312,7 +285,7 @@ class Group:
         self.exchange(name, b"", timeout_s)
 
     def check_peers(self, peers: Iterable[int] | None = None, done: Collection[int] | None = None) -> None:
-        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left left_grace_s ago although it is
+        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left LEFT_GRACE_S ago although it is
         still waited for. For waiting loops: it never blocks.
 
         Args:
@@ -321,12 +294,12 @@ class Group:
         Raises:
             TransportError: the store is lost, so deaths could no longer be noticed.
 
-        Cost: some 0.2 us; one system call every look_s.
+        Cost: some 0.2 us; one system call every LOOK_S.
         """
         try:
             if self.store is not None and not self._closed and self.machine.now_s() >= self._next_look:
                 self._look()
-                self._next_look = self.machine.now_s() + POLICY.look_s
+                self._next_look = self.machine.now_s() + LOOK_S
         finally:
             # A death that was told before the store was lost says more than that loss.
             if self._failed:
@@ -340,7 +313,7 @@ class Group:
             done = frozenset(peers if done is None else done)
             # Again the first to go: this rank may have heard of all of them at once.
             for rank, left_s in self._left.items():
-                if rank in done and self.machine.now_s() - left_s > POLICY.left_grace_s:
+                if rank in done and self.machine.now_s() - left_s > LEFT_GRACE_S:
                     raise PeerFailed(rank, "it has left the job")
 
     def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:

@@ -1,5 +1,7 @@
 """The store's Members without sockets: ranks, guards and those who wait are connections that are asked and told."""
 
+from types import SimpleNamespace
+
 from lanterne.transport.store.decision_log import Decisions
 from lanterne.transport.store.handler import Connection, Refusal
 from lanterne.transport.store.membership.members import Members
@@ -12,12 +14,12 @@ TERMS = Terms("1.0", "tcp", "a model")
 class World:
     """The store of a job of three ranks, of which rank 1 has died; or of those `ranks` that join."""
 
-    term, machine = 0, None
+    term, machine = 0, SimpleNamespace(now_s=lambda: 0.0)
 
-    def __init__(self, died=(1,), ranks=range(3)):
+    def __init__(self, died=(1,), ranks=range(3), lease=None):
         self.routes, self.timers = {}, []
         self.answers, self.refusals, self.notices = {}, {}, []
-        self.members = Members(self, Decisions(self))
+        self.members = Members(self, Decisions(self, lease, 0, lease.decided if lease else b""))
         self.members.route = None
         self.ranks = {rank: self.client(f"rank {rank}") for rank in ranks}
         for rank, client in self.ranks.items():

@@ -14,14 +14,12 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from lanterne.errors import InputError, LanterneError, TransportError, TransportTimeout
 from lanterne.transport.job.room import little_shared_memory
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.follow import connect_to
@@ -45,30 +43,10 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 _LIBC = ctypes.CDLL(None)  # loaded here: a forked child may not
-
-
-@steers
-@dataclass(frozen=True)
-class GuardPolicy:
-    """How long a guard leaves its rank."""
-
-    # Between SIGTERM and SIGKILL.
-    terminate_s: float = value(
-        1.0,
-        "chosen",
-        half="less time to write a last checkpoint after SIGTERM",
-        double="ends of hanging ranks take a second more",
-    )
-    # How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would never return.
-    exit_s: float = value(
-        2.0,
-        "MPI_Finalize never returns after a failure",
-        half="less time to end by itself",
-        double="such ends take 2 s more",
-    )
-
-
-POLICY = GuardPolicy()
+# Between SIGTERM and SIGKILL.
+TERMINATE_S = 1.0
+# A rank that is dead to the others ends within this, or is ended: MPI_Finalize would never return.
+EXIT_S = 2.0
 
 
 def survivors_s() -> float:
@@ -260,7 +238,7 @@ class Guard:
                 return True
             if kind == Kind.DIED_NOTICE and not self._ended and not self._outside:
                 dead, _reason = unpack_fields(body, "ib")
-                grace_s = min(survivors_s(), POLICY.exit_s) if dead == self._rank else survivors_s()
+                grace_s = min(survivors_s(), EXIT_S) if dead == self._rank else survivors_s()
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
             if kind == Kind.WAITING_NOTICE:
                 self._terminate_at = float("inf")
@@ -283,7 +261,7 @@ class Guard:
         now = THIS_MACHINE.now_s()
         if now >= self._terminate_at:
             self._was_told = True
-            self._terminate_at, self._kill_at = float("inf"), now + POLICY.terminate_s
+            self._terminate_at, self._kill_at = float("inf"), now + TERMINATE_S
             # A rank that hangs in MPI_Init, since another died there, has not done so.
             unlink_segments(self._child)
             _signal_group(self._child, signal.SIGTERM)

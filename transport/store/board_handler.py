@@ -1,37 +1,18 @@
 """The store's arrival board: a Sequencer per communicator, fed by the ranks' arrivals."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from lanterne.transport.board.late_policy import from_text
 from lanterne.transport.board.seat import pack_record, unpack_arrivals
 from lanterne.transport.board.sequencer import Sequencer, Told
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import MAX_WORLD_SIZE, Connection, Refusal, Service
-from lanterne.transport.store.membership.epoch import POLICY as EPOCHS
+from lanterne.transport.store.membership.epoch import VERDICT_S
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
 
-
-@steers
-@dataclass(frozen=True)
-class BoardPolicy:
-    """What the store keeps of arrival boards."""
-
-    max_communicators: int = value(
-        1024,
-        "chosen",
-        half="boards of idle communicators begin anew sooner",
-        double="twice the memory",
-    )
-    max_policy_nbytes: int = value(
-        4096,
-        "16 options, some of which name the ranks that they are for",
-        half="long policies are refused",
-        double="strangers of the job may send 8 KiB",
-    )
-
-
-POLICY = BoardPolicy()
+# Boards beyond this begin again, the longest idle first.
+MAX_COMMUNICATORS = 1024
+# Sixteen options, some of which name the ranks that they are for.
+MAX_POLICY_NBYTES = 4096
 
 
 class Board:
@@ -59,7 +40,7 @@ class Board:
         policy: bytes,
         ready: int,
     ) -> None:
-        if len(signature) > MAX_KEY_NBYTES or len(policy) > POLICY.max_policy_nbytes:
+        if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
             raise Refusal("got an arrival with too long a text")
         sequencer = self._find(connection, key, rank, world_size)
         try:
@@ -101,7 +82,7 @@ class Board:
             raise Refusal(f"got the arrival of rank {rank} of {world_size}")
         if key not in self._boards:
             self._boards[key] = Sequencer(world_size), {}
-            if len(self._boards) > POLICY.max_communicators:
+            if len(self._boards) > MAX_COMMUNICATORS:
                 self._boards.popitem(last=False)
         self._boards.move_to_end(key)
         sequencer, connections = self._boards[key]
@@ -144,7 +125,7 @@ class Board:
         Whoever is told by a board has then been told by the job before it, which names the first to die, and says what
         its guard has seen.
         """
-        self._store.after(EPOCHS.verdict_s, lambda: self._lose(connection))
+        self._store.after(VERDICT_S, lambda: self._lose(connection))
 
     def _lose(self, connection: Connection) -> None:
         for key, (sequencer, connections) in self._boards.items():

@@ -5,14 +5,12 @@ import hmac
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreConnection, StoreLost
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 from lanterne.transport.waiting import MOVED, Moved, wait
@@ -23,17 +21,8 @@ _REPLY_TYPES = {
     **{Kind.ABSENT: "i*", Kind.END: "i", Kind.RESTART: "i"},
     **{Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
-
-
-@steers
-@dataclass(frozen=True)
-class ClientPolicy:
-    """How the store is connected to."""
-
-    retry_s: float = value(0.05, "chosen", half="twice the tries at a start", double="starts take 50 ms more")
-
-
-POLICY = ClientPolicy()
+# Between two tries to connect.
+RETRY_S = 0.05
 
 
 class StoreClient:
@@ -251,9 +240,9 @@ def _connect(
                 raise StoreLost(f"{where}: {reason}; the job's store has ended{cure}") from error
             if error.errno == errno.ENETUNREACH and address[0].startswith("127."):
                 raise TransportError(f"{where}: {reason}; expected the loopback interface (lo) to be up") from error
-            if machine.now_s() + POLICY.retry_s > deadline:
+            if machine.now_s() + RETRY_S > deadline:
                 raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}{cure}") from error
-        machine.sleep(POLICY.retry_s)
+        machine.sleep(RETRY_S)
 
 
 def _shake_hands(

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -11,24 +10,10 @@ from lanterne.errors import Unavailable
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.own_python import own_python
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.redis_lease import RedisLease
 
-
-@steers
-@dataclass(frozen=True)
-class StoreProcessPolicy:
-    """How long a store may take to start."""
-
-    start_s: float = value(
-        30.0,
-        "a Python start on a busy machine",
-        half="starts fail under load",
-        double="a store that hangs is told after a minute",
-    )
-
-
-POLICY = StoreProcessPolicy()
+# A Python start takes a second, on a busy machine ten.
+START_S = 30.0
 
 
 class StoreProcess:
@@ -82,8 +67,8 @@ class StoreProcess:
         self.address: tuple[str, int] = bind, int(said)
 
     def _first_line(self) -> str:
-        if not THIS_MACHINE.readable([self._says], POLICY.start_s):
-            return f"no answer within {POLICY.start_s:g} s"
+        if not THIS_MACHINE.readable([self._says], START_S):
+            return f"no answer within {START_S:g} s"
         return self._says.readline().decode(errors="replace").removeprefix("error ").strip()
 
     @property

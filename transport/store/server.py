@@ -19,13 +19,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from lanterne.errors import LanterneError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.connection import CUT
 from lanterne.transport.store.decision_log import Decisions, Lease
@@ -36,49 +34,15 @@ from lanterne.transport.store.values import KeyValues
 from lanterne.transport.tcp_info import tcp_info
 
 HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Board)
-
-
-@steers
-@dataclass(frozen=True)
-class StorePolicy:
-    """What the store keeps, and for how long."""
-
-    max_clients: int = value(
-        8192,
-        "a rank, its guard: jobs of 4,096 ranks",
-        half="jobs of 2,048 ranks",
-        double="descriptors beyond most limits",
-    )
-    max_outbox_nbytes: int = value(
-        256 << 20,
-        "a gather of the largest size to a client that sleeps",
-        half="slow clients are dropped sooner",
-        double="a stuck client may hold 512 MiB",
-    )
-    # After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs
-    # more than a frame.
-    spin_s: float = value(
-        100e-6,
-        "waking costs more than a frame",
-        half="frames that follow wait for a wake-up",
-        double="twice the CPU after each frame",
-    )
-    # With --until members: how long to wait for the first client, and for another one after the last has gone.
-    first_client_s: float = value(
-        120.0,
-        "a start under load",
-        half="slow starts find no store",
-        double="a store that nobody needs stays 4 minutes",
-    )
-    linger_s: float = value(
-        1.0,
-        "ranks that start one after the other",
-        half="a rank that comes late finds no store",
-        double="ports are free a second later",
-    )
-
-
-POLICY = StorePolicy()
+# A rank and its guard each: jobs of 4,096 ranks.
+MAX_CLIENTS = 8192
+# A gather of the largest size, for a client that sleeps.
+MAX_OUTBOX_NBYTES = 256 << 20
+# After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs more
+# than a frame.
+SPIN_S = 100e-6
+# With --until members: how long to wait for the first client, and for another one after the last has gone.
+FIRST_CLIENT_S, LINGER_S = 120.0, 1.0
 
 
 def _loss(error: OSError, clients: Iterable[Connection], lost: Connection) -> str:
@@ -147,7 +111,7 @@ class Store:
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
         self._listener = listener
-        has_room = lambda: len(self._clients) < POLICY.max_clients  # noqa: E731
+        has_room = lambda: len(self._clients) < MAX_CLIENTS  # noqa: E731
         self._door = Door([listener], token, machine, selector=self._selector, has_room=has_room)
         self._time = _Time(until, owner, self._selector, lambda: not self._clients)
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
@@ -158,7 +122,7 @@ class Store:
         self.members: Members = Members(self, self._decisions)
         self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
-            self.after(POLICY.first_client_s, self._time.end_if_alone)
+            self.after(FIRST_CLIENT_S, self._time.end_if_alone)
 
     def route(self, kind: wire.Kind, types: str, function: Callable[..., Answer]) -> None:
         """Answer `kind` by function(connection, request_id, *fields): the reply's fields, or None: later."""
@@ -188,7 +152,7 @@ class Store:
                 continue
             for key, mask in events:
                 key.data(mask)
-            spin_until = self.machine.now_s() + POLICY.spin_s
+            spin_until = self.machine.now_s() + SPIN_S
         self._decisions.close()
         self._door.close()
         for connection in self._clients:
@@ -277,7 +241,7 @@ class Store:
         except OSError:
             self.after(0, lambda: self._drop(connection))
             connection.outbox.clear()
-        if len(connection.outbox) > POLICY.max_outbox_nbytes:
+        if len(connection.outbox) > MAX_OUTBOX_NBYTES:
             self.after(0, lambda: self._drop(connection))
         key = self._selector.get_key(connection.sock)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
@@ -297,7 +261,7 @@ class Store:
         if not self._clients and self._time.until == "members":
             # The job is over: another one may want the port at once. Else others may still come.
             over = connection.rank is not None and self.members.epoch.all_came
-            self.after(0.0 if over else POLICY.linger_s, self._time.end_if_alone)
+            self.after(0.0 if over else LINGER_S, self._time.end_if_alone)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -314,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * POLICY.max_clients, hard)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MAX_CLIENTS, hard)), hard))
     try:
         listener = THIS_MACHINE.listen(args.bind, args.port)
         token, owner = os.environ.get("LANTERNE_TOKEN", ""), sys.stdin.fileno()

@@ -30,8 +30,7 @@ from lanterne.transport.job.bootstrap import interface_of, shown_address
 from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
-from lanterne.transport.rank_group import POLICY as GROUP_POLICY
-from lanterne.transport.rank_group import Group
+from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.numbered_tags import INTERNAL, TAG_BITS, NumberedTags
@@ -40,7 +39,7 @@ from lanterne.transport.waiting import MOVED, Moved, never, wait
 from lanterne.transport.waiting import POLICY as WAITS
 
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
-NOTICE_S = GROUP_POLICY.left_grace_s + 0.5
+NOTICE_S = LEFT_GRACE_S + 0.5
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute import communicator_base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.nccl.channel import POLICY as CHANNEL
-from lanterne.transport.rank_group import POLICY as GROUP_POLICY
+from lanterne.transport.rank_group import LEFT_GRACE_S
 
 
 def connected(comm):
@@ -183,7 +183,7 @@ def test_who_comes_after_a_failed_device_has_left_learns_why(path):
 
             runtime.as_stream = refuse
         elif comm.rank == 2:
-            time.sleep(GROUP_POLICY.left_grace_s + 0.5)
+            time.sleep(LEFT_GRACE_S + 0.5)
         comm.all_reduce(x, x, algorithm="ring")
         synchronize(comm)
         comm.all_reduce(x, x, algorithm="ring")

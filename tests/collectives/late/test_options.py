@@ -16,7 +16,7 @@ from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.transport.board.late_policy import MAX_LATE, MAX_OPTIONS, Option, Policy, from_text, to_text
-from lanterne.transport.store.board_handler import POLICY as BOARD
+from lanterne.transport.store.board_handler import MAX_POLICY_NBYTES
 
 
 def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
@@ -308,7 +308,7 @@ def test_a_policy_with_as_many_options_as_may_be_is_none_too_long():
     several = [Option("hier_late_slow.10.11.12/12345", seconds, seconds, late) for late in range(2, MAX_LATE + 1)]
     policy = Policy(seconds, (*single, *several))
     assert len(policy.options) <= MAX_OPTIONS and from_text(to_text(policy)) == policy
-    assert len(to_text(policy)) <= BOARD.max_policy_nbytes
+    assert len(to_text(policy)) <= MAX_POLICY_NBYTES
 
 
 def test_ranks_on_nodes_that_are_alike_have_options_that_name_none():

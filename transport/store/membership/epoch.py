@@ -1,10 +1,8 @@
 """An epoch of a job as the store sees it: a numbering of its ranks, who of them lives, and what they do together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.decision_log import Decisions
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.store.membership.census import Census
@@ -12,22 +10,8 @@ from lanterne.transport.store.membership.meetings import BEGIN_KEY, Meetings
 from lanterne.transport.store.membership.together import Gathers, Votes, Waiting
 from lanterne.transport.wire import Fields, Kind, pack_frame, unpack_fields
 
-
-@steers
-@dataclass(frozen=True)
-class EpochPolicy:
-    """When a lost member is declared dead."""
-
-    # How long a lost connection waits for the rank's guard to say what happened to it.
-    verdict_s: float = value(
-        0.1,
-        "a guard tells at once, where it gets a core",
-        half="busy guards are not heard: the reason is vague",
-        double="deaths are told 0.1 s later",
-    )
-
-
-POLICY = EpochPolicy()
+# A lost connection waits so long for the rank's guard to report what happened to it.
+VERDICT_S = 0.1
 
 
 class Parents(Protocol):
@@ -197,7 +181,7 @@ class Epoch:
         self._votes.is_gone(rank, len(self.places))
         if self._census.members.get(rank) is connection:
             lost = connection.lost.encode()
-            delay_s = POLICY.verdict_s if self._job.guards.has(self.numbers[rank]) else 0
+            delay_s = VERDICT_S if self._job.guards.has(self.numbers[rank]) else 0
             self._store.after(delay_s, lambda: self.declare_dead(rank, lost))
 
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:

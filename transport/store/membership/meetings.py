@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.handler import Connection, Refusal, Service
 from lanterne.transport.store.meeting_names import ends, is_over
 from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, Fields, Kind, pack_ranks, unpack_ranks
@@ -20,23 +19,8 @@ BEGIN_KEY = b"lanterne/begin"
 
 # What the answer of a meeting to grow ends with: by its ranks, and what they brought.
 Last: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], bytes]
-
-
-@steers
-@dataclass(frozen=True)
-class MeetingPolicy:
-    """What the store remembers of meetings."""
-
-    # A rank that gave up waiting for the answer may ask again: so many answers are kept.
-    max_answers: int = value(
-        256,
-        "chosen: deaths a job outlives",
-        half="a rank that asks again very late is refused",
-        double="twice the memory",
-    )
-
-
-POLICY = MeetingPolicy()
+# Answers kept for ranks that gave up waiting and ask again.
+MAX_ANSWERS = 256
 
 
 class Membership(Protocol):
@@ -169,7 +153,7 @@ class Meetings:
         for other in [other for other in self._answers if is_over(other, key)]:
             del self._answers[other]
         self._answers[key] = answer
-        if len(self._answers) > POLICY.max_answers:
+        if len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
         self._reply(meeting, answer)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lanterne.transport.store.handler import Refusal
-from lanterne.transport.store.membership.meetings import POLICY, Meetings
+from lanterne.transport.store.membership.meetings import MAX_ANSWERS, Meetings
 from lanterne.transport.wire import RANK_NBYTES, WireError, pack_ranks, unpack_ranks
 
 RANKS = (2, 3, 5)
@@ -143,11 +143,11 @@ def test_what_is_refused():
 
 def test_answers_do_not_pile_up():
     world = World()
-    for number in range(2 * POLICY.max_answers):
+    for number in range(2 * MAX_ANSWERS):
         world.answers.clear()
         for rank in RANKS:
             world.come(rank, key=str(number).encode())
-    assert len(world.meetings._answers) == POLICY.max_answers and not world.meetings._open
+    assert len(world.meetings._answers) == MAX_ANSWERS and not world.meetings._open
 
 
 def test_of_a_series_only_the_last_answer_is_kept_also_by_those_who_decide():
