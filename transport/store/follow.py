@@ -7,6 +7,7 @@ from lanterne.errors import InputError, TransportTimeout, Unavailable
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.connection import StoreLost
+from lanterne.transport.store.decision_log import PATIENCE_S
 from lanterne.transport.store.process import StoreProcess
 from lanterne.transport.store.redis_lease import LeaseUnreachable, RedisLease, is_url
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
@@ -50,36 +51,45 @@ def begin(lease: RedisLease, token: str, bind: str, until: str, timeout_s: float
         except LeaseUnreachable as error:
             why = str(error)
         if THIS_MACHINE.now_s() + RETRY_S > until_s:
-            raise Unavailable(f"LANTERNE_STORE: {lease.where}: no lease within {limit_s:g} s: {why}")
+            raise Unavailable(f"LANTERNE_STORE: {lease.where}: no lease within {limit_s:.3g} s: {why}")
         THIS_MACHINE.sleep(RETRY_S)
 
 
 def follow(lease: RedisLease, token: str, timeout_s: float | None = None, lost: str = "") -> StoreClient:
-    """Connect to the store that leads; where the one named `lost` did and none does now, start one if this process may.
+    """Connect to the store that leads; start one where the one named `lost` does no more and this process may.
 
     Raises:
         TransportTimeout: none leads in time, or Redis does not answer.
         Unavailable: Redis refuses this user, or runs no scripts.
     """
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    until_s = THIS_MACHINE.now_s() + limit_s
+    began_s = reached_s = THIS_MACHINE.now_s()
+    until_s = began_s + limit_s
     with ExitStack() as started:  # A store that this process has started would end without its owner or a client.
         while True:
-            left_s, why = until_s - THIS_MACHINE.now_s(), "no store has started"
+            now_s, why = THIS_MACHINE.now_s(), "no store has started"
             try:
-                leader = lease.leader()
+                leader, reached_s = lease.leader(), now_s
                 if leader is None and lost and lease.bind and lease.claim():
-                    started.enter_context(StoreProcess(token, lease.bind, until="members", lease=lease))
+                    started.enter_context(_start(lease, token))
                     leader = lease.leader()
                 if leader is not None and leader.name == lost:
                     why = "the store that was lost still leads there"
                 elif leader is not None and leader.address is not None:
-                    client = StoreClient(leader.address, token, max(0.0, min(left_s, CONNECT_S)))
+                    client = StoreClient(leader.address, token, max(0.0, min(until_s - now_s, CONNECT_S)))
                     client.connection.advice = ""
                     client.successor = partial(follow, lease, token, lost=leader.name)
                     return client
             except (LeaseUnreachable, StoreLost, TransportTimeout) as error:
                 why = str(error)
-            if left_s < RETRY_S:
-                raise TransportTimeout(f"LANTERNE_STORE: {lease.where}: no store within {limit_s:g} s: {why}")
+            if now_s + RETRY_S > until_s or (lost and now_s > reached_s + PATIENCE_S):
+                raise TransportTimeout(f"LANTERNE_STORE: {lease.where}: no store within {now_s - began_s:.3g} s: {why}")
             THIS_MACHINE.sleep(RETRY_S)
+
+
+def _start(lease: RedisLease, token: str) -> StoreProcess:
+    """Start a store here. Raises TransportTimeout where it cannot lead: another host may be able to."""
+    try:
+        return StoreProcess(token, lease.bind, until="members", lease=lease)
+    except Unavailable as error:
+        raise TransportTimeout(str(error)) from error

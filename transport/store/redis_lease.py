@@ -166,6 +166,7 @@ def _connect(url: str) -> tuple[str, str, int, Any, Any]:
         raise bad
     try:
         import redis
+        from redis import exceptions
         from redis.backoff import NoBackoff
         from redis.retry import Retry
         from redis.sentinel import Sentinel
@@ -192,7 +193,7 @@ def _connect(url: str) -> tuple[str, str, int, Any, Any]:
             )
     except ValueError:
         raise bad from None
-    return where, *hosts[0], client, redis.exceptions
+    return where, *hosts[0], client, exceptions
 
 
 def _shown(url: str) -> str:

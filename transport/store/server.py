@@ -116,8 +116,8 @@ class Store:
         self._time = _Time(until, owner, self._selector, lambda: not self._clients)
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", self._tell_refused)
-        address = listener.getsockname()[:2]
-        self._decisions = Decisions(self, lease, *(lease.take(address) if lease else ()))
+        term, decided = lease.take(listener.getsockname()[:2]) if lease else (0, b"")
+        self._decisions = Decisions(self, lease, term, decided)
         self.term: int = self._decisions.term
         self.members: Members = Members(self, self._decisions)
         self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
