@@ -8,7 +8,7 @@ import pytest
 from processes import free_port, wait_until
 
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
-needs_redis = pytest.mark.skipif(SERVER is None, reason="no redis-server or valkey-server on PATH")
+needs_redis = pytest.mark.skipif(SERVER is None, reason="no redis-server or valkey-server on PATH: ./run setup redis")
 NAME = "jobs"
 
 
