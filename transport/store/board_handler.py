@@ -16,7 +16,7 @@ MAX_POLICY_NBYTES = 4096
 
 
 class Board:
-    """Takes arrivals and sends records, as notices, to whoever has arrived."""
+    """Receive arrivals, and send records, as notices, to the ranks that have arrived."""
 
     def __init__(self, store: Service) -> None:
         self._store = store
@@ -120,10 +120,9 @@ class Board:
             self._wind(key, sequencer)
 
     def connection_closed(self, connection: Connection) -> None:
-        """The client is gone: its ranks are dead to their boards, once the job knows why.
+        """Declare the client's ranks dead to their boards, once the job knows why.
 
-        Whoever is told by a board has then been told by the job before it, which names the first to die, and says what
-        its guard has seen.
+        So ranks hear of the death from the job first. The job names the first rank to die, and what its guard has seen.
         """
         self._store.after(VERDICT_S, lambda: self._lose(connection))
 

@@ -1,4 +1,4 @@
-"""The store's client: one request at a time, a timeout on every call, and the store's notices beside. No thread."""
+"""Client of the store: one request at a time, a timeout on every call, and a queue of notices. It has no thread."""
 
 import errno
 import hmac
@@ -26,16 +26,15 @@ RETRY_S = 0.05
 
 
 class StoreClient:
-    """A connection to the store at `address`, host and port; a forked child must open its own.
+    """Connection to the store at `address`, host and port; a forked child must open its own.
 
     One thread may `tell` and `pump` while another waits in a `call`.
 
-    With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
-    over.
+    With `early`, wait for a store that has not started yet. Else a refused connection means that the job is over.
 
-    Attributes: `address`; `connection`, its frames; `successor`, which connects within so many seconds to the store
-    that takes over from a lost one, None where the job ends with its store; `machine`; `notices`, kinds and bodies of
-    what the store has sent unasked, oldest first.
+    Attributes: `address`; `connection`, its frames; `successor`, a function that connects, within a number of seconds,
+    to the store that takes over from a lost one, or None where the job ends with its store; `machine`; `notices`, kinds
+    and bodies of the frames that the store has sent unasked, oldest first.
 
     Raises:
         TransportTimeout: nothing answered there in time.
@@ -67,10 +66,10 @@ class StoreClient:
         self.call(Kind.SET, [_key(key), value], timeout_s, f"set {key!r}")
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The bytes under `key`, as soon as somebody has set it.
+        """Return the bytes under `key`, as soon as a client has set it.
 
         Raises:
-            TransportTimeout: nobody did within `timeout_s` seconds (default: LANTERNE_TIMEOUT_S, 60).
+            TransportTimeout: no client did within `timeout_s` seconds (default: LANTERNE_TIMEOUT_S, 60).
         """
         return self.call(Kind.GET, [_key(key)], timeout_s, f"get {key!r}")[0]
 
@@ -100,7 +99,7 @@ class StoreClient:
         return str(self.connection.sock.getsockname()[0])
 
     def secret(self, purpose: bytes) -> bytes:
-        """32 bytes for `purpose`, which all who know the job's token can make, and nobody else."""
+        """Return 32 bytes for `purpose`, which only holders of the job's token can make."""
         return hmac.digest(self._key, purpose, "sha256")
 
     def refused(self) -> str:
@@ -161,7 +160,7 @@ class StoreClient:
             return False  # Who waits for a reply takes in the notices, too.
         try:
             before = len(self.notices)
-            # Between calls a reply is one that nobody waits for any more.
+            # A reply between calls is to a call that timed out.
             while self._take_reply() or self.connection.receive():
                 pass
             return len(self.notices) > before

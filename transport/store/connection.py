@@ -1,4 +1,4 @@
-"""Frames on a connection to the store: each is sent whole, or the connection is lost; they come in order."""
+"""Frames on a connection to the store: each is sent whole, or the connection is lost; they arrive in order."""
 
 import errno
 import select
@@ -11,9 +11,9 @@ from lanterne.transport.machine import Lock, Machine
 from lanterne.transport.pauses import Woken
 from lanterne.transport.waiting import MOVED, Moved, wait
 
-# Of a job whose store nobody succeeds.
+# The end of the error where no other store takes over.
 ADVICE = "; the host of the job's store is lost, or the store was killed: name a Redis in LANTERNE_STORE to outlive it"
-# What the kernel says where nothing answers.
+# Errors of the kernel where nothing answers.
 CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
@@ -24,14 +24,14 @@ class StoreLost(TransportError):
 
 
 class StoreConnection:
-    """A connected, non-blocking socket on which frames come and go; once it is lost, whatever is asked of it says why.
+    """Connected, non-blocking socket for frames; once it is lost, every use raises the reason.
 
     Args:
-        seals: where frames are sealed.
-        where: what it is connected to, for errors.
+        seals: for sealed frames; None: frames are not sealed.
+        where: the other end, for errors.
 
-    Attributes: `sock`, `seals`; `until_readable`, the pauses of a wait for what comes; `advice`, the end of what is
-    said once it is lost.
+    Attributes: `sock`, `seals`; `until_readable`, the pauses of a wait for data; `advice`, the end of the error once it
+    is lost.
     """
 
     def __init__(self, machine: Machine, sock: socket.socket, seals: wire.FrameSeals | None, where: str) -> None:

@@ -56,7 +56,7 @@ class Decisions:
 
     @property
     def decided(self) -> list[Frame]:
-        """What was decided, the oldest first."""
+        """Return the decisions, the oldest first."""
         return [frame for each in self._frames if (frame := take_frame(bytearray(each)))]
 
     def decide(self, frame: bytes, over: Collection[bytes] = ()) -> bool:
@@ -78,7 +78,7 @@ class Decisions:
         ]
 
     def _save(self) -> bool:
-        """Return whether the decisions are written now. Whether this store is lost is known then, too."""
+        """Return whether the decisions are written; set `is_lost` where they never will be."""
         assert self._lease is not None
         now_s, why = self._store.machine.now_s(), "another store leads the job"
         try:

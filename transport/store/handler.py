@@ -1,7 +1,7 @@
-"""What the store's handlers have in common: a client's connection, what they may do, and how they refuse.
+"""Interface between the store and its services: a client's connection, the store's methods, and refusals.
 
-A handler registers the requests that it answers. It lives in the store's one thread, so what it does for one request is
-atomic. It answers at once by returning the reply's fields, or later by `reply`, and hears of every client that is gone.
+A handler registers the requests that it answers. It runs in the store's one thread, so each request is atomic. It
+answers at once by returning the reply's fields, or later by `reply`, and is called when a client has gone.
 """
 
 import socket
@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from lanterne.transport.machine import Machine
 from lanterne.transport.wire import FrameSeals, Kind
 
-# Of ranks, of the places that they may claim, and of the processes that they are.
+# Limit of ranks, of places that they claim, and of processes.
 MAX_WORLD_SIZE = 1 << 16
 # The fields of a reply; None: later, or none at all.
 Answer: TypeAlias = Sequence[int | bytes] | None
@@ -38,13 +38,13 @@ class Connection:
 
 
 class Roll(Protocol):
-    """What a connection knows of the Epoch whose member it is."""
+    """Part of an Epoch that its members' connections need."""
 
     number: int
 
 
 class Service(Protocol):
-    """What a handler may do: the Store."""
+    """Part of the Store that handlers need."""
 
     machine: Machine
     term: int
@@ -56,6 +56,6 @@ class Service(Protocol):
 
 
 class Handler(Protocol):
-    """What the store knows of a handler."""
+    """Part of a handler that the store needs."""
 
     def connection_closed(self, connection: Connection) -> None: ...

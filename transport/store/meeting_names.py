@@ -4,7 +4,7 @@ SHRINK, AGREE = "shrink", "agree"
 
 
 def to_shrink(communicator: str) -> str:
-    """Where the living ranks of a communicator come together that go on without the others."""
+    """Return the name of the meeting at which the living ranks of a communicator shrink it."""
     return f"{communicator}/{SHRINK}"
 
 
@@ -14,9 +14,9 @@ def to_agree(communicator: str, number: int) -> str:
 
 
 def is_over(name: bytes, other: bytes) -> bool:
-    """Whether nobody asks for the answer of the meeting `name` any more once that of `other` is known.
+    """Return whether the answer of the meeting `name` is not needed once that of `other` is known.
 
-    Both are of one series, its name and a number: who comes to one of it was told of those before.
+    Both are of one series, its name and a number. A rank comes to one of the series after it has the answers before.
     """
     (*series, number), (*others, other_number) = name.rsplit(b"/", 1), other.rsplit(b"/", 1)
     are_numbers = number.isdigit() and other_number.isdigit()
@@ -24,6 +24,6 @@ def is_over(name: bytes, other: bytes) -> bool:
 
 
 def ends(name: bytes, other: bytes) -> bool:
-    """Whether who has come to `name`, to shrink, comes to `other`, to agree, no more: both are of one communicator."""
+    """Return whether a rank at `name`, to shrink, skips `other`, to agree: both are of one communicator."""
     communicator, _, what = name.rpartition(b"/")
     return what == SHRINK.encode() and other.rpartition(b"/")[0] == communicator + b"/" + AGREE.encode()

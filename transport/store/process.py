@@ -17,10 +17,10 @@ START_S = 30.0
 
 
 class StoreProcess:
-    """A store of our own in another process.
+    """Store in another process.
 
-    It ends with us if `until` is "owner", else after its last client: then our own death can still be told to the
-    others.
+    It ends with this process if `until` is "owner". Else it ends after its last client, so it can still report the
+    death of this process.
 
     Args:
         lease: that of the job, which this process has claimed for the store.
@@ -73,7 +73,7 @@ class StoreProcess:
 
     @property
     def pid(self) -> int:
-        """Of the store's process."""
+        """Return the pid of the store's process."""
         return self._process.pid
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Lease of a job's leading store, and its decisions, in a Redis or Valkey that outlives the hosts of the job.
 
-One store leads at a time: the one whose name the lease holds, a key that expires unless it is renewed. Its decisions
-are written by a script that fails once the lease holds another name, so a store that was cut off decides nothing any
-more. Redis, with Sentinel where its own host may be lost, is what decides who leads; nothing here counts votes.
+One store leads at a time: the one whose name the lease holds, a key that expires unless it is renewed. A script writes
+its decisions, and fails once the lease holds another name. So a store that was cut off decides nothing any more. Redis,
+with Sentinel where its own host may be lost, chooses the leader; nothing here counts votes.
 
 LANTERNE_STORE names it: redis://[user:password@]host[:port][/db], rediss:// for TLS, or
 redis+sentinel://[user:password@]host[:port],...[/name[/db]] (rediss+sentinel:// for TLS to the master).

@@ -2,10 +2,10 @@
 
 `python -m lanterne.transport.store.server` prints its port on standard output and serves from one thread until its
 owner closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives
-its job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS, a class for each service, beside the members
-of the job.
+its job. The token comes in LANTERNE_TOKEN. HANDLERS lists the services, a class for each;
+the membership of the job is one more.
 
-Strangers are kept out by door.py. Clients are bounded in number and in unread bytes.
+door.py keeps unauthenticated clients out. Clients are bounded in number and in unread bytes.
 """
 
 import argparse
@@ -60,11 +60,11 @@ def _loss(error: OSError, clients: Iterable[Connection], lost: Connection) -> st
 
 
 class _Time:
-    """How long a store serves: `until` its "owner" ends, or its last "members" have left and none comes.
+    """Lifetime of a store: `until` its "owner" ends, or its last "members" have left and none joins.
 
     Args:
-        owner: the file descriptor whose end is that of the owner, watched by `selector`.
-        is_alone: whether the store has no clients.
+        owner: a file descriptor that reaches its end with the owner, watched by `selector`.
+        is_alone: returns whether the store has no clients.
 
     Attributes: `is_over`.
     """
@@ -89,11 +89,11 @@ class _Time:
 
 
 class Store:
-    """The server: connections, frames and timers.
+    """Server: connections, frames and timers.
 
     Args:
-        owner: the file descriptor whose end is that of the owner.
-        lease: that of the job, which outlives this store; None: the job ends with it.
+        owner: a file descriptor that reaches its end with the owner.
+        lease: the job's, which outlives this store; None: the job ends with this store.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Store:
     ) -> None:
         self.machine = machine
         self._selector = machine.selector()
-        self._clients: dict[Connection, None] = {}  # in the order in which they came
+        self._clients: dict[Connection, None] = {}  # in the order of their connections
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
         self._listener = listener
@@ -178,7 +178,7 @@ class Store:
         return [self._door.refused.total(), wire.in_words(self._door.refused).encode()]
 
     def _welcome(self, sock: socket.socket, seals: wire.FrameSeals | None) -> None:
-        """Serve who has been let in."""
+        """Serve an authenticated client."""
         wire.configure(sock)
         connection = Connection(sock, seals)
         self._clients[connection] = None
@@ -227,7 +227,7 @@ class Store:
             self.reply(connection, request_id, fields)
 
     def lose(self, why: str) -> None:
-        """End, since this store leads no more; the clients are told why."""
+        """Send the reason to the clients, and end: this store leads no more."""
         for connection in self._clients:
             self.send(connection, wire.Kind.LOST_NOTICE, 0, [why.encode()])
         self._time.is_over = True
@@ -259,7 +259,7 @@ class Store:
         for handler in self.handlers:
             handler.connection_closed(connection)
         if not self._clients and self._time.until == "members":
-            # The job is over: another one may want the port at once. Else others may still come.
+            # After the end of the job another one may want the port at once. Else more ranks may join.
             over = connection.rank is not None and self.members.epoch.all_came
             self.after(0.0 if over else LINGER_S, self._time.end_if_alone)
 

@@ -1,4 +1,4 @@
-"""What a rank that is taken in must have in common with the others, and how a place in the job is asked for."""
+"""Terms on which a rank enters a running job: it must agree with the other ranks on them."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from lanterne.errors import InputError
 
 # A free place, or a new one where none is free.
 ANY = -1
-# Fields of Terms that may be left open, by those who leave it to the others.
+# A field of Terms that the other ranks may choose.
 OPEN = ""
 MAX_TEXT = 200
 
@@ -25,7 +25,7 @@ class Terms:
                 raise InputError(f"model: got {len(text)} characters, expected at most {MAX_TEXT}, none of them NUL")
 
     def pack(self) -> bytes:
-        """What `unpack` reads."""
+        """Return the bytes that `unpack` reads."""
         return "\0".join((self.version, self.transport, self.model)).encode()
 
     def refusal(self, others: "Terms") -> str:

@@ -13,7 +13,7 @@ MAX_APPLICANTS = 1 << 10
 
 
 class Grown(Protocol):
-    """What admissions need of the Epoch in force."""
+    """Part of the Epoch in force that admissions need."""
 
     places: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -26,7 +26,7 @@ class Grown(Protocol):
 
 
 class Admitting(Protocol):
-    """What admissions need of the Members."""
+    """Part of the Members that admissions need."""
 
     def begin_anew(self) -> bool: ...
     def waits(self, number: int) -> None: ...
@@ -44,9 +44,9 @@ class Applicant:
 
 
 class Admissions:
-    """Holds applicants until the members take them in, and decides who comes in where.
+    """Keep applicants until the members take them in, and choose a place for each.
 
-    Attributes: `is_over`: nobody is left who could take in anybody, and those that waited were told so.
+    Attributes: `is_over`: no rank is left that could take them in, and the applicants were refused.
     """
 
     def __init__(self, store: Service, epoch: Grown, job: Admitting) -> None:
@@ -83,7 +83,7 @@ class Admissions:
         return [each for each in self._waiting if each.connection is connection]
 
     def look(self, epoch: Grown) -> None:
-        """Somebody has come or gone: tell the members of `epoch`, that in force, if there is one to be taken in."""
+        """Notify the members of `epoch`, which is in force, if an applicant could be taken in."""
         self._epoch = epoch
         if not self._waiting:
             return
@@ -97,21 +97,21 @@ class Admissions:
 
     @property
     def numbers(self) -> set[int]:
-        """Those of the processes that wait."""
+        """Return the numbers of the processes that wait."""
         return {each.number for each in self._waiting}
 
     @property
     def claimed(self) -> bytes | None:
-        """The terms of those that claim a place of their own; None: nobody does."""
+        """Return the terms of the applicants that claim a place; None where none does."""
         claims = [each.terms for each in self._waiting if each.place >= 0]
         return max(claims, key=lambda terms: bool(terms.transport)).pack() if claims else None
 
     def _placed(self, epoch: Grown, survivors: Sequence[int]) -> list[tuple[Applicant, int]]:
-        """Who could be taken in where, beside those `survivors`."""
+        """Return the applicants that could be taken in together with `survivors`, and their places."""
         taken = {epoch.places[rank] for rank in survivors}
         known = {*epoch.places, *taken}
         found: list[tuple[Applicant, int]] = []
-        # Who names its place before those that take any.
+        # Claims of a place come before applicants that take any.
         for applicant in sorted(self._waiting, key=lambda each: each.place < 0):
             place = applicant.place
             if place < 0:
@@ -127,8 +127,10 @@ class Admissions:
     def admit(
         self, epoch: Grown, survivors: Sequence[int], packed: bytes
     ) -> tuple[list[int], list[int], list[int]] | None:
-        """Take in who can be, beside `survivors` of those terms, and refuse who differs: places and numbers of all
-        ranks that there are then, and the places of those that are new; None if nobody is."""
+        """Take in applicants together with `survivors`, and refuse those with other terms.
+
+        Returns: places and numbers of all ranks of the next epoch, and the places of the new ones; None without any.
+        """
         terms = unpack(packed)
         for applicant in list(self._waiting):
             if why := applicant.terms.refusal(terms):
@@ -144,7 +146,7 @@ class Admissions:
         return list(places), list(numbers), [place for place, _ in new]
 
     def answer(self, number: int, places: Sequence[int], terms: bytes, newcomers: Sequence[int]) -> None:
-        """Tell those that were taken in: the epoch, its ranks' number, their own rank, the terms, all newcomers."""
+        """Answer the applicants that were taken in: the epoch, its size, their rank, the terms, and all newcomers."""
         for applicant, place in self._taken:
             ranks = pack_ranks((len(places), places.index(place), *newcomers))
             self._store.reply(applicant.connection, applicant.request_id, [number, terms, ranks])
@@ -164,6 +166,6 @@ class Admissions:
             self._refuse(applicant, f"{why}, in {limit_s:g} s")
 
     def connection_closed(self, connection: Connection) -> None:
-        """Whoever it was does not wait any more."""
+        """Forget the applicant whose client has gone."""
         for applicant in self._of(connection):
             self._waiting.remove(applicant)

@@ -1,13 +1,13 @@
-"""Who of an epoch's ranks is a member, has left or has died."""
+"""Ranks of an epoch that are members, have left or have died."""
 
 from lanterne.transport.store.handler import Connection, Refusal, Service
 from lanterne.transport.wire import Kind
 
 
 class Census:
-    """The members of an epoch, and its ranks that are none any more, of which all members are told in one order.
+    """Members of an epoch, and the ranks that have gone, of which all members are notified in one order.
 
-    Attributes: `members`, the connection of each by rank; `left`, those that have ended in order; `died`, why, by rank.
+    Attributes: `members`, connections by rank; `left`, the ranks that have ended in order; `died`, reasons by rank.
     """
 
     def __init__(self, store: Service) -> None:
@@ -15,13 +15,13 @@ class Census:
         self.left: set[int] = set()
         self.died: dict[int, bytes] = {}
         self._store = store
-        self._gone: list[tuple[Kind, list[int | bytes]]] = []  # the notices of both
+        self._gone: list[tuple[Kind, list[int | bytes]]] = []  # notices of both
 
     def enter(self, connection: Connection, rank: int, size: int) -> None:
-        """`connection` is that of `rank`, one of `size`, from now on.
+        """Make `connection` that of `rank`, one of `size`.
 
         Raises:
-            Refusal: it is dead, there is no such rank, or it has come before.
+            Refusal: the rank is dead, does not exist, or has joined before.
         """
         if rank in self.died:
             raise Refusal(f"got rank {rank}, which is dead to this job: {self.died[rank].decode(errors='replace')}")
@@ -45,20 +45,20 @@ class Census:
         return connection.rank
 
     def lives(self, rank: int) -> bool:
-        """Whether `rank` is a member, or may become one."""
+        """Return whether `rank` is a member, or may become one."""
         return rank not in self.died and rank not in self.left
 
     def knows(self, rank: int) -> bool:
-        """Whether `rank` has joined, or is known never to."""
+        """Return whether `rank` has joined, or is known never to."""
         return rank in self.members or not self.lives(rank)
 
     def leave(self, rank: int) -> None:
-        """`rank` has ended in order: all are told."""
+        """Record that `rank` has ended in order, and notify all members."""
         self.left.add(rank)
         self._tell_gone(Kind.LEFT_NOTICE, [rank])
 
     def die(self, rank: int, reason: bytes) -> None:
-        """`rank` is dead: all are told, it too if it can still hear."""
+        """Record that `rank` is dead, and notify all members, and the rank if it is still connected."""
         self.died[rank] = reason
         self._tell_gone(Kind.DIED_NOTICE, [rank, reason])
         self.members.pop(rank, None)
@@ -68,7 +68,7 @@ class Census:
         self.tell(kind, fields)
 
     def tell_gone(self, connection: Connection) -> None:
-        """Tell one that comes late who has left or died, in that order: it blames the first."""
+        """Notify a member that joins late of the ranks that have gone, in order: it blames the first."""
         for kind, fields in self._gone:
             self._store.send(connection, kind, 0, fields)
 

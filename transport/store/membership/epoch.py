@@ -1,4 +1,4 @@
-"""An epoch of a job as the store sees it: a numbering of its ranks, who of them lives, and what they do together."""
+"""Epoch of a job as the store sees it: a numbering of its ranks, the living ones, and their collective requests."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,14 +15,14 @@ VERDICT_S = 0.1
 
 
 class Parents(Protocol):
-    """What an epoch needs of the Guards."""
+    """Part of the Guards that an epoch needs."""
 
     def has(self, number: int) -> bool: ...
     def tell_who_goes_on(self, before: Sequence[int], now: Sequence[int]) -> None: ...
 
 
 class Job(Protocol):
-    """What an epoch needs of the Members."""
+    """Part of the Members that an epoch needs."""
 
     world_size: int
 
@@ -35,12 +35,12 @@ class Job(Protocol):
 
 
 class Epoch:
-    """Ranks 0 to n-1 of a job, from its start on, or from when others were taken in; until they are again.
+    """Ranks 0 to n-1 of a job, from its start, or from a growth, until the next growth.
 
     Args:
         number: 0 at the start of the job.
-        places: of each rank, ascending: that which it had, or would have had, in epoch 0. Who comes back claims it.
-        numbers: of each rank, that of its guard.
+        places: of each rank, ascending: the rank that it had, or would have had, in epoch 0. A restart claims it.
+        numbers: of each rank, the number of its guard.
 
     Attributes: as the arguments; `meetings`.
     """
@@ -58,7 +58,7 @@ class Epoch:
         self._votes = Votes(store)
         self._gathers = Gathers(store)
 
-    # -- who is in it
+    # -- membership
 
     def enter(self, connection: Connection, request_id: int, rank: int) -> None:
         """`connection` is that of `rank` from now on."""
@@ -66,13 +66,13 @@ class Epoch:
         self._welcome(connection, request_id, rank)
 
     def _welcome(self, connection: Connection, request_id: int, rank: int) -> None:
-        """Answer, and tell which ranks have gone."""
+        """Answer, and notify of the ranks that have gone."""
         connection.rank, connection.epoch = rank, self
         self._store.reply(connection, request_id)
         self.tell_gone(connection)
 
     def come_back(self, connection: Connection, request_id: int, rank: int) -> None:
-        """As `enter`, of a rank of this epoch at the store before; a dead one is told that it is."""
+        """As `enter`, of a rank that was in this epoch at the store before; a dead rank learns that it is dead."""
         if rank in self._census.died:
             self._welcome(connection, request_id, rank)
         else:
@@ -89,7 +89,7 @@ class Epoch:
             self.meetings.recall(key, answer)
 
     def tell_gone(self, connection: Connection) -> None:
-        """Tell one that comes late who has left or died."""
+        """Notify a client that joins late of the ranks that have gone."""
         self._census.tell_gone(connection)
 
     def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
@@ -115,7 +115,7 @@ class Epoch:
         return self._census.rank_of(connection)
 
     def lives(self, rank: int) -> bool:
-        """Whether `rank` is a member, or may become one."""
+        """Return whether `rank` is a member, or may become one."""
         return self._census.lives(rank)
 
     def is_here(self, rank: int) -> bool:
@@ -129,22 +129,22 @@ class Epoch:
 
     @property
     def somebody_left(self) -> bool:
-        """Whether a rank has ended in order, or said goodbye."""
+        """Return whether a rank has ended in order."""
         return bool(self._census.left)
 
     @property
     def all_came(self) -> bool:
-        """Whether every rank has joined, or never will."""
+        """Return whether every rank has joined, or never will."""
         return all(map(self.knows, range(len(self.places))))
 
     def knows(self, rank: int) -> bool:
-        """Whether `rank` has joined, or is known never to."""
+        """Return whether `rank` has joined, or is known never to."""
         return self._census.knows(rank)
 
     # -- ends
 
     def declare_dead(self, rank: int, reason: bytes) -> None:
-        """From now on `rank` is dead to this job: all are told, it too if it can still hear."""
+        """Decide that `rank` is dead, and notify all members, and the rank if it is still connected."""
         if rank in self._census.died or not self.decide(Kind.DIED_NOTICE, [rank, reason]):
             return
         self._census.die(rank, reason)
@@ -155,7 +155,7 @@ class Epoch:
         """Decide what `fields` say; False once this store may decide nothing any more.
 
         Args:
-            over: of the same kind, what nobody asks for from then on.
+            over: fields of earlier decisions of this kind that are not needed any more.
         """
         frame, *others = (pack_frame(kind, self.number, each) for each in (fields, *over))
         return self._job.decisions.decide(frame, others)
@@ -166,7 +166,7 @@ class Epoch:
             rank = self.numbers.index(number)
             if code != 0 or rank in self._census.members:
                 self.declare_dead(rank, reason)
-            elif rank not in self._census.left:  # who never joined is not waited for either
+            elif rank not in self._census.left:  # a rank that never joined is not waited for either
                 self._tell_left(rank)
 
     def place_died(self, place: int, reason: bytes) -> None:
@@ -185,7 +185,7 @@ class Epoch:
             self._store.after(delay_s, lambda: self.declare_dead(rank, lost))
 
     def met(self, key: bytes, ranks: Sequence[int], survivors: Sequence[int]) -> None:
-        """A meeting is over: who came to it, of whom."""
+        """Act on a meeting of `ranks` at which `survivors` have met."""
         if key == BEGIN_KEY:
             if len(survivors) == len(self.places):
                 self._job.begin(self)
@@ -207,7 +207,7 @@ class Epoch:
         self._gathers.bring(name, rank, payload, Waiting(connection, request_id), len(self.places))
 
     def absent(self, connection: Connection, _request_id: int, name: bytes) -> Answer:
-        """ABSENT: who has not come to a gather whose time is over; all are told of those that never joined."""
+        """ABSENT: return the ranks missing at a gather that timed out; declare dead those that never joined."""
         present = self._gathers.present(name)
         absent = [rank for rank in range(len(self.places)) if rank not in present]
         for rank in absent:
@@ -217,7 +217,7 @@ class Epoch:
 
 
 def of_its_epoch(function: Callable[..., Answer]) -> Callable[..., Answer]:
-    """What a method of Epoch answers for the epoch of the connection."""
+    """Return a handler that calls a method of the connection's Epoch."""
 
     def answer(connection: Connection, *args: object) -> Answer:
         if not isinstance(connection.epoch, Epoch):

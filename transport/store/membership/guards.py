@@ -1,4 +1,4 @@
-"""Who sees to the processes of a job, and how each of these has ended."""
+"""Supervisors of a job's processes, and how each process has ended."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,12 +8,12 @@ from lanterne.transport.store.membership.admissions import Admissions
 from lanterne.transport.store.membership.epoch import Epoch
 from lanterne.transport.wire import Kind, pack_ranks
 
-# The exit code of a rank whose guard ended before it.
+# Exit code of a rank whose guard ended before it.
 UNKNOWN_CODE = -1
 
 
 class Guarded(Protocol):
-    """What the guards need of the Members."""
+    """Part of the Members that the guards need."""
 
     world_size: int
     epoch: Epoch
@@ -23,9 +23,9 @@ class Guarded(Protocol):
 
 
 class Guards:
-    """The parents of a job's ranks, which say how those end, and the launcher, which hears of it.
+    """Connections of the parents of a job's ranks, which report how those end, and of the launcher.
 
-    A *guard* is a rank's parent; its number is what its launcher calls it. A *watcher* is the launcher.
+    A *guard* is a rank's parent; the launcher gives it a number. A *watcher* is the launcher.
     """
 
     def __init__(self, store: Service, admissions: Admissions, job: Guarded) -> None:
@@ -33,8 +33,8 @@ class Guards:
         self._admissions = admissions
         self._job = job
         self._guards: dict[int, Connection] = {}
-        self._outside: set[int] = set()  # guards whose processes are no members, as they said when they came
-        self._watchers: dict[Connection, None] = {}  # in the order in which they came, as all that is told
+        self._outside: set[int] = set()  # guards whose processes are no members
+        self._watchers: dict[Connection, None] = {}  # in the order of their connections
         self._ended: dict[int, int] = {}  # exit codes, by number
         self._fault: list[int | bytes] | None = None
         self._attempt = 0  # the most starts after the first that a process has had
@@ -44,10 +44,10 @@ class Guards:
         store.route(Kind.RESTART, "iib", self._restart)
         store.route(Kind.FAULT, "ib", self._report_fault)
 
-    # -- who is here
+    # -- connections
 
     def add(self, connection: Connection, number: int, *, outside: bool) -> None:
-        """`connection` is that of guard `number`, whose process is no member, if `outside`."""
+        """Make `connection` that of guard `number`; `outside`: its process is no member."""
         self._guards[number] = connection
         if outside:
             self._outside.add(number)
@@ -55,16 +55,16 @@ class Guards:
         self._replay(connection)
 
     def has(self, number: int) -> bool:
-        """Whether a guard sees to the end of that process."""
+        """Return whether process `number` has a guard."""
         return number in self._guards
 
     def vouches(self, number: int) -> bool:
-        """Whether a guard sees to the end of that process, and takes it for a member."""
+        """Return whether process `number` has a guard, which takes it for a member."""
         return number in self._guards and number not in self._outside
 
     @property
     def running(self) -> set[int] | None:
-        """Processes that have a guard and have not ended for good; None: nobody has a guard."""
+        """Return the processes that have a guard and have not ended for good; None where none has a guard."""
         return self._guards.keys() - self._ended.keys() if self._guards else None
 
     def _watch(self, connection: Connection, request_id: int) -> None:
@@ -74,7 +74,7 @@ class Guards:
         if self._fault is not None:
             self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
 
-    # -- what they are told
+    # -- notices
 
     def begin(self, before: Sequence[int], now: Sequence[int]) -> None:
         """Another epoch is in force: the processes `now` go on, of those that did `before`."""
@@ -86,17 +86,17 @@ class Guards:
             self._store.send(connection, kind, 0, fields)
 
     def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
-        """Send a notice to all guards and watchers, also to those that come later."""
+        """Send a notice to all guards and watchers, and to those that connect later."""
         self._history.append((kind, fields))
         for connection in [*self._guards.values(), *self._watchers]:
             self._store.send(connection, kind, 0, fields)
 
     def tell_who_goes_on(self, before: Sequence[int], now: Sequence[int]) -> None:
-        """The processes `now` go on, of those that did `before`."""
+        """Notify that the processes `now` go on, of those `before`."""
         self.tell(Kind.GOES_ON_NOTICE, [pack_ranks(before), pack_ranks(now)])
 
     def tell_waiting(self, number: int) -> None:
-        """Tell the guard of that process, if there is one, that it waits to be taken in."""
+        """Notify the guard of process `number`, if it has one, that it waits to be taken in."""
         if number in self._guards:
             self._store.send(self._guards[number], Kind.WAITING_NOTICE, 0, [1])
 
@@ -104,7 +104,7 @@ class Guards:
         for watcher in self._watchers:
             self._store.send(watcher, kind, 0, fields)
 
-    # -- what they tell
+    # -- reports
 
     def _check_guard(self, connection: Connection, number: int) -> None:
         if connection.guards != number:
@@ -116,7 +116,7 @@ class Guards:
         return ()
 
     def _restart(self, connection: Connection, _request_id: int, number: int, attempt: int, reason: bytes) -> Answer:
-        """The attempt in which it is started again after that one; 0: it is not, since the job is over.
+        """Return the number of the next attempt of a process that has failed; 0 where the job is over.
 
         Processes that fail after each other in one attempt get the same next one.
         """
@@ -148,7 +148,7 @@ class Guards:
         return ()
 
     def connection_closed(self, connection: Connection) -> None:
-        """The client is gone: a guard's process has ended with it."""
+        """Record the end of a guard's process with its guard."""
         self._watchers.pop(connection, None)
         if connection.guards is not None:
             del self._guards[connection.guards]

@@ -1,4 +1,4 @@
-"""The store's meetings: after deaths, the ranks of a group that still live come together and agree who they are.
+"""Meetings at the store: the living ranks of a group agree on its members, and exchange bytes.
 
 The store is one process and answers one request at a time, so every rank of a meeting gets the same answer.
 """
@@ -13,18 +13,18 @@ from lanterne.transport.store.meeting_names import ends, is_over
 from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, RANK_NBYTES, Fields, Kind, pack_ranks, unpack_ranks
 
 MAX_LIMIT_MS = 86_400_000
-# Who meet there have all that their epoch needs: from then on it is in force, if nobody is missing.
+# Ranks meet there once they have all that their epoch needs; it is in force if none is missing.
 BEGIN_KEY = b"lanterne/begin"
 
 
-# What the answer of a meeting to grow ends with: by its ranks, and what they brought.
+# Makes the end of the answer of a meeting to grow, of its ranks and their payloads.
 Last: TypeAlias = Callable[[Sequence[int], Sequence[bytes]], bytes]
 # Answers kept for ranks that gave up waiting and ask again.
 MAX_ANSWERS = 256
 
 
 class Membership(Protocol):
-    """What a meeting needs of the Epoch."""
+    """Part of the Epoch that a meeting needs."""
 
     def rank_of(self, connection: Connection) -> int: ...
     def lives(self, rank: int) -> bool: ...
@@ -44,11 +44,11 @@ class _Meeting:
 
 
 class Meetings:
-    """Answers a rank's MEET once all living ranks of its group have come: with those ranks and what each brought.
+    """Answer a rank's MEET once all living ranks of its group have arrived: with those ranks and their payloads.
 
-    Whoever has not come when the first one's time is over is declared dead: the others go on without it. So is, of two
-    that cannot reach each other, the one with more such paths, or the higher rank. Those that came to agree are told
-    nothing where one of them has come to shrink their communicator.
+    A rank that is missing at the timeout of the first arrival is declared dead, and the others go on without it. Of two
+    ranks that cannot reach each other, the one with more broken paths is declared dead, or the higher rank. A meeting
+    to agree gets an empty answer where one of its ranks shrinks the communicator instead.
 
     Attributes: `gives_up`, whether a rank that has not come to the store that took over is dead as soon as no rank of a
     meeting reaches it.
@@ -72,7 +72,7 @@ class Meetings:
         limit_ms: int,
         last: Last | None = None,
     ) -> list[bytes] | None:
-        """MEET, and GROW with what it adds."""
+        """MEET, and GROW with `last`."""
         rank = self._members.rank_of(connection)
         if len(key) > MAX_KEY_NBYTES or not 0 <= limit_ms <= MAX_LIMIT_MS:
             raise Refusal("got a meeting with too long a name, or time")
@@ -104,11 +104,11 @@ class Meetings:
         return [rank for rank in meeting.ranks if self._members.lives(rank) and rank not in meeting.came]
 
     def _look(self, key: bytes, meeting: _Meeting) -> None:
-        """Answer if nobody is waited for any more."""
+        """Answer if no rank is missing."""
         if self._open.get(key) is not meeting or not meeting.came:
             return
         if (meeting.last is not None or key == BEGIN_KEY) and not all(map(self._members.lives, meeting.ranks)):
-            # Who meet to grow, or begin, are all, or none does.
+            # Either all ranks grow, or begin, or none does.
             self._answer(key, meeting, None if meeting.last is None else b"")
             return
         if any(ends(name, key) and each.came.keys() & {*meeting.ranks} for name, each in self._open.items()):
@@ -134,8 +134,10 @@ class Meetings:
             self._members.met(key, meeting.ranks, survivors)
 
     def _answer(self, key: bytes, meeting: _Meeting, last: bytes | None) -> list[int]:
-        """The meeting is over: tell those that came, with `last` where there is something; they. None: it is not ours
-        to say any more."""
+        """Answer the ranks that have arrived, with `last` at the end, and return them.
+
+        The list is empty where this store may decide nothing any more.
+        """
         del self._open[key]
         survivors = [rank for rank in meeting.ranks if rank in meeting.came]
         answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
@@ -168,7 +170,7 @@ class Meetings:
         self._members.met(key, came, came)
 
     def _end(self, key: bytes, meeting: _Meeting, limit_s: float) -> None:
-        """The first one's time is over."""
+        """Declare the missing ranks dead: the first arrival has timed out."""
         if self._open.get(key) is meeting and meeting.came:
             first = next(iter(meeting.came))
             why = f"it did not come when the others went on: rank {first} waited {limit_s:g} s for it"
@@ -182,7 +184,7 @@ class Meetings:
             self._look(key, meeting)
 
     def gone(self, rank: int) -> None:
-        """A member has died or left."""
+        """Look again at the meetings: `rank` has died or left."""
         for key, meeting in list(self._open.items()):
             meeting.came.pop(rank, None)
             if self._open.get(key) is meeting and not meeting.came:
@@ -191,7 +193,7 @@ class Meetings:
 
 
 def _worst(meeting: _Meeting) -> tuple[int, list[int]] | None:
-    """The rank, of those that came, with most broken paths, and whereto; None if there are none."""
+    """Return the rank with most broken paths to others that have arrived, and those; None without any."""
     pairs = {frozenset((rank, other)) for rank in meeting.came for other in meeting.cut[rank] if other in meeting.came}
     if not pairs:
         return None

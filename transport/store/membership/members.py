@@ -1,4 +1,4 @@
-"""The store's list of who takes part in a job: which epoch of it is in force, and who comes into that."""
+"""Membership of a job at its store: the epoch in force, and the ranks that enter it."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from lanterne.transport.store.membership.guards import Guards
 from lanterne.transport.store.membership.meetings import BEGIN_KEY
 from lanterne.transport.wire import Kind, pack_frame, pack_ranks, unpack_fields, unpack_ranks
 
-# Ranks look every 2 ms at the store, but not while they compute. Those that wait come within SOON_S to the store that
-# took over; RETURN_S is longer than most iterations.
+# Waiting ranks look at the store every 2 ms, and follow another one within SOON_S. Ranks that compute do not look:
+# RETURN_S is longer than most iterations.
 SOON_S, RETURN_S = 1.0, 10.0
 
 
 class Members:
-    """The epochs of a job: that in force, and the one that comes next while its ranks get ready.
+    """Epochs of a job: the one in force, and the next one while its ranks get ready.
 
-    A *member* is a rank itself. One whose connection ends without goodbye has died.
+    A *member* is a rank. A member whose connection ends without LEAVE has died.
 
-    Attributes: `epoch`, the Epoch in force; `next_epoch`, in force once all of its ranks have what it needs, or None;
-    `guards`, the Guards; `world_size`, that the job began with, as the first client says, 0 before.
+    Attributes: `epoch`, the Epoch in force; `next_epoch`, in force once all of its ranks are ready, or None; `guards`,
+    the Guards; `world_size`, at the start of the job, 0 before the first client.
     """
 
     def __init__(self, store: Service, decisions: Decisions) -> None:
@@ -46,16 +46,16 @@ class Members:
 
     @property
     def epochs(self) -> list[Epoch]:
-        """That in force, and the one that comes next, if there is one."""
+        """Return the epoch in force, and the next one, if there is one."""
         return [self.epoch] if self.next_epoch is None else [self.epoch, self.next_epoch]
 
-    # -- who comes
+    # -- joining
 
     def check_new(self, connection: Connection, world_size: int) -> None:
-        """Raise unless this may be a rank's or a guard's first word, of a job of `world_size` ranks.
+        """Check the first request of a rank or a guard, of a job of `world_size` ranks.
 
         Raises:
-            Refusal: it may not.
+            Refusal: the client has joined before, or the size is another.
         """
         if connection.rank is not None or connection.guards is not None:
             raise Refusal("got a second rank from one client")
@@ -90,12 +90,12 @@ class Members:
     # -- what the store before has decided
 
     def _make(self, number: int, places: Sequence[int], numbers: Sequence[int], world_size: int) -> bool:
-        """Decide who is in epoch `number`; False once this store may decide nothing any more."""
+        """Decide the ranks of epoch `number`; False once this store may decide nothing any more."""
         roll = pack_ranks((world_size, *places, *numbers))
         return self.decisions.decide(pack_frame(Kind.JOIN, number, [roll]))
 
     def _take_over(self) -> None:
-        """Go on with the latest epoch that had begun, and declare dead the ranks of it that do not come back."""
+        """Go on with the latest epoch that had begun; its ranks that do not come back are dead."""
         rolls, begun = dict[int, tuple[int, ...]](), 0
         for kind, number, body in self.decisions.decided:
             if kind == Kind.JOIN:
@@ -121,7 +121,7 @@ class Members:
             if not epoch.knows(rank) and not self.guards.vouches(number):
                 epoch.declare_dead(rank, f"it has not come to the store that took over, in {RETURN_S:g} s".encode())
 
-    # -- who is taken in
+    # -- growth
 
     def _grow(
         self,
@@ -145,7 +145,7 @@ class Members:
         return epoch.meetings.meet(connection, request_id, key, packed, b"", terms, limit_ms, take_in)
 
     def _take_in(self, survivors: Sequence[int], terms: bytes) -> bytes:
-        """Have those that wait make an epoch with `survivors` of that in force: its roll; empty if nobody can be."""
+        """Make an epoch of `survivors` and the applicants; return its roll, empty where none can be taken in."""
         made = self._admissions.admit(self.epoch, survivors, terms)
         if made is None:
             return b""
@@ -159,7 +159,7 @@ class Members:
         return pack_ranks((number, len(places), *newcomers))
 
     def begin_anew(self) -> bool:
-        """Nobody of the epoch in force lives: whether those that wait are the job now, or may still become it.
+        """Return whether the applicants are the job now, or may still become it: no rank of the epoch in force lives.
 
         They are once every process waits that has a guard and has not ended for good, and one of them claims a place.
         """
@@ -167,7 +167,7 @@ class Members:
         if running is None or self.epoch.somebody_left:
             return False
         if self.next_epoch is not None and self.next_epoch.living:
-            return True  # They are on their way in.
+            return True  # They are entering.
         if not running <= self._admissions.numbers:
             return True
         if (terms := self._admissions.claimed) is None:
@@ -176,19 +176,19 @@ class Members:
         return True
 
     def waits(self, number: int) -> None:
-        """The process of that guard waits to be taken in: it is no member, nor is it to end because others have."""
+        """Record that process `number` waits to be taken in: it is no member, and must not end with the others."""
         for epoch in self.epochs:
             if number in epoch.numbers and not epoch.knows(rank := epoch.numbers.index(number)):
                 epoch.declare_dead(rank, b"it waits to be taken in")
         self.guards.tell_waiting(number)
 
     def begin(self, epoch: Epoch) -> None:
-        """All ranks of `epoch` have what it needs: it is in force."""
+        """Put `epoch` in force: all its ranks are ready."""
         if epoch is self.next_epoch:
             self.put_in_force(epoch)
 
     def put_in_force(self, epoch: Epoch) -> None:
-        """From now on the job is `epoch`."""
+        """Make `epoch` the one in force."""
         before, self.epoch = self.epoch, epoch
         if self.next_epoch is not None and self.next_epoch.number <= epoch.number:
             self.next_epoch = None
@@ -196,10 +196,10 @@ class Members:
         self.guards.begin(before.numbers, epoch.numbers)
         self._admissions.look(epoch)
 
-    # -- who goes
+    # -- ends
 
     def on_gone(self, epoch: Epoch, rank: int, reason: bytes | None) -> None:
-        """A rank has died, or without a reason left: guards are told of what befalls the epoch in force."""
+        """Act on the end of a rank, by a death if there is a `reason`: guards learn of those of the epoch in force."""
         if epoch is self.epoch and reason is not None:
             self.guards.tell(Kind.DIED_NOTICE, [epoch.numbers[rank], reason])
             if self.next_epoch is not None:
@@ -207,7 +207,7 @@ class Members:
         self._admissions.look(self.epoch)
 
     def connection_closed(self, connection: Connection) -> None:
-        """The client is gone."""
+        """Act on the end of a client."""
         self._admissions.connection_closed(connection)
         self.guards.connection_closed(connection)
         if isinstance(connection.epoch, Epoch):

@@ -1,4 +1,4 @@
-"""What the members of an epoch do together at the store: each brings something, and all are answered at once."""
+"""Collective requests of an epoch's members at the store: votes and gathers, answered to all at once."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from lanterne.transport.wire import MAX_BODY_NBYTES
 
 
 class Waiting(NamedTuple):
-    """A request that is answered later."""
+    """Request that is answered later."""
 
     connection: Connection
     request_id: int
 
 
 class Votes:
-    """The ranks' votes on how the job is to end: together if all are willing, which each that has voted is told."""
+    """Votes of the ranks on how the job ends: together if all are willing."""
 
     def __init__(self, store: Service) -> None:
         self._store = store
@@ -23,13 +23,13 @@ class Votes:
         self._waiting: dict[int, Waiting] = {}
 
     def vote(self, rank: int, willing: bool, waiting: Waiting, size: int) -> None:
-        """`rank`, of `size`, waits for the outcome; its first vote counts."""
+        """Record the vote of `rank`, of `size`, which waits for the outcome; its first vote counts."""
         self._waiting[rank] = waiting
         self._willing.setdefault(rank, willing)
         self._count(size)
 
     def is_gone(self, rank: int, size: int) -> None:
-        """`rank` votes no more; one that has not is not willing."""
+        """Count `rank` as not willing if it has not voted: it has gone."""
         if not self._willing.setdefault(rank, False):
             self._count(size)
 
@@ -42,14 +42,14 @@ class Votes:
 
 
 class Gathers:
-    """Bytes that the members bring together under a name: once the last has come all get all of them, in rank order."""
+    """Gathers by name: once the last member has arrived, all get the bytes of all, in rank order."""
 
     def __init__(self, store: Service) -> None:
         self._store = store
         self._brought: dict[bytes, dict[int, tuple[Waiting, bytes]]] = {}
 
     def bring(self, name: bytes, rank: int, payload: bytes, waiting: Waiting, size: int) -> None:
-        """`rank`, of `size`, brings `payload`, and waits for what the others bring.
+        """Add the `payload` of `rank`, of `size`, which waits for those of the others.
 
         Raises:
             Refusal: the answer would be too long.
@@ -65,5 +65,5 @@ class Gathers:
                 self._store.reply(*each, payloads)
 
     def present(self, name: bytes) -> Collection[int]:
-        """The ranks that have come to a gather that is not over."""
+        """Return the ranks that have arrived at a gather that is not over."""
         return self._brought.get(name, {}).keys()
