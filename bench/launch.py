@@ -4,11 +4,11 @@
   lanterne launch -n 4 --restarts 3 -- python examples/go_on.py     # a rank that fails is started again
 
 The ranks also have torchrun's variables (RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and so on), so a torch.distributed program
-of any backend runs as it is. Other programs call `lanterne.init()`; one that goes on after a death calls
-`comm.shrink()` then, and between its steps `comm.grow()`, which takes in whoever waits: docs/going-on.md. Where the
-job's store dies another one is started, too: to the program that is an error after which it shrinks. The exit code is 0
-if that of all ranks is that were there at the end, else that of the first that failed. A rank that ends with 2, which
-is bad input, is not started again, and that is the job's exit code, whoever goes on.
+of any backend runs as it is. Other programs call `lanterne.init()`. A program that goes on after a death calls
+`comm.shrink()` then, and between its steps `comm.grow()`, which takes in the processes that wait: docs/going-on.md. The
+job ends if its store is killed, unless LANTERNE_STORE names a Redis. The exit code is 0 if every rank that was there at
+the end returned 0, else that of the first that failed. A rank that ends with 2, which is bad input, is not started
+again, and 2 is the job's exit code, even if other ranks go on.
 """
 
 import argparse

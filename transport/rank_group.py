@@ -1,4 +1,4 @@
-"""The ranks of a job and what they can tell each other before, and beside, any transport."""
+"""Group of a job's ranks, and the messages between them that need no transport."""
 
 import logging
 import os
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
     from lanterne.transport.store.process import StoreProcess
 
-# Those that must not go on in a forked child.
+# Groups that a forked child must not use.
 _open: "weakref.WeakSet[Group]" = weakref.WeakSet()
 # As transport/store/membership/meetings.py has it.
 BEGIN = "lanterne/begin"
 
 log: logging.Logger = logging.getLogger(__name__)
-# A look at the control socket is a system call, of 1 us: waiting loops take one only so often.
+# Interval of a waiting loop's looks at the control socket: each is a system call, of 1 us.
 LOOK_S = 2e-3
-# What a rank sent before it left may still be on its way; a wait for more lasts no longer than this.
+# Messages that a rank sent before it left may still be on their way for this long.
 LEFT_GRACE_S = 1.0
-# A busy store answers a meeting so long after its limit, at most.
+# A busy store answers a meeting within this after its limit.
 ANSWER_S = 5.0
 
 
 class Group:
-    """The ranks of a job as one of them sees it. For one thread of each rank.
+    """Ranks of a job as one of them sees it; for one thread of each rank.
 
     Attributes:
-        host: this host's identity; `hosts` has every rank's. Equal: same kernel, shared memory and network.
+        host: this host's identity; `hosts` has every rank's. Equal ones share a kernel, its memory and its network.
         store: None in a job of one rank.
-        machine: that of the store's client.
-        epoch: 0, or how often the job has grown since; `newcomers`: ranks that came in then.
-        somebody_waits: to be taken in, as far as is known without asking.
-        ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
+        machine: the one of the store's client.
+        epoch: 0, or how often the job has grown since; `newcomers`: ranks that were taken in then.
+        somebody_waits: whether a process waits to be taken in, as far as is known without asking.
+        ends_together: set before a call of `end_together`, so that `leave` keeps the connection for it.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Group:
         self._failed: dict[int, str] = {}
         self._left: dict[int, float] = {}
         self._gone: dict[int, str] = {}  # both, first one first
-        # By the key of a board, as long as somebody has a seat there.
+        # By the key of a board, as long as a seat is open there.
         self._records: weakref.WeakValueDictionary[bytes, deque[Record]] = weakref.WeakValueDictionary()
         self._next_look = 0.0
         self._closed = False
@@ -121,11 +121,11 @@ class Group:
         return max(self.hosts.count(self.host), int(text))
 
     def exchange(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
-        """Give every rank each rank's bytes: a list by rank. All ranks call it with the same `name`, in the same order.
+        """Return each rank's bytes, by rank. All ranks call it with the same `name`, in the same order.
 
         Raises:
-            TransportTimeout: a rank did not come in time; names those.
-            PeerFailed: a rank died or left before it came.
+            TransportTimeout: ranks did not arrive in time; names them.
+            PeerFailed: a rank died or left before it arrived.
         """
         if self.store is None:
             return [bytes(payload)]
@@ -145,22 +145,22 @@ class Group:
             ) from error
 
     def secret(self, purpose: bytes) -> bytes:
-        """32 bytes for `purpose`, the same on every rank of this job, which nobody else can make."""
+        """Return 32 bytes for `purpose`, the same on every rank of this job, and secret."""
         return os.urandom(32) if self.store is None else self.store.secret(purpose)
 
     def survivors(
         self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
     ) -> dict[int, bytes]:
-        """Those of `ranks` that live, with what each brought; all of them call it with the same `name` and `ranks`.
+        """Return the living of `ranks`, with the payload of each; all call it with the same `name` and `ranks`.
 
-        Returns once all have come; those that have not `limit_s` after the first are declared dead, and of two with no
-        path between them one.
+        It returns once all have arrived. Those that have not, `limit_s` after the first, are declared dead. So is one
+        of two ranks with no path between them.
 
         Args:
-            cut: those that this rank cannot reach.
+            cut: the ranks that this one cannot reach.
 
         Returns:
-            Nothing where they meet to agree, and one of them shrinks the communicator instead.
+            Nothing where the meeting is to agree, and one of its ranks shrinks the communicator instead.
 
         Raises:
             PeerFailed: of this rank: it is dead to the others.
@@ -176,7 +176,7 @@ class Group:
                 answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
                 break
             except StoreLost as error:
-                # The answer may come so late, too.
+                # The answer may be that late, too.
                 self._come_back(error, until_s + ANSWER_S - self.machine.now_s())
             finally:
                 self._check_alive()
@@ -206,24 +206,24 @@ class Group:
                 store.call(Kind.ENTER, [self.epoch, self.rank], left_s)
                 self.store = store
             except (StoreLost, TransportTimeout):
-                store.close()  # It has ended by now, too.
+                store.close()  # It has ended as well.
             except BaseException:
                 store.close()
                 raise
         lost.close()
-        # It may have ended again by now: the next request finds the one after it.
+        # If it has ended as well, the next request finds the one after it.
         with suppress(StoreLost):
             self._look()
 
     def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Group | None":
-        """This rank's Group in the next epoch, with those that waited to be taken in; None: there were none.
+        """Return this rank's Group in the next epoch, with the processes that waited; None where none did.
 
-        All living ranks of the job call it, with the same `name`, and `ranks`, which are they. The epoch is in force,
-        and this one over, once all of it have said that they are ready (`begin`).
+        All living ranks of the job call it, with the same `name`, and themselves as `ranks`. The next epoch is in
+        force, and this one over, once all its ranks have called `begin`.
 
         Raises:
             InputError: ranks differ in their terms.
-            PeerFailed: of this rank: it came too late, and is dead to the others.
+            PeerFailed: of this rank: it arrived too late, and is dead to the others.
             TransportError: the store is lost, or `ranks` are not all that live.
         """
         assert self.store is not None
@@ -238,7 +238,7 @@ class Group:
             if why := unpack(each[RANK_NBYTES:]).refusal(terms):
                 raise InputError(f"grow: rank {unpack_ranks(each[:RANK_NBYTES])[0]}: {why}")
         if not roll:
-            # Without a rank that has died they take in those that wait.
+            # A rank has died meanwhile: the processes still wait.
             self.somebody_waits |= len(came) < len(ranks)
             return None
         epoch, world_size, *newcomers = unpack_ranks(roll)
@@ -252,15 +252,15 @@ class Group:
     def taken_in(
         store: "StoreClient", terms: Terms, limit_s: float, place: int = ANY, number: int = -1
     ) -> "tuple[Group, Terms]":
-        """The Group in the next epoch, and the Terms, of a job that takes this process in; `begin` says whether it has.
+        """Return the Group in the next epoch of a job that takes this process in, and its Terms; then call `begin`.
 
         Args:
             limit_s: for the ranks of the job, and of each step from then on.
             place: the rank that it was at the start of the job; or ANY.
-            number: of its guard; -1: none.
+            number: the one of its guard; -1 without a guard.
 
         Raises:
-            TransportError: it is not taken in, and why.
+            TransportError: it is not taken in; says why.
         """
         fields: list[int | bytes] = [place, number, terms.pack(), int(limit_s * 1e3)]
         epoch, agreed, ranks = store.call(Kind.APPLY, fields, limit_s + ANSWER_S, "join")
@@ -269,14 +269,14 @@ class Group:
         return group, unpack(agreed)
 
     def begin(self, limit_s: float) -> bool:
-        """Whether all ranks of this epoch are ready for it: then it is in force, and the one before is over.
+        """Return whether all ranks of this epoch are ready: then it is in force, and the one before is over.
 
-        If not, nothing has changed for the ranks that were there before. Raises as `survivors`.
+        Else nothing has changed for the ranks that were there before. Raises as `survivors`.
         """
         return len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
 
     def take_over(self, before: "Group") -> None:
-        """`before` was this rank's in the epoch before: leave that."""
+        """Leave `before`, this rank's Group of the epoch before."""
         self._store_process, before._store_process = before._store_process, None
         before.leave()
 
@@ -285,11 +285,10 @@ class Group:
         self.exchange(name, b"", timeout_s)
 
     def check_peers(self, peers: Iterable[int] | None = None, done: Collection[int] | None = None) -> None:
-        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left LEFT_GRACE_S ago although it is
-        still waited for. For waiting loops: it never blocks.
+        """Raise PeerFailed if a rank of `peers` (default: any) has died, or has left LEFT_GRACE_S ago. It never blocks.
 
         Args:
-            done: those of `peers` of which nothing more can come once they have left (default: all).
+            done: the ranks of `peers` that send nothing more once they have left (default: all).
 
         Raises:
             TransportError: the store is lost, so deaths could no longer be noticed.
@@ -301,7 +300,7 @@ class Group:
                 self._look()
                 self._next_look = self.machine.now_s() + LOOK_S
         finally:
-            # A death that was told before the store was lost says more than that loss.
+            # A death that was reported before the store was lost says more than that loss.
             if self._failed:
                 self._check_alive()
                 peers = self._failed if peers is None else frozenset(peers)
@@ -349,7 +348,7 @@ class Group:
         if self.store is None or os.getpid() != self._pid:
             return
         self.machine.not_at_exit(self._leave_at_exit)
-        # Without a store there is nobody to tell.
+        # Without a store no rank would hear of it.
         with suppress(TransportError):
             if self._store_process is not None and (refused := self.store.refused()):
                 log.warning("lanterne: %s", refused)
@@ -362,10 +361,10 @@ class Group:
     close = leave
 
     def end_together(self, willing: bool, limit_s: float = LONGEST_S) -> bool:
-        """Whether every rank is `willing` to end in order. MPI_Finalize would wait for ever for one that is not.
+        """Return whether every rank is `willing` to end in order. MPI_Finalize would wait for ever for one that is not.
 
-        For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died,
-        or after `limit_s`: False.
+        Call it once, at the end of the process, also after `leave`. It returns False once one is not willing or has
+        died, or after `limit_s`.
         """
         if self.store is None:
             return willing
@@ -447,7 +446,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def host_identity() -> str:
-    """What processes have in common that share a kernel, its shared memory and its network (loopback): a str.
+    """Return a str that is equal for processes that share a kernel, its shared memory and its network (loopback).
 
     LANTERNE_HOST_ID overrides it.
     """

@@ -1,4 +1,4 @@
-"""How a process finds its job: its rank, the others, and the store where they meet, before any transport exists.
+"""Start of a process in its job: its rank, the other ranks, and their store, before any transport exists.
 
 `connect()` asks `launchers.find_launch` what started this process:
 1. our launcher (`-n`): LANTERNE_STORE, host:port or a URL, and LANTERNE_TOKEN, with RANK and WORLD_SIZE;
@@ -57,7 +57,7 @@ OPEN_TOKEN = "loopback-without-a-secret"
 # store before it starts one itself.
 PORT_S, STANDS_IN_S = 4.0, 2.0
 RETRY_S = 0.1
-# Of networks that are nobody's (RFC 5737, RFC 3849): the way there is the default route.
+# Networks for documentation (RFC 5737, RFC 3849): the way there is the default route.
 FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 STORE = "LANTERNE_STORE"
 
@@ -71,7 +71,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def in_a_job() -> bool:
-    """Whether a launcher, ours or another, started this process as one of its ranks.
+    """Return whether a launcher, ours or another, started this process as one of its ranks.
 
     Raises:
         InputError: a launcher gives half of its variables, or two contradict each other.
@@ -80,29 +80,29 @@ def in_a_job() -> bool:
 
 
 def is_started_by_mpi() -> bool:
-    """Whether an MPI launcher started this process, be it for ours."""
+    """Return whether an MPI launcher started this process, also on behalf of our launcher."""
     launch = find_launch(os.environ)
     return launch.launcher.way == "mpi" or os.environ.get("LANTERNE_LAUNCHER") == "mpi"
 
 
 def launched_rank() -> int:
-    """The rank that a launcher gave this process in its environment; 0 where it gave none."""
+    """Return the rank that a launcher gave this process in its environment; 0 where it gave none."""
     with suppress(InputError):
         return find_launch(os.environ).rank
     return 0
 
 
 def launched_world_size() -> int:
-    """How many ranks a launcher started, as this process's environment says; 1 where it says nothing."""
+    """Return how many ranks a launcher started, as the environment says; 1 where it says nothing."""
     with suppress(InputError):
         return max(1, find_launch(os.environ).world_size)
     return 1
 
 
 def connect(timeout_s: float | None = None) -> Group:
-    """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
+    """Return the Group of the job that this process belongs to, once all ranks are there; see the module.
 
-    An error that ends the process is one line, without a traceback: it is for whoever starts the job.
+    An error that ends the process is one line, without a traceback, for the person who starts the job.
 
     Args:
         timeout_s: seconds to wait for names, the store and the other ranks; None for LANTERNE_TIMEOUT_S, 60.
@@ -110,7 +110,7 @@ def connect(timeout_s: float | None = None) -> Group:
     Raises:
         InputError: a variable has no valid value, a launcher gives half of its variables, or two contradict each other.
         Unavailable: the store cannot listen where it should, or MPI launcher and library do not belong together.
-        TransportTimeout: a rank, or the store, did not come.
+        TransportTimeout: a rank, or the store, is missing.
     """
     try:
         _refuse_removed()
@@ -149,9 +149,9 @@ def _connect(launch: Launch, timeout_s: float | None) -> Group:
 
 
 def ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float | None = None) -> tuple[Group, Terms]:
-    """The Group that this process enters with the ranks of a job that runs, and its Terms; see collectives/growth.py.
+    """Return the Group that this process enters with the ranks of a running job, and its Terms (collectives/growth.py).
 
-    Who does not catch its errors sees one line, as of `connect`.
+    An error that ends the process is one line, as of `connect`.
 
     Args:
         address: host:port of its store, or the URL of the Redis that says where it is.
@@ -159,7 +159,7 @@ def ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float 
 
     Raises:
         InputError: an address or a place that cannot be.
-        TransportError: it is not taken in, and why.
+        TransportError: it is not taken in; says why.
     """
     try:
         _refuse_removed()
@@ -198,23 +198,23 @@ def _ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float
 
 
 class MeetingPlace(Protocol):
-    """A store of somebody else's, where ranks can meet before they have ours."""
+    """Store of another library, where ranks meet before they have ours."""
 
     def set(self, key: str, value: str, /) -> object:
         """Store `value` under `key`."""
 
     def get(self, key: str, /) -> bytes:
-        """What is under `key`, as soon as somebody has set it."""
+        """Return the value of `key`, as soon as it is set."""
         ...
 
 
 def connect_at(place: MeetingPlace, rank: int, world_size: int, timeout_s: float | None = None) -> Group:
-    """The Group of `world_size` ranks that meet at `place`, where rank 0 tells the others of our store.
+    """Return the Group of `world_size` ranks that meet at `place`, where rank 0 publishes the address of our store.
 
     Raises:
         InputError: a rank that cannot be.
         Unavailable: rank 0 cannot listen.
-        TransportTimeout: our store, or a rank, did not come; else what `place` raises.
+        TransportTimeout: our store, or a rank, is missing; else the errors of `place`.
     """
     if not 0 <= rank < world_size:
         raise InputError(f"join: got rank {rank} of {world_size}, expected 0 to {world_size - 1}")
@@ -241,7 +241,7 @@ def _reached(place: object) -> str:
 
 
 def _start_and_tell(*, several_hosts: bool, reached: str = "") -> tuple[StoreProcess | None, str]:
-    """A store, with its address and token, for the other ranks; a failure is told too, so that none waits in vain."""
+    """Start a store; return it, and its address and token for the other ranks, or an error for them."""
     try:
         token = secrets.token_hex(16)
         bind, lease = shown_address(reached, several_hosts=several_hosts), lease_of(token)
@@ -252,7 +252,7 @@ def _start_and_tell(*, several_hosts: bool, reached: str = "") -> tuple[StorePro
 
 
 def _group_at(told: str, rank: int, world_size: int, process: StoreProcess | None, timeout_s: float | None) -> Group:
-    """The Group at the store of which `_start_and_tell` has told."""
+    """Return the Group at the store of `_start_and_tell`."""
     if told.startswith("!"):
         raise Unavailable(told[1:])
     host, port, token = told.split(" ")
@@ -264,7 +264,7 @@ def _group_at(told: str, rank: int, world_size: int, process: StoreProcess | Non
 
 
 def tell_in_one_line(told: LanterneError) -> None:
-    """Have Python print `told`, should it end this process, without the traceback."""
+    """Have Python print the error `told` without a traceback if it ends this process."""
 
     def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if error is told:
@@ -278,12 +278,12 @@ def tell_in_one_line(told: LanterneError) -> None:
 
 
 def _deadline_s(timeout_s: float | None) -> float:
-    """When a start of `timeout_s` seconds has to be over, by this machine's clock."""
+    """Return the deadline of a start of `timeout_s` seconds, by this machine's clock."""
     return THIS_MACHINE.now_s() + (DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
 
 
 def _left_s(until_s: float) -> float:
-    """How many seconds are left."""
+    """Return how many seconds are left."""
     return max(round(until_s - THIS_MACHINE.now_s(), 1), 0.0)
 
 
@@ -320,7 +320,7 @@ def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
 
 
 def _mpi_all_gather(comm: "MPI.Intracomm", payload: bytes) -> list[bytes]:
-    """The first 512 bytes of every rank, by rank; buffers only: mpi4py's lower-case verbs would unpickle."""
+    """Return the first 512 bytes of every rank, by rank; buffers only: mpi4py's lower-case verbs would unpickle."""
     import numpy as np
 
     slot_nbytes = 512
@@ -410,7 +410,7 @@ def bind_beside(lease: RedisLease) -> str:
 def _open_store(
     rank: int, address: tuple[str, int], bind: str, token: str, until_s: float
 ) -> tuple[StoreClient, StoreProcess | None]:
-    """The client of the store at `address`, and the store's process where this rank has started it.
+    """Return the client of the store at `address`, and the store's process where this rank has started it.
 
     Rank 0 starts it. Where `address` is no address of its host, the first rank on that host does.
     """
@@ -428,12 +428,12 @@ def _open_store(
 
 
 def _is_first_here() -> bool:
-    """Whether this is the first rank of its host, as far as its launcher says."""
+    """Return whether this is the first rank of its host, as far as its launcher says."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "SLURM_LOCALID"))
 
 
 def _own_address(address: tuple[str, int]) -> str:
-    """This host's, by which it reaches `address`."""
+    """Return the address of this host by which it reaches `address`."""
     family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as sock:
         sock.connect(where)  # nothing is sent
@@ -443,7 +443,7 @@ def _own_address(address: tuple[str, int]) -> str:
 def _start_store(
     token: str, bind: str, port: int, *, may_be_elsewhere: bool, patience_s: float = PORT_S
 ) -> StoreProcess | None:
-    """The store, at a port that one of a job which was just killed may leave only now.
+    """Start the store, at a port that the store of a job which was just killed may leave only now.
 
     Args:
         may_be_elsewhere: None is returned where `bind` is another host's, or a rank of this host was quicker.
@@ -466,7 +466,7 @@ def _start_store(
 
 
 def _answers(address: tuple[str, int], token: str) -> bool:
-    """Whether a store of this job is at `address`."""
+    """Return whether a store of this job is at `address`."""
     with suppress(TransportError):
         StoreClient(address, token, STANDS_IN_S).close()
         return True
@@ -474,7 +474,7 @@ def _answers(address: tuple[str, int], token: str) -> bool:
 
 
 def _resolve(variable: str, host: str, until_s: float) -> list[str]:
-    """The addresses of `host`, which `variable` names. A pod, say, has a name only once it runs: it is waited for."""
+    """Return the addresses of `host`, of the variable `variable`; wait for its name, which a pod has once it runs."""
     warn_s = THIS_MACHINE.now_s() + STANDS_IN_S
     while True:
         try:
@@ -495,7 +495,7 @@ def _resolve(variable: str, host: str, until_s: float) -> list[str]:
 
 
 def address_of(name: str) -> str:
-    """The address of the interface `name`, IPv4 before IPv6; any other name as it is."""
+    """Return the address of the interface `name`, IPv4 before IPv6; any other name as it is."""
     if name not in [interface for _index, interface in socket.if_nameindex()]:
         return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

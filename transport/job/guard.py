@@ -1,10 +1,9 @@
-"""The parent of one rank: `python -m lanterne.transport.job.guard COMMAND...`, started by launch.py for each. Linux.
+"""Supervisor of one rank: `python -m lanterne.transport.job.guard COMMAND...`, started by launch.py for each. Linux.
 
-MPI launchers kill the whole job when one rank dies, and never tell the others why. So the launcher's child is this
-small process: it runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies,
-tells the store how the rank ended, and ends only when all ranks have, or the store is gone. With LANTERNE_RESTARTS it
-starts a rank that has failed again, but one that was asked for what cannot be: it would be so again. Whatever the rank
-leaves behind it ends too: it adopts orphans.
+MPI launchers kill the whole job when one rank dies, and do not say why. So the launcher's child is this small process.
+It runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies, reports to the
+store how the rank ended, and ends only when all ranks have, or the store is lost. With LANTERNE_RESTARTS it starts a
+rank again that has failed, except for bad input. It adopts orphans, and ends all that the rank leaves behind.
 """
 
 import ctypes
@@ -37,7 +36,7 @@ MPI_NAMES = (
 DIRECT_NAMES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),)
 # The exit code of bad input: of an InputError in our commands, of argparse in the user's.
 BAD_INPUT = 2
-# Another store leads within this after one was lost; a guard that waits for it looks so often whether it is to end.
+# Another store leads within this after one was lost; meanwhile a guard checks at this interval whether it must end.
 STORE_S, LOOK_S = 30.0, 0.5
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -50,7 +49,7 @@ EXIT_S = 2.0
 
 
 def survivors_s() -> float:
-    """How long survivors of a death may take to end by themselves, seconds: LANTERNE_GRACE_S, or 10.
+    """Return the seconds that survivors of a death have to end by themselves: LANTERNE_GRACE_S, or 10.
 
     Raises:
         InputError: the variable is no such time.
@@ -73,7 +72,7 @@ def set_parent_death_signal(number: int, parent: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """The pids of the processes below `pid`."""
+    """Return the pids of the processes below `pid`."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -92,7 +91,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def exit_code(status: int) -> tuple[int, str]:
-    """The exit code of a wait status as shells give it, 128 + n for signal n, and the words for it."""
+    """Return the exit code of a wait status as shells give it, 128 + n for signal n, and words for it."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code, f"exited with code {code}"
@@ -101,11 +100,11 @@ def exit_code(status: int) -> tuple[int, str]:
 
 
 class Guard:
-    """Runs `command` as rank `rank` and sees to its end.
+    """Run `command` as rank `rank` and supervise it.
 
     Args:
-        wakeup: readable once a signal has come.
-        restarts: so often it is started again when it fails, to be taken in by the others.
+        wakeup: readable after a signal.
+        restarts: how often the rank is started again after a failure, to be taken in by the others.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Guard:
         self._command = command
         self._restarts = restarts
         self._attempt = 0
-        # It waits to be taken in: what befalls the others is not its affair.
+        # The rank waits to be taken in, so the deaths of others do not concern it.
         self._outside = False
         self._rank = rank
         self._client = client
@@ -129,12 +128,12 @@ class Guard:
         self._was_told = False  # to end
 
     def run(self) -> int:
-        """See to the rank's end and tell it; this process's exit code."""
+        """Supervise the rank, report its end, and return this process's exit code."""
         self._poll.register(self._wakeup, select.POLLIN)
         self._poll.register(self._client, select.POLLIN)
         try:
             while True:
-                # Before the first wait: what the store told with its answer to us is here already, not in the socket.
+                # Before the first wait: notices that came with the first answer are not in the socket any more.
                 self._handle_signals()
                 self._reap()
                 if self._finished():
@@ -178,13 +177,13 @@ class Guard:
                 self._end_descendants()
 
     def _start_again(self, reason: str) -> bool:
-        """Whether it was: not for a job that is over."""
+        """Start the rank again; False where the job is over."""
         self._end_descendants()
         self._restarts -= 1
         attempt = self._call(Kind.RESTART, [self._rank, self._attempt, reason.encode()])[0]
         if not attempt:
             return False
-        # What was told until then is of the process that has ended.
+        # These notices are about the process that has ended.
         self._client.notices.clear()
         self._outside = True
         self._ended = False
@@ -199,16 +198,16 @@ class Guard:
         return True
 
     def _call(self, kind: Kind, fields: list[int | bytes]) -> list[Any]:
-        """What the store answers, or the one that has taken over from it."""
+        """Return the answer of the store, or of the one that has taken over from it."""
         try:
             return self._client.call(kind, fields)
         except StoreLost as error:
             self._come_back(error)
-            # What it was told when this came back it knows by now.
+            # `_come_back` has reported the end.
             return [] if self._told else self._client.call(kind, fields)
 
     def _come_back(self, error: StoreLost) -> None:
-        """To the store that has taken over from the one that was lost; raise `error` if none does."""
+        """Go on at the store that takes over from the one that was lost; raise `error` if none does."""
         lost, until_s = self._client, THIS_MACHINE.now_s() + STORE_S
         self._poll.unregister(lost)
         while self._client is lost:
@@ -245,7 +244,7 @@ class Guard:
                 self._why = ""
                 self._outside = True
             if kind == Kind.GOES_ON_NOTICE and self._rank in unpack_ranks(unpack_fields(body, "bb")[1]):
-                # It has done what a survivor can: no end by itself is asked of it any more.
+                # It has gone on after the death, so it need not end.
                 self._terminate_at = float("inf")
                 self._why = ""
                 self._outside = False
@@ -253,7 +252,7 @@ class Guard:
 
     def _end_rank(self, delay_s: float, why: str) -> None:
         at = THIS_MACHINE.now_s() + delay_s
-        # One that was told to end, and is being killed, may have died to the others before we see its end.
+        # A rank that is being ended may be declared dead before its end is seen here.
         if at < self._terminate_at and not self._was_told:
             self._terminate_at, self._why = at, why
 
@@ -270,7 +269,7 @@ class Guard:
             _signal_group(self._child, signal.SIGKILL)
 
     def _end_descendants(self) -> None:
-        # Orphans below us come to us (we are their subreaper), so a few turns find all of them.
+        # This process adopts orphans (it is their subreaper), so a few turns find all of them.
         while pids := descendants(os.getpid()):
             for pid in pids:
                 _signal(pid, signal.SIGKILL)
@@ -339,7 +338,7 @@ def _signals_to_a_socket() -> tuple[socket.socket, socket.socket]:
 
 
 def _place() -> tuple[int, int, int] | None:
-    """This rank's (rank, world_size, local_rank), as the launcher that started us says; None if it does not."""
+    """Return this rank's (rank, world_size, local_rank), as its launcher says; None if it does not."""
     for names in MPI_NAMES if os.environ["LANTERNE_LAUNCHER"] == "mpi" else DIRECT_NAMES:
         if all(os.environ.get(name, "").isdigit() for name in names):
             rank, world_size, local_rank = (int(os.environ[name]) for name in names)
@@ -348,7 +347,7 @@ def _place() -> tuple[int, int, int] | None:
 
 
 def _as_torchrun(rank: int, world_size: int, local_rank: int) -> dict[str, str]:
-    """The variables of a rank that torchrun sets beside MASTER_ADDR and MASTER_PORT; all ranks are on one host."""
+    """Return the variables that torchrun sets besides MASTER_ADDR and MASTER_PORT; all ranks are on one host."""
     numbers = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
     numbers |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), world_size)
     numbers |= {"TORCHELASTIC_RESTART_COUNT": 0}

@@ -1,7 +1,7 @@
-"""Starts a job of N ranks on this host, watches it, and leaves nothing behind.
+"""Start of a job of N ranks on this host, which is watched, and leaves nothing behind.
 
-Every rank runs below a guard (guard.py), whether mpiexec starts it or we do. The store is ours: when we end, however
-that happens, the store ends; without the store the guards end their ranks.
+Every rank runs below a guard (guard.py), whether mpiexec starts it or the launcher. The store belongs to the launcher:
+it ends with the launcher, and without a store the guards end their ranks.
 """
 
 import logging
@@ -35,7 +35,7 @@ from lanterne.transport.store.redis_lease import lease_of
 from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 MAX_WORLD_SIZE, MAX_RESTARTS, MAX_STORES = 1024, 1000, 5
-# How long mpiexec may take to end after its last rank, or guards after the store; and all after they were told to.
+# How long mpiexec may take to end after its last rank, or guards after the store; and all after a signal.
 END_S, STOP_S = 5.0, 3.0
 # How long the launcher may take until all guards have started, and for each of them.
 START_S, START_RANK_S = 60.0, 1.0
@@ -59,7 +59,7 @@ MPI_ENVIRONMENT = {
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
 }
 
-# On one host nobody else is to reach a port of MPI's: UCX under MPICH then opens none, Open MPI and OFI on loopback.
+# Other hosts must not reach a port of MPI's: UCX under MPICH then opens none, Open MPI and OFI on loopback.
 ONE_HOST_ENVIRONMENT = {
     "UCX_TLS": NO_TCP,
     "FI_TCP_IFACE": "lo",
@@ -87,15 +87,16 @@ def launch(
 ) -> int:
     """Run `command` as `world_size` ranks on this host and return the job's exit code.
 
-    It is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a rank
-    dies, the others learn it through their Group; who still runs LANTERNE_GRACE_S (10) seconds later is ended.
+    The code is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a
+    rank dies, the others learn of it through their Group. A rank that still runs LANTERNE_GRACE_S (10) seconds later is
+    ended. Where LANTERNE_STORE names a Redis, the job outlives its store, up to MAX_STORES times.
 
     Args:
         launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
-        timeout_s: end the job after so many seconds; None: never.
-        env: variables that the ranks get beside ours.
-        restarts: so often each rank is started again when it fails; its `lanterne.init` waits until it is taken in.
-            Not one whose exit code is 2, of bad input: that is the job's, too, whoever goes on.
+        timeout_s: end the job after this many seconds; None: never.
+        env: more variables for the ranks.
+        restarts: how often a rank is started again after a failure; its `lanterne.init` waits until it is taken in.
+            A rank whose exit code is 2, of bad input, is not, and 2 is the job's code.
 
     Raises:
         InputError: no such command or launcher, or a world size that is none; restarts by mpiexec.
@@ -127,7 +128,7 @@ def launch(
             **(ONE_HOST_ENVIRONMENT if mpiexec else {}),
             # Without the traces of an MPI job that we are ourselves a rank of.
             **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
-            # Ranks write through pipes, and cannot see that somebody is looking, nor how wide the terminal is.
+            # Ranks write through pipes, and cannot see a terminal, nor its width.
             **_terminals(),
             **(env or {}),
             "LANTERNE_STORE": lease.url if lease else f"{store.address[0]}:{store.address[1]}",
@@ -148,7 +149,7 @@ def launch(
             _start_guards(processes, command, world_size, mpiexec, variables)
             return watch.run(processes, timeout_s)
         finally:
-            # Before the store ends: ranks and guards would tell that they have lost it.
+            # Before the store ends: ranks and guards would report that they have lost it.
             _stop(processes, job, signal.SIGKILL if mpiexec else signal.SIGTERM)
             watch.close()
             store.close()
@@ -159,7 +160,7 @@ def launch(
 
 
 def find_mpiexec() -> str:
-    """The mpiexec beside this Python, else the one on PATH.
+    """Return the mpiexec next to this Python, else the one on PATH.
 
     Raises:
         Unavailable: there is none.
@@ -174,7 +175,7 @@ def find_mpiexec() -> str:
 
 
 class JobWatch:
-    """Follows a job through the store until it has ended."""
+    """Follow a job through the store until it has ended."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class JobWatch:
         self._starter = starter
         self._stopped = stopped
         self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
-        self._lost: set[int] = set()  # without whom the others went on
+        self._lost: set[int] = set()  # ranks that the others went on without
         self._again: set[int] = set()  # that were started again, and not taken in yet
         self._needed = set(range(world_size))  # the job ends with these
         self._world_size = world_size
@@ -197,7 +198,7 @@ class JobWatch:
         client.call(Kind.WATCH)
 
     def run(self, processes: Sequence[Process], timeout_s: float | None) -> int:
-        """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
+        """Return the job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
         deadline = THIS_MACHINE.now_s() + (float("inf") if timeout_s is None else timeout_s)
         started_by = THIS_MACHINE.now_s() + self._start_s
         poll = self._poll
@@ -229,7 +230,7 @@ class JobWatch:
                 os.close(pidfd)
 
     def close(self) -> None:
-        """Close the connection to the store; say whom it has refused."""
+        """Close the connection to the store; log the clients that it has refused."""
         with suppress(TransportError):
             if refused := self._client.refused():
                 log.warning("lanterne: %s", refused)
@@ -255,7 +256,7 @@ class JobWatch:
             if kind == Kind.ENDED_NOTICE:
                 rank, code, reason = unpack_fields(body, "iib")
                 if rank in self._codes:
-                    continue  # Its guard has told it another store, too.
+                    continue  # Its guard has reported it to another store, too.
                 self._codes[rank] = code
                 # A rank that ended with a code of its own has had the chance to say why.
                 level = logging.INFO if 0 <= code < 128 else logging.WARNING
@@ -284,7 +285,7 @@ class JobWatch:
             self._take_over(another)
 
     def _go_on(self, before: Sequence[int], now: Sequence[int]) -> None:
-        """Those of `before` have become those of `now`."""
+        """Record that the ranks `now` go on, of those `before`."""
         lost, new = set(before) - set(now) - self._lost, set(now) & self._lost | set(now) - set(before)
         self._lost = (self._lost | lost) - new
         self._again -= set(now)
@@ -295,12 +296,12 @@ class JobWatch:
 
     def _exit_code(self, processes: Sequence[Process]) -> int:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
-        # Without whom the others went on, or came to the end, does not count; if nobody did, all do.
+        # Ranks that the others went on without do not count; if none went on, all count.
         outside = {rank for rank in self._lost | self._again if self._codes.get(rank) != BAD_INPUT}
         counted = {rank: code for rank, code in self._codes.items() if rank not in outside} or self._codes
         failures = [code for code in counted.values() if code != 0]
         if not failures and len(self._codes) < self._world_size:
-            if launcher_code != -signal.SIGPIPE:  # else nobody reads what it writes, or this
+            if launcher_code != -signal.SIGPIPE:  # else its reader has ended
                 log.warning("rank %s did not report how it ended", _join(self._running()))
             failures = [UNKNOWN_CODE]
         code = next((code for code in failures if code != UNKNOWN_CODE), launcher_code or 1) if failures else 0
@@ -317,7 +318,7 @@ class JobWatch:
 
 
 def _free_ports(count: int) -> int:
-    """The first of `count` ports after each other that are free: of the store of torch's, and after each restart."""
+    """Return the first of `count` free ports in a row: of torch's store, one for each attempt."""
     while True:
         first = FIRST_STEP_PORT + secrets.randbelow(NUM_STEP_PORTS - count)
         with suppress(OSError):
@@ -331,7 +332,7 @@ def _join(ranks: Iterable[int]) -> str:
 
 
 def _terminals() -> dict[str, str]:
-    """The columns of the terminals that standard error and output are, as far as they are."""
+    """Return the widths of the terminals of standard error and output, where they are terminals."""
     columns: dict[str, str] = {}
     for name, file in (("LANTERNE_PROGRESS", sys.stderr), ("LANTERNE_COLUMNS", sys.stdout)):
         with suppress(AttributeError, OSError, ValueError):  # closed, or no terminal
@@ -361,14 +362,14 @@ def _popen(command: Sequence[str], variables: Mapping[str, str]) -> Process:
 
 def start_child(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     """Start a process that gets SIGTERM when this thread ends, even by SIGKILL; `options` as of Popen."""
-    # It makes system calls only, so it cannot meet a lock that another thread held at the fork.
+    # It makes system calls only, so no lock that another thread held at the fork can block it.
     tie = partial(set_parent_death_signal, signal.SIGTERM, os.getpid())
     return subprocess.Popen(command, preexec_fn=tie, **options)  # noqa: PLW1509 (system calls only)
 
 
 @contextmanager
 def _stopping_signals() -> Iterator[list[int]]:
-    """A list that gets the number of a SIGTERM or SIGHUP that comes meanwhile; only the main thread sees them."""
+    """Yield a list of the SIGTERM and SIGHUP received meanwhile; only the main thread receives them."""
     stopped: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -383,11 +384,11 @@ def _stopping_signals() -> Iterator[list[int]]:
 
 
 def _stop(processes: Sequence[Process], job: str, number: int) -> None:
-    """End a job that still runs, which was interrupted or is overdue, in silence; MPICH's shared memory too.
+    """End a job that was interrupted or is overdue, without a report; remove MPICH's shared memory.
 
     Args:
-        number: of the signal. Guards end their ranks at SIGTERM; Hydra would tell of every rank that ends before the
-            others, so it gets SIGKILL, of which those below it learn.
+        number: the signal. Guards end their ranks at SIGTERM. Hydra would report each rank that ends before others, so
+            it gets SIGKILL, which ends the processes below it.
     """
     if all(process.poll() is not None for process in processes):
         return
@@ -403,7 +404,7 @@ def _stop(processes: Sequence[Process], job: str, number: int) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether process `pid` runs: it is there, and has not ended."""
+    """Return whether process `pid` exists and has not ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -412,7 +413,7 @@ def lives(pid: int) -> bool:
 
 
 def _end(processes: Sequence[Process], job: str) -> None:
-    """End what is left: give guards that have lost their store time to end their ranks, then kill by the job's name."""
+    """End the rest: give guards that have lost their store time to end their ranks, then kill by the job's id."""
     deadline = THIS_MACHINE.now_s() + END_S
     for process in processes:
         try:
@@ -428,7 +429,7 @@ def _end(processes: Sequence[Process], job: str) -> None:
 
 
 def processes_of(job: str) -> list[int]:
-    """The pids of our processes that carry the job's id in their environment."""
+    """Return the pids of our processes that have the job's id in their environment."""
     marker = f"{JOB_VARIABLE}={job}".encode()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
