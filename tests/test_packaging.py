@@ -20,15 +20,13 @@ from lanterne.transport.ucx.worker import UCXX_VERSION
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "locks" / "base.txt"
 PACKAGE = Path(lanterne.__file__).parent
-# They redo our own figures, and need a checkout.
-YARDSTICKS = ("lanterne/bench/papers", "lanterne/bench/scores")
 
 
 def package_files():
-    """Names, from `lanterne/` on, of all files of the package but the yardsticks'."""
+    """Names, from `lanterne/` on, of all files of the package."""
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         inside = Path("lanterne", Path(folder).relative_to(PACKAGE))
-        if "__pycache__" not in inside.parts and not str(inside).startswith(YARDSTICKS):
+        if "__pycache__" not in inside.parts:
             yield from (
                 str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", ".ll", "h800.json"))
             )
@@ -149,20 +147,6 @@ def test_the_sdist_holds_each_module_once_and_what_run_needs(built):
     needed = {"run", "pyproject.toml", "README.md", "LICENSE", "tests/conftest.py", "examples/all_reduce.py"}
     assert needed | locks <= set(names)
     assert run.mode & 0o100
-
-
-def test_an_installed_wheel_says_what_needs_a_checkout(built, tmp_path):
-    (wheel,) = built.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    command = [sys.executable, "-P", "-m", "lanterne"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for words in (["experiment", "list"], ["bench", "planner"]):
-        result = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
-        assert (result.returncode, result.stdout) == (3, ""), words
-        assert result.stderr == (
-            f"lanterne: {words[0] if words[0] == 'experiment' else ' '.join(words)}: redoes figures of our own, "
-            "and is in a checkout of lanterne only\n"
-        ), words
 
 
 def test_no_import_reaches_a_folder_of_the_checkout_by_its_bare_name():

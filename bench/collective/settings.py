@@ -4,7 +4,6 @@ import argparse
 import os
 from dataclasses import dataclass, replace
 
-from lanterne.bench.cli import family
 from lanterne.bench.collective.arrivals_report import late_rank_of
 from lanterne.bench.output.units import check_sizes, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
@@ -94,9 +93,7 @@ def parse(args: argparse.Namespace) -> tuple[BenchSettings, ...]:
         InputError: an option that cannot be.
     """
     if args.collective is not None and args.collective not in COLLECTIVES:
-        raise InputError(
-            f"bench: {one_of(args.collective, COLLECTIVES)}, or another benchmark: {', '.join(family('bench'))}"
-        )
+        raise InputError(f"bench: {one_of(args.collective, COLLECTIVES)}, or another benchmark: bench p2p")
     args.late_rank = late_rank_of(args.late_rank)
     if args.collective is None and args.ranks is None and not in_a_job():
         args.ranks = 4

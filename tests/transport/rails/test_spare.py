@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from verdicts import verdict
 
-from lanterne.bench.scores.rails.rail_faults import mute
+from evaluation.rails.rail_faults import mute
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.local import LocalWorld
