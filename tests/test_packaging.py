@@ -115,6 +115,7 @@ def test_a_checkout_that_was_never_installed_runs(built):
 def test_what_cannot_be_installed_is_refused_in_one_line(tmp_path, before, line):
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "lanterne").mkdir()
+    (tmp_path / "lanterne" / "__init__.py").touch()
     command = [sys.executable, "-c", f"import runpy, sys; {before}; runpy.run_path('setup.py')", "--version"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 1
