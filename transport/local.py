@@ -17,7 +17,7 @@ from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request,
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.rank_group import POLICY as GROUP_POLICY
+from lanterne.transport.rank_group import LEFT_GRACE_S
 from lanterne.transport.store.meeting_names import ends
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import wait
@@ -194,7 +194,7 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         # Who is about to ask may have got this rank's last message since it looked.
-        self.fail(LEFT, GROUP_POLICY.left_grace_s)
+        self.fail(LEFT, LEFT_GRACE_S)
 
 
 def _move(send: Operation, recv: Operation) -> TransportError | None:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
@@ -49,7 +48,7 @@ def main(file: str) -> None:
     # Where each thread is, shortly before the job is given up.
     faulthandler.dump_traceback_later(JOB_S - 4.0)
     # The board is asked about the short calls of `_decision_figures`, too.
-    late.POLICY = replace(late.POLICY, least_normal_s=0.0)
+    late.LEAST_NORMAL_S = 0.0
     with lanterne.init(transport="nccl", timeout_s=60.0) as comm:
         import cupy
 

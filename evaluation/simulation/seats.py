@@ -13,8 +13,22 @@ from math import inf
 from lanterne.errors import PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Option, Policy, find_start, saving_s, starts, to_text
 from lanterne.transport.board.seat import Arrival, Seat
-from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, WITHOUT, Record
-from lanterne.transport.board.sequencer import POLICY as SEQUENCER
+from lanterne.transport.board.sequencer import (
+    ABORT,
+    ASKING_S,
+    DIED,
+    FREE_BELOW_S,
+    FREE_CALLS,
+    JOIN,
+    MAX_FREE_CALLS,
+    MISMATCH,
+    NORMAL,
+    PUNCTUAL_CALLS,
+    SEEN,
+    TIMEOUT,
+    WITHOUT,
+    Record,
+)
 from lanterne.transport.machine import Machine
 from lanterne.transport.waiting import wait
 
@@ -287,17 +301,12 @@ class _Calm:
     def _of_freedom(self, call: SeatCall, outcome: Record) -> Iterator[str]:
         """Whether the next calls had to be free."""
         policy, past = call.policy, self._past[call.signature]
-        punctual, asking_s, most = SEQUENCER.punctual_calls, SEQUENCER.asking_s, SEQUENCER.max_free_calls
-        if (
-            outcome.verdict != NORMAL
-            or policy.normal_s > SEQUENCER.free_below_s
-            or len(past) < punctual
-            or not policy.options
-        ):
+        punctual, asking_s, most = PUNCTUAL_CALLS, ASKING_S, MAX_FREE_CALLS
+        if outcome.verdict != NORMAL or policy.normal_s > FREE_BELOW_S or len(past) < punctual or not policy.options:
             expected = {0}
         else:
             saved_s = sum(saving_s(policy, gaps_s) for gaps_s in past[-punctual:]) / punctual
-            calls = max(SEQUENCER.free_calls, min(int(10 * asking_s / max(policy.normal_s, asking_s)), most))
+            calls = max(FREE_CALLS, min(int(10 * asking_s / max(policy.normal_s, asking_s)), most))
             expected = {calls} if saved_s < asking_s / 2 else {0} if saved_s > 2 * asking_s else {0, calls}
         if outcome.free not in expected and not call.ahead:
             yield f"{outcome.free} of the next calls are free, expected {expected}"

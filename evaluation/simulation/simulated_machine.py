@@ -21,8 +21,7 @@ from evaluation.simulation.network import (
 )
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine, Running, Wakeup
-from lanterne.transport.pauses import POLICY as PAUSES
-from lanterne.transport.pauses import Pauses
+from lanterne.transport.pauses import LONGER_S, Pauses
 
 # In simulated jobs.
 LOST_MS = 4000
@@ -158,7 +157,7 @@ class SimulatedMachine(Machine):
     def wakeup(self) -> Wakeup:
         return SimulatedWakeup(self.network)
 
-    def pauses(self, ranks_here: int = 1, longer_s: float = PAUSES.longer_s) -> Pauses:
+    def pauses(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> Pauses:
         return SimulatedPauses(ranks_here, longer_s, self)
 
     def poller(self) -> Any:

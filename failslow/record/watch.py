@@ -27,7 +27,7 @@ from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communi
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
-from lanterne.failslow.record.job_log import POLLS, JobLog
+from lanterne.failslow.record.job_log import CALM_S, FILLED, LONGEST_S, READ_S, SHORTEST_S, JobLog
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
 from lanterne.failslow.validate.validate import ValidateOptions, validate
@@ -308,7 +308,7 @@ class Looks:
     def __init__(self, job: JobLog, now_s: float) -> None:
         self._job = job
         self._polled_s = now_s
-        self.wait_s: float = POLLS.shortest_s
+        self.wait_s: float = SHORTEST_S
 
     def look(self, now_s: float) -> bool:
         """Whether to poll now."""
@@ -316,7 +316,7 @@ class Looks:
             filled, is_calm = self._job.logs.filled, self._job.is_calm()
         since_s = now_s - self._polled_s
         self.wait_s = next_wait_s(self.wait_s, filled, since_s, is_calm=is_calm)
-        is_due = not is_calm or filled >= POLLS.filled or since_s >= POLLS.read_s
+        is_due = not is_calm or filled >= FILLED or since_s >= READ_S
         if is_due:
             self._polled_s = now_s
         return is_due
@@ -413,6 +413,6 @@ class Reader:
 
 def next_wait_s(wait_s: float, filled: float, since_s: float, *, is_calm: bool) -> float:
     """How long to wait for the next look at call logs after one of `wait_s`, that filled to `filled` in `since_s`."""
-    full_s = since_s * POLLS.filled / max(filled, 1e-9)
-    longest_s = POLLS.calm_s if is_calm else POLLS.longest_s
-    return min(max(POLLS.shortest_s, min(2 * wait_s, full_s)), longest_s)
+    full_s = since_s * FILLED / max(filled, 1e-9)
+    longest_s = CALM_S if is_calm else LONGEST_S
+    return min(max(SHORTEST_S, min(2 * wait_s, full_s)), longest_s)

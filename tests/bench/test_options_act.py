@@ -151,7 +151,6 @@ REFUSED = [
     ("detect train.log --pattern 'took ([0-9.]+)' --timestamps --rate", "--rate"),
     ("info --archs sm_80", "--archs"),
     ("info --jobs 2", "--jobs"),
-    ("info --policy --inputs 2", "--inputs"),
 ]
 OUTSIDE = """
 from lanterne.collectives.algorithms.catalogue import make_schedule

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -35,7 +35,6 @@ from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.terms import Terms
 
 if TYPE_CHECKING:
@@ -60,28 +59,10 @@ _ABSENCE = struct.Struct("<Bi")
 _DIED, _ABSENT = 1, 2
 
 
-@steers
-@dataclass(frozen=True)
-class NcclPolicy:
-    """How long ranks wait for each other around NCCL's start-up."""
-
-    # How long those listen for the reason that there is no meeting, who would else wait for their time to be over.
-    told_s: float = value(
-        2.0,
-        "chosen: the first rank tells one after the other",
-        half="ranks of large groups blame the first, not the one that is absent",
-        double="starts that fail take 2 s more",
-    )
-    # How long ranks try to shrink, or to grow, what they have; then they begin anew.
-    remake_s: float = value(
-        5.0,
-        "they know of each other: it takes what a start-up takes",
-        half="slow starts are begun anew in vain",
-        double="going on takes 5 s longer where NCCL cannot do that",
-    )
-
-
-POLICY = NcclPolicy()
+# How long those listen for the reason that there is no meeting, who would else wait for their time to be over.
+TOLD_S = 2.0  # chosen: the first rank tells one after the other
+# How long ranks try to shrink, or to grow, what they have; then they begin anew.
+REMAKE_S = 5.0  # they know of each other: it takes what a start-up takes
 
 
 class NcclTransport(Transport):
@@ -306,7 +287,7 @@ def meet(
         transport.post(tuple(whole)).wait(timeout_s)
     else:
         transport.post((Send(region, me * SLOT_NBYTES, SLOT_NBYTES, ranks[0], tag),)).wait(timeout_s)
-        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + POLICY.told_s)
+        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + TOLD_S)
         told = table[n].tobytes()
         kind, rank = _ABSENCE.unpack_from(told)
         text = told[_ABSENCE.size :].rstrip(b"\0").decode(errors="replace")
@@ -329,7 +310,7 @@ def _tell_absence(
     row[: len(told)] = np.frombuffer(told, np.uint8)
     for message in messages:
         with suppress(TransportError):
-            transport.post((message,)).wait(POLICY.told_s / len(messages))
+            transport.post((message,)).wait(TOLD_S / len(messages))
 
 
 class _Seat(NamedTuple):
@@ -396,7 +377,7 @@ def _made_of(
     transport: NcclTransport, parent: NcclChannel | None, ranks: Sequence[int], seats: Sequence[_Seat]
 ) -> Start | None:
     """How NCCL makes the communicator of what some of `ranks` have, this one `parent`; None: it cannot."""
-    order, limit_s = _order(ranks, seats), min(POLICY.remake_s, transport.timeout_s)
+    order, limit_s = _order(ranks, seats), min(REMAKE_S, transport.timeout_s)
     newcomers = [rank for rank in ranks if rank not in order]
     if order and not newcomers and parent is not None:
         return partial(parent.shrink, ranks, limit_s), order

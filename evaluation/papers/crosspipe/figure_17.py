@@ -20,7 +20,7 @@ from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.planes.plane_makers import shaped
-from lanterne.transport.pauses import POLICY as PAUSES
+from lanterne.transport.pauses import SPIN_S
 from lanterne.transport.shaped import Link, ShapedTransport
 
 DELAYS_S = (1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
@@ -68,7 +68,7 @@ def observe(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
                     samples.setdefault((kind, delay_s), []).append(typical_s)
             for delay_s in DELAYS_S:
                 begin_s = time.monotonic()
-                wait_until(begin_s + delay_s, PAUSES.spin_s)
+                wait_until(begin_s + delay_s, SPIN_S)
                 samples.setdefault(("waited", delay_s), []).append(time.monotonic() - begin_s)
     report.progress("")
     records = []

@@ -11,10 +11,13 @@ from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, Start
 from lanterne.transport.board.seat import LocalBoards, LocalSeat, Seat, StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import (
     ABORT,
+    ASKING_S,
     DIED,
+    FREE_BELOW_S,
     JOIN,
+    MAX_SIGNATURES,
     NORMAL,
-    POLICY,
+    PUNCTUAL_CALLS,
     SEEN,
     WITHOUT,
     PastGaps,
@@ -164,17 +167,17 @@ class _Game:
         signature = self.signatures[record.number - 1]
         policy, past = POLICIES[signature], self.past[signature]
         ahead = max(rank.next for rank in self.ranks) > record.number + 1
-        if ahead or len(past) < POLICY.punctual_calls:
+        if ahead or len(past) < PUNCTUAL_CALLS:
             return
         saved_s = 0.0
-        for gaps_s in past[-POLICY.punctual_calls :]:
+        for gaps_s in past[-PUNCTUAL_CALLS:]:
             gained_s = 0.0
             for late, starts in ((each.late, {each.late: Start(0.0, each)}) for each in policy.options):
                 at_once_s = takes_s(policy, starts, gaps_s, late) - takes_s(policy, {}, gaps_s, late)
                 gained_s = max(gained_s, -at_once_s)
             saved_s += gained_s
-        is_short = policy.normal_s <= POLICY.free_below_s and bool(policy.options)
-        least_s = POLICY.punctual_calls * POLICY.asking_s
+        is_short = policy.normal_s <= FREE_BELOW_S and bool(policy.options)
+        least_s = PUNCTUAL_CALLS * ASKING_S
         if abs(saved_s - least_s) > 1e-9:
             self.errand.expect("whether the next calls are free", record.free > 0, is_short and saved_s < least_s)
 
@@ -208,12 +211,12 @@ def calls(errand: Errand) -> None:
 
 def memory(errand: Errand) -> None:
     """Of calls of ever new signatures the board remembers the latest, and so many only."""
-    past, many = PastGaps(), errand.rng.randint(POLICY.max_signatures + 1, 3 * POLICY.max_signatures)
+    past, many = PastGaps(), errand.rng.randint(MAX_SIGNATURES + 1, 3 * MAX_SIGNATURES)
     for index in range(many):
         past.note(f"signature {index}", [0.0, 1.0])
         past.note("", [0.0, 2.0])
     known = [index for index in range(many) if past.of(f"signature {index}")]
-    errand.expect("signatures that are remembered", known, [*range(many - POLICY.max_signatures, many)])
+    errand.expect("signatures that are remembered", known, [*range(many - MAX_SIGNATURES, many)])
     errand.expect("what is remembered of calls that are never asked about", [*past.of("")], [])
 
 

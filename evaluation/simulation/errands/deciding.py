@@ -6,7 +6,16 @@ from itertools import product
 
 from evaluation.simulation.errands.errand import Errand
 from lanterne.transport.board import late_policy
-from lanterne.transport.board.late_policy import MAX_LATE, POLICY, Option, Policy, Start
+from lanterne.transport.board.late_policy import (
+    FADING,
+    JITTER_CALLS,
+    LEAST_SAVING,
+    LEAST_WINDOW,
+    MAX_LATE,
+    Option,
+    Policy,
+    Start,
+)
 
 # Of draws: seconds are multiples of this, so that equal sums are equal.
 GRAIN_S = 1 / 1024
@@ -55,12 +64,12 @@ def windows(errand: Errand) -> None:
     past = [_draw_s(rng, scale_s) for _ in range(rng.randint(0, 16))]
     window_s, choice = late_policy.decide(policy, past)
     by_choice = {option.choice: order for order, option in enumerate(policy.options)}
-    least_s = POLICY.least_window * policy.normal_s
+    least_s = LEAST_WINDOW * policy.normal_s
     critical_s = [max(least_s, each.before_s + each.join_s - policy.normal_s) for each in policy.options]
     if not past:
         errand.expect("the window without a past", (window_s, choice), (critical_s[0], policy.options[0].choice))
         return
-    weights = [POLICY.fading**age for age in range(len(past))][::-1]
+    weights = [FADING**age for age in range(len(past))][::-1]
 
     def took_s(order: int, waits_s: float) -> list[float]:
         return [takes_s(policy, {1: Start(waits_s, policy.options[order])}, (delay_s,), 1) for delay_s in past]
@@ -70,7 +79,7 @@ def windows(errand: Errand) -> None:
 
     order, middle_s = by_choice[choice], sorted(past)[len(past) // 2]
     chosen_s = took_s(order, window_s)
-    is_jittery = len(past) >= POLICY.jitter_calls and middle_s > least_s
+    is_jittery = len(past) >= JITTER_CALLS and middle_s > least_s
     vain_s = [takes_s(policy, {1: Start(0.0, each)}, (critical_s[0],), 1) for each in policy.options]
     for other, waits_s in product(range(len(policy.options)), (None, least_s)):
         other_window_s = critical_s[other] if waits_s is None else waits_s
@@ -101,14 +110,14 @@ def durations(errand: Errand) -> None:
         errand.expect(f"s of a call that {absent} are missing from", round(got_s, 9), round(expected_s, 9))
     past = [[_draw_s(rng) for _ in range(MAX_LATE)] for _ in range(rng.randint(1, 8))]
     chosen = {late: each[0] for late, each in late_policy.starts(policy, past).items()}
-    weighed = [(POLICY.fading**age, gaps) for age, gaps in enumerate(reversed(past))]
+    weighed = [(FADING**age, gaps) for age, gaps in enumerate(reversed(past))]
     for late in [late for late in chosen if late > 1]:
         before = {other: start for other, start in chosen.items() if other < late}
         with_it, without = (
             sum(weight * takes_s(policy, each, gaps, late) for weight, gaps in weighed)
             for each in ({**before, late: chosen[late]}, before)
         )
-        if with_it > (1 - POLICY.least_saving) * without:
+        if with_it > (1 - LEAST_SAVING) * without:
             errand.problems.append(f"a start without {late} ranks had taken {with_it:g} s, {without:g} s without it")
 
 

@@ -9,7 +9,7 @@ from math import inf
 from evaluation.simulation.errands.errand import HOST, PORT, TIMEOUT_S, TOKEN, Errand
 from lanterne.errors import LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import rank_group
-from lanterne.transport.rank_group import POLICY, Group
+from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.terms import Terms
 
@@ -58,7 +58,7 @@ def goodbyes(errand: Errand) -> None:
             errand.expect("what a wait for nobody in particular hears", errors[0], "" if left else "it ended")
             errand.expect("what a wait hears for what may still come", errors[1], "" if left else "it ended")
             errand.expect("what a wait for it hears", errors[2], "it has left the job" if left else "it ended")
-            least_s = POLICY.left_grace_s if left else 0.0
+            least_s = LEFT_GRACE_S if left else 0.0
             if not least_s <= when_s[2] - gone_s[0] <= least_s + 0.2:
                 errand.problems.append(f"rank {goes} {how}: heard after {when_s[2] - gone_s[0]:g} s, not {least_s:g} s")
             errand.expect("who has left, without asking", [*group.left], [goes] if left else [])

@@ -12,11 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.transport.tcp import duplex, seal
-from lanterne.transport.tcp.duplex import DATA, GRANT, OFFER, POLICY, Duplex, Garbled, Seals
+from lanterne.transport.tcp.duplex import (
+    DATA,
+    GRANT,
+    OFFER,
+    PACED_NBYTES,
+    WAKE_NBYTES,
+    WHOLE_NBYTES,
+    Duplex,
+    Garbled,
+    Seals,
+)
 from lanterne.transport.tcp.seal import LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES, Seal, find_openssl, record_nbytes
 
 FAST = [pytest.param(True, marks=pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")), False]
-WHOLE, PACED = POLICY.whole_nbytes, POLICY.paced_nbytes
+WHOLE, PACED = WHOLE_NBYTES, PACED_NBYTES
 RECORD = LEAST_RECORD_NBYTES
 EDGES = (0, 1, WHOLE, WHOLE + 1, PACED, RECORD - 1, RECORD, 2 * RECORD + 7)
 
@@ -50,7 +60,7 @@ def recorded(frames, seals):
         sender = Duplex(writer, Taker(), seals)
         done = []
         for number, (kind, payload) in enumerate(frames):
-            if len(payload) > POLICY.whole_nbytes:
+            if len(payload) > WHOLE_NBYTES:
                 sender.put_message(7, number, memoryview(payload), lambda n=number: done.append(n))
             else:
                 sender.put(kind, 7, number, len(payload), payload, lambda n=number: done.append(n))
@@ -223,7 +233,7 @@ def tcp_pair():
 @pytest.mark.parametrize("seals", [None, seal_pair(False)], ids=["open", "sealed"])
 def test_a_poll_tells_of_a_message_once_there_is_enough_of_it(tcp_pair, seals):
     reader, writer = tcp_pair
-    wakes_at, nbytes = POLICY.wake_nbytes, 2 * POLICY.wake_nbytes
+    wakes_at, nbytes = WAKE_NBYTES, 2 * WAKE_NBYTES
     payload = np.random.default_rng(1).bytes(nbytes)
     sent = recorded([(DATA, payload), (GRANT, b"")], seals and seals[0])
     taker = Taker()
@@ -252,7 +262,7 @@ def test_a_poll_tells_of_a_message_once_there_is_enough_of_it(tcp_pair, seals):
 
 def test_a_poll_tells_of_the_end_of_who_sent_a_part(tcp_pair):
     reader, writer = tcp_pair
-    sent = recorded([(DATA, bytes(POLICY.wake_nbytes))], None)
+    sent = recorded([(DATA, bytes(WAKE_NBYTES))], None)
     receiver = Duplex(reader, Taker(), None)
     writer.sendall(sent[:1000])
     assert is_told(reader, 1.0) and receiver.read()

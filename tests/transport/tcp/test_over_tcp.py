@@ -18,7 +18,7 @@ from lanterne.transport.local import LocalTransport, LocalWorld
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.networks import ENCRYPT
 from lanterne.transport.tcp import connections
-from lanterne.transport.tcp.duplex import POLICY
+from lanterne.transport.tcp.duplex import PACED_NBYTES
 from lanterne.transport.tcp.over_tcp import TcpTransport
 from lanterne.transport.tcp.seal import Poly1305
 
@@ -118,8 +118,8 @@ def test_large_messages_of_another_size_are_named():
     """One that waits for its grant, too: its receive of less sends none."""
 
     def exchange(transport):
-        region = transport.register(np.zeros(2 * POLICY.paced_nbytes, np.uint8))
-        paced = POLICY.paced_nbytes
+        region = transport.register(np.zeros(2 * PACED_NBYTES, np.uint8))
+        paced = PACED_NBYTES
         for tag, (sent, expected) in enumerate([(2 * paced, 8), (2 * paced, paced)]):
             if transport.rank == 0:
                 with pytest.raises(TransportError, match=rf"rank 1 sent {sent} bytes, expected {expected}"):
