@@ -114,7 +114,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long a rank that lives may not come to a call until that is an incident (default 30s)",
     )  # fmt: skip
     parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
-    parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
     parser.add_argument("--history", metavar="WHERE", help="keep incidents by host in a file, or redis://HOST:PORT/KEY")
     parser.add_argument(
         "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio, busy_s; read again on changes"
@@ -175,7 +174,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_operators(args: argparse.Namespace) -> None:
     """Raise what is wrong with the options of metrics, history and thresholds, before anything starts."""
-    from lanterne.failslow.operate.publisher import receiver_url
     from lanterne.failslow.operate.status_server import parse_address
     from lanterne.failslow.operate.thresholds import ThresholdFile
 
@@ -183,8 +181,6 @@ def _check_operators(args: argparse.Namespace) -> None:
         ThresholdFile(args.thresholds, Thresholds())
     if args.listen is not None:
         parse_address(args.listen, "--listen")
-    if args.otlp is not None:
-        receiver_url(args.otlp)
     _history(args)
 
 
@@ -364,7 +360,6 @@ class Watching:
         job = JobLog(folder, world_size, usual)
         self.publisher: Publisher = Publisher(
             args.listen,
-            args.otlp,
             folder / STATUS_FILE if args.attach is None else None,
             history=lambda: told_patterns(history),
         )

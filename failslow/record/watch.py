@@ -20,7 +20,7 @@ import numpy as np
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.operate.history import open_to_add, told_patterns
-from lanterne.failslow.operate.publisher import Pace, Publisher, receiver_url
+from lanterne.failslow.operate.publisher import Pace, Publisher
 from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
@@ -53,7 +53,6 @@ def watch(
     folder: str | Path | None = None,
     validates: bool | ValidateOptions = False,
     listen: str | None = None,
-    otlp: str | None = None,
     history: str | None = None,
 ) -> CallWatch:
     """A CallWatch of the collectives that `comm`'s ranks call inside its block. All of them enter and leave it.
@@ -70,18 +69,15 @@ def watch(
             most. The ranks must be of one machine. Collectives that are only started do not hold them.
         listen: "PORT" or "HOST:PORT" (loopback without a host) where rank 0 serves a page and, for Prometheus,
             /metrics; elsewhere than on loopback a token is asked for (`watch.server`). None: nowhere.
-        otlp: URL of an OpenTelemetry receiver (OTLP over HTTP, JSON), such as http://127.0.0.1:4318. None: none.
         history: a file, or redis://HOST:PORT/KEY, where incidents are kept by host across jobs. None: nowhere.
 
     Raises:
-        InputError: `listen` is no address, or `otlp` no URL. A port that is taken, or a history that cannot be opened,
+        InputError: `listen` is no address. A port that is taken, or a history that cannot be opened,
             is logged instead: the job matters more.
     """
     if listen is not None:
         parse_address(listen, "listen")
-    if otlp is not None:
-        receiver_url(otlp)
-    outlets = Outlets(listen, otlp, history)
+    outlets = Outlets(listen, history)
     return CallWatch(comm, on_notice or _log, on_hang or log_hang, patience_s, folder, validates, outlets)
 
 
@@ -89,7 +85,6 @@ class Outlets(NamedTuple):
     """Where the status of a job goes: as `watch` has it."""
 
     listen: str | None = None
-    otlp: str | None = None
     history: str | None = None
 
 
@@ -196,12 +191,12 @@ class CallWatch:
 
     def _read(self, job: JobLog) -> Reader:
         """On rank 0."""
-        listen, otlp, where = self._outlets
+        listen, where = self._outlets
         history = None
         try:
             history = None if where is None else open_to_add(where, "history")
-            if listen or otlp:
-                self._publisher = Publisher(listen, otlp, history=lambda: told_patterns(history))
+            if listen:
+                self._publisher = Publisher(listen, history=lambda: told_patterns(history))
         except LanterneError as error:
             # A port that is taken, a server that does not answer: the job matters more.
             log.warning("watch: %s", error)
