@@ -27,9 +27,7 @@ def package_files():
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         inside = Path("lanterne", Path(folder).relative_to(PACKAGE))
         if "__pycache__" not in inside.parts:
-            yield from (
-                str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", ".ll", "h800.json"))
-            )
+            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", "h800.json")))
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +67,12 @@ def not_committed(folder, names):
     return NOT_COMMITTED(folder, names) | {name for name in names if (Path(folder) / name).is_symlink()}
 
 
-FLOWS = "lanterne/collectives/topology/flow_events.ll"
-
-
 def test_the_wheel_holds_the_product(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert len(set(names)) == len(names)
     assert {name for name in names if not name.startswith("lanterne-")} == set(package_files())
-    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json", FLOWS} <= set(names)
+    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json"} <= set(names)
     assert all(name.startswith(("lanterne/", "lanterne-")) for name in names)
 
 

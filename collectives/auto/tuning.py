@@ -105,6 +105,9 @@ class Tuning:
             learned = learn(self._communicator, shares_memory=shares_memory)
             self.adopt(learned.model, learned.source, learned.factors, learned.topology)
             log.info("cost model (%s): %s", self.source, self.links)
+            if self.topology is not None:
+                # Numba loads the event loops now, not in the user's first call.
+                self.choose("all_reduce", 1)
 
     @property
     def links(self) -> Links | None:
