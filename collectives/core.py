@@ -65,37 +65,6 @@ class Closing(Protocol):
     def close(self) -> object: ...
 
 
-class CallVerb(Protocol):
-    """What runs a collective: CommunicatorCore.call."""
-
-    def __call__(
-        self,
-        collective: str,
-        in_array: "Array | None",
-        out_array: "Array | None",
-        op: Op | None = None,
-        root: int | None = None,
-        stream: Stream = None,
-        options: CallOptions = DEFAULTS,
-        timeout_s: float | None = None,
-    ) -> None: ...
-
-
-class StartVerb(Protocol):
-    """What starts a collective: CommunicatorCore.start."""
-
-    def __call__(
-        self,
-        collective: str,
-        in_array: "Array | None",
-        out_array: "Array | None",
-        op: Op | None = None,
-        root: int | None = None,
-        stream: Stream = None,
-        options: CallOptions = DEFAULTS,
-    ) -> CollectiveRequest: ...
-
-
 class CommunicatorCore(CommunicatorBase):
     """A communicator without its face: what lanterne's own modules use of it beside what users do.
 
