@@ -23,6 +23,7 @@ from typing import TypedDict
 from lanterne import __version__
 from lanterne.bench import kernel_table
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.topology import found
 from lanterne.errors import LanterneError
 from lanterne.transport.own_python import own_python
@@ -55,7 +56,7 @@ class Component(TypedDict):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
+    add_json(parser, "the answer")
     parser.add_argument(
         "--topology", nargs="?", const="", metavar="FILE|PRESET", help="show hosts and links of this job, or of a file"
     )

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, shown
 from lanterne.failslow.locate.calls_verdicts import diagnose
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("file", metavar="PATH", help="folder of what a cluster wrote, or a parquet, csv or json trace")
     parser.add_argument("--meta", metavar="FILE", help="YAML (dp_size, pp_size): tells missing replicas or stages")
-    parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
+    add_json(parser, "the verdicts")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from lanterne.bench.output.options import add_listen
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError
 from lanterne.failslow.mitigate.training_status import TrainingStatus
@@ -23,7 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
+    add_listen(parser)
 
 
 def check_publish(args: argparse.Namespace) -> None:
