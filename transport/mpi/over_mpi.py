@@ -19,7 +19,6 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
 )
 from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
@@ -148,8 +147,7 @@ class MpiTransport(Transport):
         if timeout_s is not None:
             self.timeout_s = timeout_s
 
-    def post(self, ops: Sequence[Operation]) -> "MpiRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "MpiRequest":
         comm = self._comm
         requests: list[MPI.Request] = []
         tags = [self._fold_tag(op.tag) for op in ops]
@@ -251,7 +249,7 @@ class MpiRequest(Request):
     def transport(self) -> MpiTransport:
         return self._transport
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         if self._error:
             # Asked again, it says so again: nobody may take half a message for a whole one.
             raise TransportError(self._error)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
-from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, check_ops, make_tag
+from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, make_tag
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.nccl.binding import (
     HOST_VARIABLE,
@@ -193,17 +193,14 @@ class NcclTransport(Transport):
             call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
         return None, failed or TransportError(next(filter(None, texts)))
 
-    def post(self, ops: Sequence[Operation]) -> Request:
-        """As Transport.post. Device memory goes on all ranks' channel and the current stream; see NcclChannel.post.
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        """Post host memory on the host's transport, device memory on all ranks' channel and the current stream.
 
         Raises:
-            InputError: also for host and device memory in one batch.
+            InputError: host and device memory in one batch.
         """
         if not any(op.region.device for op in ops):
-            if self.closed:
-                check_ops(self, ops)
             return self.host.post(ops)
-        check_ops(self, ops)
         if not all(op.region.device for op in ops):
             raise InputError("nccl: got host and device memory in one post, expected one of them")
         return self.channel.post(ops)
@@ -215,8 +212,8 @@ class NcclTransport(Transport):
     def store(self) -> "StoreClient | None":
         return self.host.store
 
-    def take_in(self) -> None:
-        self.host.take_in()
+    def take_in(self) -> bool:
+        return self.host.take_in()
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)

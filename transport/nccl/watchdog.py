@@ -200,7 +200,7 @@ class ChannelRequest(Request):
     def transport(self) -> Transport:
         return self._channel.transport
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         if _is_done(self._channel.runtime, self._pending) and self._channel.failure is None:
             return True
         self._channel.check()

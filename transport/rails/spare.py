@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
-from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport
 from lanterne.transport.rails.rail import SILENT_MS, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_frames import SpareFrames
@@ -82,8 +82,7 @@ class SpareTransport(Wrapper):
 
     # -- messages
 
-    def post(self, ops: Sequence[Operation]) -> "SpareRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "SpareRequest":
         return SpareRequest(self, [self._start(op) for op in ops])
 
     def _start(self, op: Operation) -> SpareOperation:
@@ -240,7 +239,7 @@ class SpareRequest(Request):
     def transport(self) -> SpareTransport:
         return self._transport
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         if self._pending:
             self._transport.frames.progress()
             self._pending = [operation for operation in self._pending if not self._transport.test(operation)]

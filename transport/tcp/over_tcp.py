@@ -23,7 +23,6 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
     timeout_error,
 )
 from lanterne.transport.local import LocalWorld
@@ -93,8 +92,7 @@ class TcpTransport(Transport):
 
     # -- messages
 
-    def post(self, ops: Sequence[Operation]) -> "TcpRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "TcpRequest":
         pending: list[TcpOperation] = []
         for op in ops:
             pending.append(self._start(op))
@@ -149,8 +147,8 @@ class TcpTransport(Transport):
         self.moved = moved
         return moved
 
-    def take_in(self) -> None:
-        self.progress()
+    def take_in(self) -> bool:
+        return self.progress()
 
     def _lose(self, peer: TcpPeer, lost: Duplex, why: object) -> None:
         """A connection to a peer is dead, and so are all, unless it has left."""
@@ -251,10 +249,7 @@ class TcpRequest(Request):
     def transport(self) -> TcpTransport:
         return self._transport
 
-    def test(self) -> bool:
-        return self.seen() or (self._transport.progress() and self._reap())
-
-    def seen(self) -> bool:
+    def poll(self) -> bool:
         if self._reap():
             return True
         if self._transport.closed:

@@ -144,8 +144,7 @@ class UcxTransport(Transport):
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def post(self, ops: Sequence[Operation]) -> "UcxRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "UcxRequest":
         for op in ops:
             if op.tag >> TAG_BITS:
                 raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
@@ -236,8 +235,9 @@ class UcxTransport(Transport):
         self._polls += 1
         return self._polls % POLLS_PER_CHECK == 0
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         self.progress()
+        return True
 
     def watch(self) -> tuple[int, ...] | None:
         if self._worker.progress_once() or not self._worker.arm():
@@ -319,7 +319,7 @@ class UcxRequest(Request):
             return self._look()
         return self._reap()
 
-    def seen(self) -> bool:
+    def poll(self) -> bool:
         """See Request. Deaths are for who waits (Transport.check_peers) to look for."""
         if self._reap():
             return True
