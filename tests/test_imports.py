@@ -150,9 +150,10 @@ def test_import_is_light(tmp_path):
     assert result.stdout.strip() == "[]"
 
 
+@cache
 def defined(path):
     """The names that the module at `path` defines at its top."""
-    nodes = ast.parse((PACKAGE / path).read_text()).body
+    nodes = tree_of(PACKAGE / path).body
     targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
     names = {target.id for target in targets if isinstance(target, ast.Name)}
     names |= {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
