@@ -31,7 +31,6 @@ class Lane(IntEnum):
     STATE = auto()
     HANDOVER = auto()
     REPLICA = auto()
-    GATHER = auto()
     PROBE_HEAD = auto()
     PROBE_DATA = auto()
     PROBE_READY = auto()
