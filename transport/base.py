@@ -197,17 +197,17 @@ class Request(ABC):
         return inf
 
     @abstractmethod
-    def test(self) -> bool:
-        """Make progress; True once every operation of the post is complete.
+    def poll(self) -> bool:
+        """Return whether every operation of the post is complete, by what Transport.take_in has taken in.
 
         Raises:
             PeerFailed: a peer of this request is known to be dead.
             TransportError: an operation failed.
         """
 
-    def seen(self) -> bool:
-        """As `test`, where Transport.take_in was called a moment ago: of many requests, one look at what has come."""
-        return self.test()
+    def test(self) -> bool:
+        """Make progress; return and raise as `poll`."""
+        return self.poll() or (self.transport.take_in() and self.poll())
 
     @abstractmethod
     def pending_peers(self) -> list[int]:
@@ -286,7 +286,6 @@ class Transport(ABC):
         """
         return Region(array)
 
-    @abstractmethod
     def post(self, ops: Sequence[Operation]) -> Request:
         """Start a batch of Send and Recv together and return the Request of the whole.
 
@@ -294,9 +293,16 @@ class Transport(ABC):
             InputError: an operation is out of its region's range, names no rank, or receives into read-only memory.
             TransportError: the transport is closed.
         """
+        check_ops(self, ops)
+        return self._post(ops)
 
-    def take_in(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """Take in what has come, for all requests, where that is cheaper than by each (Request.seen)."""
+    @abstractmethod
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        """Do `post`, of operations that were checked."""
+
+    def take_in(self) -> bool:
+        """Take in what has come, for all requests, where `Request.poll` does not; return whether anything may have."""
+        return False
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return once every rank has called it: ceil(log2 n) rounds of empty messages. No schedule needs it.

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport, check_ops
+from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
@@ -78,8 +78,7 @@ class LocalTransport(Transport):
         if timeout_s is not None:
             self.timeout_s: float = check_timeout_s(timeout_s)
 
-    def post(self, ops: Sequence[Operation]) -> "LocalRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "LocalRequest":
         request = LocalRequest(self, len(ops))
         matches: list[tuple[Operation, LocalRequest, Operation, bool]] = []
         world = self.world
@@ -237,7 +236,7 @@ class LocalRequest(Request):
             if error is not None:
                 self.error = error
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         if self.error is not None:
             raise self.error
         return self.remaining == 0

@@ -24,7 +24,6 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
 )
 from lanterne.transport.waiting import wait
 from lanterne.transport.wrapper import Wrapper
@@ -256,10 +255,9 @@ class ShapedTransport(Wrapper):
         """Change one link from now on; the messages under way keep their times. Call it alike on both ends."""
         self.ends.links[source, destination] = link
 
-    def post(self, ops: Sequence[Operation]) -> "ShapedRequest":
+    def _post(self, ops: Sequence[Operation]) -> "ShapedRequest":
         # What posting itself takes is a part of the link's time.
         now_s = self.machine.now_s()
-        check_ops(self, ops)
         for op in ops:
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
                 raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
@@ -348,7 +346,7 @@ class ShapedRequest(Request):
         """When the emulated links let the last byte through; inf while it is not known."""
         return inf if self._arrivals or self._leaving or not self._held else max(self._held)[0]
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         transport = self._transport
         transport.advance(transport.machine.now_s())
         if self._leaving:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.kernels.staging import Copy, Stager, pinned_empty
-from lanterne.transport.base import Operation, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.base import Operation, Recv, Request, Send, Transport
 from lanterne.transport.wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class StagedTransport(Wrapper):
         # (peer, tag) -> sends not yet posted on `inner`, oldest first.
         self._outbox: dict[tuple[int, int], deque[_StagedSend]] = {}
 
-    def post(self, ops: Sequence[Operation]) -> Request:
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> Request:
         if not any(op.region.device or self._outbox.get((op.peer, op.tag)) for op in ops):
             return self.inner.post(ops)
         return StagedRequest(self, [self._start(op) for op in ops])
@@ -152,7 +151,7 @@ class StagedRequest(Request):
     def transport(self) -> StagedTransport:
         return self._transport
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         self._transport.pump()
         self._operations = [operation for operation in self._operations if not operation.test()]
         return not self._operations

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError, Unavailable
@@ -31,12 +30,10 @@ from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
-from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.numbered_tags import INTERNAL, TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
-from lanterne.transport.waiting import MOVED, Moved, never, wait
-from lanterne.transport.waiting import POLICY as WAITS
+from lanterne.transport.waiting import MOVED, POLLS_PER_CHECK, Moved, never, wait
 
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
 NOTICE_S = LEFT_GRACE_S + 0.5
@@ -47,40 +44,17 @@ log: logging.Logger = logging.getLogger(__name__)
 Started: TypeAlias = tuple[Any, Operation, Any]
 
 
-@steers
-@dataclass(frozen=True)
-class UcxPolicy:
-    """How a rank over UCX waits, and what it keeps."""
-
-    # How long close() waits at most for what was sent to leave, once a peer has failed.
-    last_flush_s: float = value(
-        1.0,
-        "chosen",
-        half="last messages after a failure are lost",
-        double="ends after a failure take a second more",
-    )
-    # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and
-    # again.
-    max_spans: int = value(
-        1024,
-        "making one costs 1 us",
-        half="long schedules make them again",
-        double="twice the memory a region",
-    )
-    # How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With
-    # four ranks a core it halves the time of small exchanges still; longer spins take the core from those that have
-    # work.
-    spin_s: float = value(
-        50e-6,
-        "measured: waking costs 30 us; halves small exchanges",
-        half="small exchanges take longer",
-        double="cores are taken from those that have work",
-    )
-    # How long a wait sleeps at most before it looks for deaths and at the clock.
-    sleep_ms: int = value(50, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
-
-
-POLICY = UcxPolicy()
+# How long close() waits at most for what was sent to leave, once a peer has failed.
+LAST_FLUSH_S = 1.0
+# Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and
+# again.
+MAX_SPANS = 1024  # making one costs 1 us
+# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With
+# four ranks a core it halves the time of small exchanges still; longer spins take the core from those that have
+# work.
+SPIN_S = 50e-6  # measured: waking costs 30 us; halves small exchanges
+# How long a wait sleeps at most before it looks for deaths and at the clock.
+SLEEP_MS = 50
 
 
 def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
@@ -113,7 +87,7 @@ def _failure(rank: int, text: str) -> TransportError:
 
 def _span(as_array: Callable[[Any], Any], region: Region, offset: int, nbytes: int) -> Any:
     """Return the memory of an operation as ucxx wants it, made by `as_array` and kept by the region."""
-    if region.native is None or len(region.native) >= POLICY.max_spans:
+    if region.native is None or len(region.native) >= MAX_SPANS:
         region.native = {}
     if region.device:
         span = as_array(DeviceSpan(region, offset, nbytes))
@@ -164,14 +138,13 @@ class UcxTransport(Transport):
             connects_late=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
-        self.woken: Woken = Woken(self.machine, self._sleep, POLICY.spin_s)
+        self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)
         # Between the ranks of one host messages take microseconds.
         self.wakes: bool = len(set(group.hosts)) > 1
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def post(self, ops: Sequence[Operation]) -> "UcxRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "UcxRequest":
         for op in ops:
             if op.tag >> TAG_BITS:
                 raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
@@ -253,17 +226,18 @@ class UcxTransport(Transport):
             request.wait(max(deadline - self.machine.now_s(), 0.0))
 
     def progress(self) -> bool:
-        """Let UCX work; remember whether something moved. True each WAITS.polls_per_check-th time: look closer."""
+        """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
         worker = self._worker
         self._moved = moved = worker.progress_once()
         if moved:
             # One step takes a part of what has come, and each look of ours costs as much as many of them.
             worker.progress()
         self._polls += 1
-        return self._polls % WAITS.polls_per_check == 0
+        return self._polls % POLLS_PER_CHECK == 0
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         self.progress()
+        return True
 
     def watch(self) -> tuple[int, ...] | None:
         if self._worker.progress_once() or not self._worker.arm():
@@ -271,7 +245,7 @@ class UcxTransport(Transport):
         return self._worker.epoll_file_descriptor, *(super().watch() or ())
 
     def _sleep(self, limit_s: float) -> None:
-        self._worker.progress_worker_event(min(POLICY.sleep_ms, math.ceil(limit_s * 1e3)))
+        self._worker.progress_worker_event(min(SLEEP_MS, math.ceil(limit_s * 1e3)))
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
@@ -297,7 +271,7 @@ class UcxTransport(Transport):
             end.close_blocking()
 
     def end_soon(self) -> None:
-        self._flush_s = POLICY.last_flush_s
+        self._flush_s = LAST_FLUSH_S
 
     def close(self) -> None:
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
@@ -309,7 +283,7 @@ class UcxTransport(Transport):
             return  # a forked child must not close its parent's connections
         ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
         unharmed = all(end.alive for end in ends) and not self._group.failed()
-        limit_s = self._flush_s if unharmed else min(self._flush_s, POLICY.last_flush_s)
+        limit_s = self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)
         flush(self._worker, self.machine.now_s() + limit_s)
         for end in ends:
             end.close_blocking()
@@ -345,7 +319,7 @@ class UcxRequest(Request):
             return self._look()
         return self._reap()
 
-    def seen(self) -> bool:
+    def poll(self) -> bool:
         """See Request. Deaths are for who waits (Transport.check_peers) to look for."""
         if self._reap():
             return True
