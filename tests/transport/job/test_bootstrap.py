@@ -250,3 +250,11 @@ def test_the_address_that_a_rank_shows(alone):
 def test_the_address_of_an_interface(alone):
     assert bootstrap.address_of("192.0.2.8") == "192.0.2.8"
     assert bootstrap.address_of("lo") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", bootstrap.REMOVED)
+def test_a_removed_variable_names_its_replacement(alone, name):
+    alone.setenv(name, "1")
+    with pytest.raises(InputError) as raised:
+        bootstrap.connect(1.0)
+    assert str(raised.value) == f"{name}: got '1', but it is no more; expected {bootstrap.REMOVED[name]}"
