@@ -215,17 +215,14 @@ def _move(send: Operation, recv: Operation) -> TransportError | None:
 class LocalRequest(Request):
     """Counts its operations down; whichever thread matches one finishes it."""
 
-    __slots__ = ("_transport", "error", "remaining", "waiting")
+    __slots__ = ("error", "remaining", "waiting")
+    _transport: LocalTransport
 
     def __init__(self, transport: LocalTransport, count: int) -> None:
-        self._transport = transport
+        super().__init__(transport, ())
         self.remaining: int = count
         self.waiting: list[int] = []
         self.error: TransportError | None = None
-
-    @property
-    def transport(self) -> LocalTransport:
-        return self._transport
 
     def finish(self, peer: int, error: TransportError | None, *, waited: bool = True) -> None:
         """One operation with `peer` is complete, or failed with `error`."""

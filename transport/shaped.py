@@ -318,7 +318,8 @@ _Arrival: TypeAlias = tuple[int, int, Region, float]
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
-    __slots__ = ("_arrivals", "_held", "_inner", "_leaving", "_transport", "_words")
+    __slots__ = ("_arrivals", "_held", "_inner", "_leaving", "_words")
+    _transport: ShapedTransport
 
     def __init__(
         self,
@@ -329,17 +330,13 @@ class ShapedRequest(Request):
         arrivals: list[_Arrival],
         words: list[Region],
     ) -> None:
-        self._transport = transport
+        super().__init__(transport, ())
         self._inner = inner
         self._leaving = leaving
         # (when a message is let through, its peer).
         self._held = held
         self._arrivals = arrivals
         self._words = words
-
-    @property
-    def transport(self) -> ShapedTransport:
-        return self._transport
 
     @property
     def due_s(self) -> float:

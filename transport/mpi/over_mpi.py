@@ -235,19 +235,16 @@ def _lane_bits(tag_ub: int) -> int:
 class MpiRequest(Request):
     """All MPI requests of one post."""
 
-    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "_transport")
+    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses")
+    _transport: MpiTransport
 
     def __init__(self, transport: MpiTransport, ops: Sequence[Operation], requests: "list[MPI.Request]") -> None:
-        self._transport = transport
+        super().__init__(transport, ())
         self._ops = ops
         self._requests = requests
         self._statuses = [transport._mpi.Status() for _ in ops]
         self._done = False
         self._error: str | None = None
-
-    @property
-    def transport(self) -> MpiTransport:
-        return self._transport
 
     def poll(self) -> bool:
         if self._error:

@@ -190,24 +190,24 @@ def _is_done(runtime: "CudaRuntime", pending: Pending) -> bool:
 class ChannelRequest(Request):
     """The completion of work queued on a channel."""
 
-    __slots__ = ("_channel", "_pending")
+    __slots__ = ("_channel", "_queued")
 
     def __init__(self, channel: Watched, pending: Pending) -> None:
         self._channel = channel
-        self._pending = pending
+        self._queued = pending
 
     @property
     def transport(self) -> Transport:
         return self._channel.transport
 
     def poll(self) -> bool:
-        if _is_done(self._channel.runtime, self._pending) and self._channel.failure is None:
+        if _is_done(self._channel.runtime, self._queued) and self._channel.failure is None:
             return True
         self._channel.check()
         return False
 
     def pending_peers(self) -> list[int]:
-        return [] if self._pending.is_done else list(self._pending.peers)
+        return [] if self._queued.is_done else list(self._queued.peers)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """As Request.wait; whatever it raises ends the channel, since NCCL takes nothing back.
@@ -219,9 +219,9 @@ class ChannelRequest(Request):
         try:
             super().wait(limit_s)
         except TransportTimeout as error:
-            if self._channel.runtime.is_done(self._pending.entry):
+            if self._channel.runtime.is_done(self._queued.entry):
                 raise self._channel.fail(error) from None
-            raise self._channel.fail(self._channel.overdue(self._pending.what, limit_s)) from error
+            raise self._channel.fail(self._channel.overdue(self._queued.what, limit_s)) from error
         except TransportError as error:
             raise self._channel.fail(error) from None
 

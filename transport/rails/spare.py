@@ -82,8 +82,8 @@ class SpareTransport(Wrapper):
 
     # -- messages
 
-    def _post(self, ops: Sequence[Operation]) -> "SpareRequest":
-        return SpareRequest(self, [self._start(op) for op in ops])
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        return Request(self, [self._start(op) for op in ops])
 
     def _start(self, op: Operation) -> SpareOperation:
         if op.peer == self.rank:
@@ -113,8 +113,13 @@ class SpareTransport(Wrapper):
             self._paths.give_up(peer, DIRECT, error)
         return operation
 
-    def test(self, operation: SpareOperation) -> bool:
-        """Whether an operation is done; moves to another path if this one turns out to be dead."""
+    def take_in(self) -> bool:
+        self.frames.progress()
+        self.inner.take_in()
+        return True
+
+    def _is_done(self, operation: SpareOperation) -> bool:
+        """Return whether an operation is done; move to another path if this one turns out to be dead."""
         peer, request = operation.peer, operation.request
         if peer is None:
             assert request is not None
@@ -183,7 +188,7 @@ class SpareTransport(Wrapper):
         """What nobody has asked for yet may be here."""
         for operation in list(peer.receives.values()):
             if operation.request is not None:
-                self.test(operation)
+                self._is_done(operation)
 
     def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
@@ -224,26 +229,3 @@ class SpareTransport(Wrapper):
         self.frames.wait_for_receipts(FAREWELL_S, self.pauses)
         self._paths.close()
         self.inner.close()
-
-
-class SpareRequest(Request):
-    """Complete once all its operations are, on whatever path."""
-
-    __slots__ = ("_pending", "_transport")
-
-    def __init__(self, transport: SpareTransport, pending: list[SpareOperation]) -> None:
-        self._transport = transport
-        self._pending = pending
-
-    @property
-    def transport(self) -> SpareTransport:
-        return self._transport
-
-    def poll(self) -> bool:
-        if self._pending:
-            self._transport.frames.progress()
-            self._pending = [operation for operation in self._pending if not self._transport.test(operation)]
-        return not self._pending
-
-    def pending_peers(self) -> list[int]:
-        return sorted({operation.op.peer for operation in self._pending if not operation.done})

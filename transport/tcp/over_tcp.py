@@ -23,7 +23,6 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    timeout_error,
 )
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.machine import Machine
@@ -34,7 +33,7 @@ from lanterne.transport.tcp.duplex import BYE, PACED_NBYTES, Duplex, Garbled
 from lanterne.transport.tcp.tcp_peer import PolledConnections, TcpOperation, TcpPeer
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import check_timeout_s
-from lanterne.transport.waiting import MOVED, Moved, wait
+from lanterne.transport.waiting import wait
 
 # How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was
 # sent to leave.
@@ -79,7 +78,7 @@ class TcpTransport(Transport):
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         self._polled = PolledConnections(group.machine)
         self.woken: Woken = Woken(group.machine, self._sleep, SPIN_S)
-        self.moved: bool = False
+        self.is_moving: bool = False
         self.peers: dict[int, TcpPeer] = {}
         self._over = OverTags()
         self._silence_s = 0.0  # when it looks next whether peers that are waited for answer
@@ -92,14 +91,14 @@ class TcpTransport(Transport):
 
     # -- messages
 
-    def _post(self, ops: Sequence[Operation]) -> "TcpRequest":
+    def _post(self, ops: Sequence[Operation]) -> Request:
         pending: list[TcpOperation] = []
         for op in ops:
             pending.append(self._start(op))
         for peer in {op.peer for op in ops}:
             if peer != self.rank:
                 self._polled.flush(self.peers[peer])
-        return TcpRequest(self, pending)
+        return Request(self, pending)
 
     def _start(self, op: Operation) -> TcpOperation:
         if op.peer == self.rank:
@@ -112,8 +111,7 @@ class TcpTransport(Transport):
             peer.receive(operation)
         return operation
 
-    def is_done(self, operation: TcpOperation) -> bool:
-        """Whether an operation is done; raises what has become of it."""
+    def _is_done(self, operation: TcpOperation) -> bool:
         peer = operation.peer
         if peer is None:
             assert operation.request is not None
@@ -125,12 +123,14 @@ class TcpTransport(Transport):
             self._group.check_peers((peer.rank,))
             if self.machine.now_s() > peer.lost_s + NOTICE_S:
                 raise peer.error
+        if self.closed and not operation.done:
+            raise TransportError(f"tcp rank {self.rank}: closed before this request was complete")
         return operation.done
 
     # -- connections
 
     def progress(self) -> bool:
-        """Read and write what can be; True, and `moved`, if something was."""
+        """Read and write what can be; True, and `is_moving`, if something was."""
         moved = False
         polled = self._polled
         for fd, event in polled.poll(0):
@@ -144,7 +144,7 @@ class TcpTransport(Transport):
                 self._lose(peer, duplex, error)
                 continue
             moved = polled.flush(peer) or moved
-        self.moved = moved
+        self.is_moving = moved
         return moved
 
     def take_in(self) -> bool:
@@ -234,47 +234,3 @@ class TcpTransport(Transport):
     def _has_left(self) -> bool:
         self.progress()
         return all(duplex.idle and tcp_info(duplex.sock).has_arrived for _, duplex in self._polled.by_fd.values())
-
-
-class TcpRequest(Request):
-    """Complete once all its operations are."""
-
-    __slots__ = ("_pending", "_transport")
-
-    def __init__(self, transport: TcpTransport, pending: list[TcpOperation]) -> None:
-        self._transport = transport
-        self._pending = pending
-
-    @property
-    def transport(self) -> TcpTransport:
-        return self._transport
-
-    def poll(self) -> bool:
-        if self._reap():
-            return True
-        if self._transport.closed:
-            raise TransportError(f"tcp rank {self._transport.rank}: closed before this request was complete")
-        return False
-
-    def _reap(self) -> bool:
-        """Drop the last operations, as far as they are done; True if none is left."""
-        pending, is_done = self._pending, self._transport.is_done
-        while pending and is_done(pending[-1]):
-            pending.pop()
-        return not pending
-
-    def pending_peers(self) -> list[int]:
-        return sorted({operation.op.peer for operation in self._pending if not operation.done})
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self.test():
-            return
-        transport = self._transport
-        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        look_at_peers = lambda _now_s: transport.check_peers(self.pending_peers())  # noqa: E731
-        if not wait(self._test_and_tell, limit_s, transport.woken, look_at_peers):
-            raise timeout_error(transport, self.pending_peers(), limit_s)
-
-    def _test_and_tell(self) -> bool | Moved:
-        """As `test`; MOVED while something moves."""
-        return self.test() or (MOVED if self._transport.moved else False)

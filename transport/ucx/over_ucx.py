@@ -23,17 +23,15 @@ from lanterne.transport.base import (
     Send,
     Transport,
     check_ops,
-    timeout_error,
 )
 from lanterne.transport.job.bootstrap import interface_of, shown_address
 from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
-from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.numbered_tags import INTERNAL, TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
-from lanterne.transport.waiting import MOVED, POLLS_PER_CHECK, Moved, never, wait
+from lanterne.transport.waiting import POLLS_PER_CHECK, never, wait
 
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
 NOTICE_S = LEFT_GRACE_S + 0.5
@@ -128,7 +126,7 @@ class UcxTransport(Transport):
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}
         self._orphans: list[Started] = []
-        self._moved = False
+        self.is_moving = False
         self._polls = 0
         self._flush_s = self.timeout_s
         self.capabilities: Capabilities = Capabilities(
@@ -228,7 +226,7 @@ class UcxTransport(Transport):
     def progress(self) -> bool:
         """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
         worker = self._worker
-        self._moved = moved = worker.progress_once()
+        self.is_moving = moved = worker.progress_once()
         if moved:
             # One step takes a part of what has come, and each look of ours costs as much as many of them.
             worker.progress()
@@ -300,16 +298,14 @@ class UcxRequest(Request):
         everyone: the death of any rank fails the request, not only that of its peers.
     """
 
-    __slots__ = ("_everyone", "_pending", "_transport")
+    __slots__ = ("_everyone",)
+    _transport: UcxTransport
+    _pending: Any
 
     def __init__(self, transport: UcxTransport, pending: list[Started], *, everyone: bool = False) -> None:
         self._transport = transport
         self._pending = pending
         self._everyone = everyone
-
-    @property
-    def transport(self) -> UcxTransport:
-        return self._transport
 
     def test(self) -> bool:
         if self._reap():
@@ -370,17 +366,8 @@ class UcxRequest(Request):
     def pending_peers(self) -> list[int]:
         return sorted({op.peer for request, op, _ in self._pending if not request.completed})
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self.test():
-            return
-        transport = self._transport
-        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        if not wait(self._test_and_tell, limit_s, transport.woken, lambda _now_s: self._look()) and not self._look():
-            raise timeout_error(transport, self.pending_peers(), limit_s)
-
-    def _test_and_tell(self) -> bool | Moved:
-        """As `test`; MOVED while UCX moves something."""
-        return self.test() or (MOVED if self._transport._moved else False)
+    def _look_at_peers(self, _now_s: float) -> None:
+        self._look()
 
     def __del__(self) -> None:
         if self._pending and not self._transport.closed:
