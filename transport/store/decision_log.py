@@ -50,7 +50,7 @@ class Decisions:
         self._store = store
         self._lease = lease
         self._frames = [bytes(frame) for frame in _split(decided)]
-        self._reached_s = store.machine.now_s() if lease else 0.0
+        self._reached_s = store.machine.now_s()
         if lease:
             self._renew()
 

@@ -16,7 +16,8 @@ from lanterne.errors import InputError
 
 PROGRAM = str(Path(__file__).with_name("partitioned.py"))
 # TCP finds in 4 s that nobody answers; a rank that is cut off looks for a store for as long as its calls may take.
-GO_ON_S, END_S = 10.0, 30.0
+# After a store on another host has taken over, a rank that does not come is dead after 10 s.
+GO_ON_S, END_S = 20.0, 30.0
 REDIS_PORT = 6379
 
 
@@ -44,14 +45,12 @@ def test_a_rank_has_met_once_its_host_is_connected_to_the_store():
 
 # Hosts, those that are cut off, the way; "redis": in a Redis on the last host, else the store is on the first host.
 CASES = [
-    *((3, (2,), "", False), (3, (2,), "=from", False), (3, (0,), "", False)),
-    *(
-        (3, (0,), "", True),
-        (3, (1,), "", True),
-        (4, (0, 1), "", True),
-        (3, (0,), "=to", True),
-        (3, (1,), "=from", True),
-    ),
+    (3, (2,), "", False),
+    (3, (0,), "", False),
+    (3, (0,), "", True),
+    (4, (0, 1), "", True),
+    (3, (0,), "=to", True),
+    (3, (1,), "=from", True),
 ]
 
 
@@ -69,13 +68,11 @@ def test_the_hosts_that_reach_the_store_go_on_and_the_others_end(needs_lab, host
     result = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100, env=env)
     went_on = re.findall(r"host (\d) goes on in (\(.*?\)) after (\S+) s", result.stdout)
     ended = re.findall(r"host (\d) ends after (\S+) s: (.*)", result.stdout)
-    left = tuple(host for host in range(hosts) if host not in cut)
-    if not redis and 0 in cut:
-        left, cut = (), tuple(range(hosts))
-        assert all("name a Redis in LANTERNE_STORE to outlive it" in text for *_, text in ended), result.stdout
-    else:
-        assert result.returncode == 0, result.stderr
-        assert all("lost" in text or "cut off from its job" in text for *_, text in ended), result.stdout
+    # Without a Redis the ranks that reach the store on host 0 go on.
+    goes_on = set(range(hosts)) - set(cut) if redis or 0 not in cut else set(cut)
+    left, cut = tuple(sorted(goes_on)), tuple(sorted(set(range(hosts)) - goes_on))
+    said = "cut off from its job" if redis else "name a Redis in LANTERNE_STORE to outlive it"
+    assert all(said in text for *_, text in ended), result.stdout
     assert {host: ranks for host, ranks, _ in went_on} == {str(host): str(left) for host in left}, result.stdout
     assert sorted(host for host, *_ in ended) == [str(host) for host in cut], result.stdout
     assert all(float(time_s) < GO_ON_S for *_, time_s in went_on), result.stdout
