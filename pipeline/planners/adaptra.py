@@ -16,7 +16,8 @@ from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
+from lanterne.pipeline.planners.list_schedule import ListState, list_schedule
+from lanterne.pipeline.planners.words import B, F, W
 
 
 def initial_warmups(problem: Problem) -> tuple[int, ...]:
@@ -120,7 +121,7 @@ def adaptra(problem: Problem, *, warmups: Sequence[int] | None = None) -> Plan:
         )
 
     def choose(state: ListState, rank: int) -> tuple[int, int] | None:
-        warm = state.started[F][rank] < warmups[rank]
+        warm = state.started(F, rank) < warmups[rank]
         for kind in (F,) if warm else (B, F, W):
             if state.available(kind, rank) and state.fits(kind, rank):
                 return kind, rank

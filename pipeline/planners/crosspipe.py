@@ -5,7 +5,8 @@ from dataclasses import replace
 from lanterne.pipeline.plan.placement import PlacementLike, as_placement, wave
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
+from lanterne.pipeline.planners.list_schedule import ListState, list_schedule
+from lanterne.pipeline.planners.words import B, F, W
 
 
 def crosspipe(problem: Problem, *, placement: PlacementLike = None, weight_parts: int = 4) -> Plan:
@@ -30,7 +31,7 @@ def crosspipe(problem: Problem, *, placement: PlacementLike = None, weight_parts
         """(The stage with the oldest microbatch of `kind` that could start, whether one is kept out by memory)."""
         there = [stage for stage in state.stages[rank] if state.available(kind, stage)]
         fitting = [stage for stage in there if state.fits(kind, stage)]
-        first = min(fitting, key=lambda stage: (state.started[kind][stage], -stage), default=None)
+        first = min(fitting, key=lambda stage: (state.started(kind, stage), -stage), default=None)
         return first, len(fitting) < len(there)
 
     def choose(state: ListState, rank: int) -> tuple[int, int] | None:

@@ -12,8 +12,12 @@ from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
 from lanterne.pipeline.plan.placement import Placement
-from lanterne.pipeline.planners.loops import inner
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.annealing import orders_of, scratch
+from lanterne.pipeline.planners.list_schedule import openings, reserves
 from lanterne.pipeline.planners.words import Letters
+from lanterne.pipeline.simulate.compiled import inner, loop_with
+from lanterne.pipeline.simulate.event_loop import BY_RULE, FIRST_COME, NEVER, Decisions, Operations, Progress, Times
 
 B_FIRST, ALTERNATE, BY_LEAD = range(3)
 DEEP, SHALLOW, OLDEST = range(3)
@@ -75,85 +79,78 @@ class RankStages(NamedTuple):
         own: (num_ranks, most), the stages of each rank, -1 behind the last.
         enters: (num_stages,), 1 where a microbatch comes to the rank first, 0 on the rank's later stages of its route.
         reserve: (num_stages,), memory that an F leaves free, so that a microbatch which has begun can also end.
-        length, routes: stages of a route, and how many routes.
+        length: stages of a route.
+        opens: (num_stages,), when the parameters of a stage are there for its F.
     """
 
     own: Ints
     enters: Ints
     reserve: Floats
     length: int
-    routes: int
+    opens: Floats
 
 
-def rank_stages(placement: Placement, letters: Letters) -> RankStages:
-    """The RankStages of `placement`; for `reserve` see list_schedule.ListState."""
+def rank_stages(problem: Problem, placement: Placement, letters: Letters) -> RankStages:
+    """Return the RankStages of `placement`."""
     held = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
     own = np.full((placement.num_ranks, max(map(len, held))), -1, np.int64)
-    reserve, enters = np.zeros(placement.num_stages), np.zeros(placement.num_stages, np.int64)
+    enters = np.zeros(placement.num_stages, np.int64)
     for rank, stages in enumerate(held):
         own[rank, : len(stages)] = stages
-        largest = max(letters.alloc[placement.num_stages + stage] for stage in stages)
         for stage in stages:
-            later = [other for other in stages if other > stage and placement.route(other) == placement.route(stage)]
             enters[stage] = all(other >= stage or placement.route(other) != placement.route(stage) for other in stages)
-            reserve[stage] = sum(letters.alloc[other] for other in later) + largest
-    return RankStages(own, enters, reserve, placement.route_length, placement.num_routes)
+    alloc = letters.alloc[: placement.num_stages], letters.alloc[placement.num_stages : 2 * placement.num_stages]
+    reserve = np.array(reserves(placement, *(each.tolist() for each in alloc)))
+    return RankStages(own, enters, reserve, placement.route_length, np.array(openings(problem, placement)))
 
 
-@njit(cache=True)
-def list_words(letters: Letters, ranks: RankStages, rule: Rule, words: Ints, most: float = 1e300) -> bool:
-    """Fill `words`, (num_ranks, word_length), by `rule`; whether that was possible, and they may end by `most`.
+class RuleState(NamedTuple):
+    """What _pick chooses by, and knows of each rank.
 
-    Cost: O(A num_ranks) for A actions, some 0.1 us each at 8 ranks.
+    Attributes:
+        instant: times that differ by less, by rounding, are one.
+        most: (1,), what the words may take; -1 once they take longer.
+        used: memory in use; last: the kind of the F or B before; work: how long the rank has still to work.
     """
-    num_ranks, count = len(letters.capacity), np.zeros(len(letters.rank), np.int64)
-    num_stages = len(letters.rank) // 3
-    arrival = np.full((2 * num_stages, letters.total.max()), 1e300)
-    left, work = np.zeros(num_ranks, np.int64), np.zeros(num_ranks)
-    for letter in range(len(letters.rank)):
-        left[letters.rank[letter]] += letters.total[letter]
-        work[letters.rank[letter]] += letters.total[letter] * letters.duration[letter]
-        if letter < 2 * num_stages and not letters.waits[letter]:
-            arrival[letter, :] = letters.gather[letter]
-    used, size = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
-    wake, asleep = np.zeros(num_ranks), np.zeros(num_ranks, np.bool_)
-    link_free, last = np.zeros(letters.num_links + 1), np.zeros(num_ranks, np.int64)
-    instant = 1e-9 * letters.duration.max()
-    while True:
-        rank = int(np.argmin(wake))
-        now = wake[rank]
-        if now >= 1e300:
-            break
-        letter, until = _choose(letters, ranks, rule, rank, now + instant, count, arrival, used[rank], last[rank])
-        asleep[rank] = letter < 0
-        if now + work[rank] > most:
-            return False
-        if letter < 0:
-            wake[rank] = until
-            continue
-        k = count[letter]
-        count[letter] = k + 1
-        words[rank, size[rank]] = letter
-        size[rank] += 1
-        left[rank] -= 1
-        if letter < 2 * num_stages:
-            last[rank] = letter // num_stages
-        used[rank] += letters.alloc[letter] - letters.free[letter]
-        ends = now + letters.duration[letter]
-        work[rank] -= letters.duration[letter]
-        wake[rank] = ends if left[rank] else 1e300
-        target = letters.target[letter]
-        if target >= 0:
-            if letters.occupancy[letter] > 0.0:
-                link = letters.link[letter]
-                link_free[link] = max(link_free[link], ends) + letters.occupancy[letter]
-                ends = link_free[link]
-            ends += letters.latency[0, letter]
-            receiver = letters.rank[target]
-            arrival[target, k] = ends
-            if asleep[receiver]:
-                wake[receiver] = min(wake[receiver], ends)
-    return left.max() == 0
+
+    letters: Letters
+    ranks: RankStages
+    rule: Rule
+    instant: float
+    most: Floats
+    used: Floats
+    last: Ints
+    work: Floats
+
+
+@inner
+def _pick(
+    operations: Operations, times: Times, progress: Progress, state: RuleState, rank: int, now: float
+) -> tuple[int, float]:
+    """Choose for the event loop; see event_loop.Pick."""
+    letters, work = state.letters, state.work
+    if now + work[rank] > state.most[0]:
+        state.most[0] = -1.0
+        return -1, NEVER
+    soon, used, last = now + state.instant, state.used[rank], state.last[rank]
+    letter, until = _choose(letters, state.ranks, state.rule, rank, soon, progress.count, times.arrival, used, last)
+    if letter < 0:
+        return -1, until
+    if letter < 2 * len(state.ranks.enters):
+        state.last[rank] = letter // len(state.ranks.enters)
+    state.used[rank] += letters.alloc[letter] - letters.free[letter]
+    work[rank] -= operations.duration[letter]
+    return letter, now
+
+
+@inner
+def _arrives(letters: Letters, ranks: RankStages, letter: int, count: Ints, arrival: Floats) -> float:
+    """Return when what the next run of `letter` waits for from other stages is there; NEVER where that is not known."""
+    source, k = letters.operations.source[letter], count[letter]
+    if source >= 0 and count[source] <= k:
+        return NEVER
+    arrives = float(arrival[letters.operations.first[letter] + k]) if source >= 0 else 0.0
+    return max(arrives, float(ranks.opens[letter])) if letter < len(ranks.opens) else arrives
 
 
 @inner
@@ -169,7 +166,7 @@ def _choose(
     last: int,
 ) -> tuple[int, float]:
     """(letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
-    num_stages = len(letters.rank) // 3
+    num_stages = len(ranks.enters)
     room = letters.capacity[rank] - used
     forwards, backwards, weights, weight, oldest, reserve = 0, 0, 0, -1, 0, 0.0
     for stage in ranks.own[rank]:
@@ -203,7 +200,7 @@ def _choose(
         return wanted, 0.0
     soonest = first
     rest = ranks.own[rank, 0] + (num_stages if wants_forward else 0)
-    if first > now + rule.patience * letters.duration[rest]:
+    if first > now + rule.patience * letters.operations.duration[rest]:
         if wants_forward:
             other, second, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
         else:
@@ -211,7 +208,7 @@ def _choose(
         if second <= now:
             return other, 0.0
         soonest = min(first, second)
-    if weight >= 0 and soonest - now >= rule.gap * letters.duration[weight]:
+    if weight >= 0 and soonest - now >= rule.gap * letters.operations.duration[weight]:
         return weight, 0.0
     return -1, soonest
 
@@ -235,7 +232,7 @@ def _first(
 
     The letter is one that has come, or -1; the time is then that of the next, 1e300 where none is known of.
     """
-    num_stages = len(letters.rank) // 3
+    num_stages = len(ranks.enters)
     found, best, soonest, kept_out = -1, 0, 1e300, 0
     for stage in ranks.own[rank]:
         letter = kind * num_stages + stage
@@ -255,11 +252,12 @@ def _first(
                 apart = other >= 0 and other // ranks.length != stage // ranks.length
                 if apart and not begun and count[other] < letters.total[other]:
                     need += letters.alloc[other]
+        arrives = _arrives(letters, ranks, letter, count, arrival)
         if room < need:
-            kept_out += int(arrival[letter, k] <= now)
+            kept_out += int(arrives <= now)
             continue
-        if arrival[letter, k] > now:
-            soonest = min(soonest, float(arrival[letter, k]))
+        if arrives > now:
+            soonest = min(soonest, arrives)
             continue
         # Forwards are deep far down the route, backwards near its beginning.
         place = stage % ranks.length
@@ -279,3 +277,37 @@ def _is_early(ranks: RankStages, rank: int, stage: int, count: Ints, before: int
         if other >= 0 and other // ranks.length == stage // ranks.length and count[other] < before:
             return True
     return False
+
+
+_run = loop_with(_pick)
+
+
+@njit(cache=True)
+def list_words(letters: Letters, ranks: RankStages, rule: Rule, words: Ints, most: float = 1e300) -> bool:
+    """Fill `words`, (num_lanes, word_length), by `rule`; return whether that was possible, and they may end by `most`.
+
+    Cost: O(A num_ranks) for A actions, some 0.1 us each at 8 ranks.
+    """
+    given, (num_ranks, lanes) = letters.operations, (len(ranks.own), len(letters.capacity))
+    operations = Operations(
+        given.lane,
+        given.source,
+        given.target,
+        given.first,
+        given.duration,
+        given.link,
+        given.occupancy,
+        given.latency,
+        np.zeros(len(given.gather)),
+    )
+    work = np.zeros(lanes)
+    for letter in range(len(letters.total)):
+        work[given.lane[letter]] += letters.total[letter] * given.duration[letter]
+    times, progress = scratch(letters)
+    kind = np.full(lanes, FIRST_COME)
+    kind[:num_ranks] = BY_RULE
+    decisions = Decisions(kind, np.zeros(lanes), np.zeros(words.size))
+    instant, used, last = 1e-9 * given.duration.max(), np.zeros(lanes), np.zeros(lanes, np.int64)
+    state = RuleState(letters, ranks, rule, instant, np.full(1, most), used, last, work)
+    ran = _run(operations, orders_of(words), times, progress, decisions, state)
+    return ran == letters.total.sum()

@@ -10,26 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import FunctionType
-from typing import Any, NamedTuple, TypeVar, cast
+from types import CellType, FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-Helper = TypeVar("Helper", bound=Callable[..., Any])
-
-
-def inner(helper: Helper) -> Helper:
-    """`helper` of a loop compiled without counting references to arrays; Numba refuses it if it makes one.
-
-    Counting takes two atomic additions each time that an array is read out of a NamedTuple: four fifths of the time of
-    the list rules.
-    """
-    from numba import njit
-
-    # Numba's types do not know the second.
-    options: dict[str, Any] = {"cache": True, "_nrt": False}
-    compiled: Any = njit(**options)(helper)
-    return cast("Helper", compiled)
+from lanterne.pipeline.simulate.compiled import is_compiled
 
 
 class Loops(NamedTuple):
@@ -37,16 +23,24 @@ class Loops(NamedTuple):
 
     list_words: Callable[..., bool]
     simulate_words: Callable[..., float]
+    orders_of: Callable[..., Any]
+    scratch: Callable[..., Any]
     score: Callable[..., tuple[float, float]]
     anneal: Callable[..., Any]
     repeat_period: Callable[..., float]
 
 
-MODULES = ("list_rules", "annealing", "growth.periods")
+MODULES = (
+    "simulate.compiled",
+    "planners.moves",
+    "planners.annealing",
+    "planners.list_rules",
+    "planners.growth.periods",
+)
 
 
 def _namespaces() -> list[dict[str, Any]]:
-    return [vars(import_module(f"lanterne.pipeline.planners.{name}")) for name in MODULES]
+    return [vars(import_module(f"lanterne.pipeline.{name}")) for name in MODULES]
 
 
 def compiled_loops() -> Loops:
@@ -58,15 +52,24 @@ def compiled_loops() -> Loops:
 
 
 def readable_loops() -> Loops:
-    """The same as plain Python functions, which call each other."""
+    """Return the same as plain Python functions, which call each other."""
     known: dict[str, Any] = {}
     for names in _namespaces():
-        # A module's functions may call those of the modules before it, which call their own.
+        # A module's functions may call those of the modules before it.
         plain = known | names
         for name, function in names.items():
             written = getattr(function, "py_func", None)
-            if isinstance(written, FunctionType):
+            if not isinstance(written, FunctionType):
+                continue
+            if written.__closure__:
+                # The event loop, which calls what it was made with.
+                made_with = [plain.get(getattr(cell.cell_contents, "__name__", "")) for cell in written.__closure__]
+                cells = tuple(map(CellType, made_with))
+                plain[name] = FunctionType(written.__code__, written.__globals__, name, written.__defaults__, cells)
+            elif written.__module__ == names["__name__"]:
                 plain[name] = FunctionType(written.__code__, plain, name, written.__defaults__)
+            else:
+                plain[name] = known[name]
         known |= plain
     return _loops(known)
 
@@ -88,16 +91,7 @@ def _wrapping(anneal: Callable[..., Any]) -> Callable[..., Any]:
 
 def are_compiled() -> bool:
     """Whether the compiled loops are in this process, or in Numba's cache and as old as their text."""
-    return all(_is_compiled(function) for function in compiled_loops())
-
-
-def _is_compiled(function: Any) -> bool:
-    if not hasattr(function, "py_func") or function.signatures:
-        return True  # With NUMBA_DISABLE_JIT there is nothing to compile.
-    try:
-        return bool(function._cache._cache_file._load_index())
-    except (AttributeError, OSError, ValueError):
-        return False
+    return all(is_compiled(function) for function in compiled_loops())
 
 
 def compile_in_background() -> None:

@@ -23,11 +23,11 @@ from lanterne.pipeline.planners.words import (
     has_parts,
     letters_of,
     plan_of,
-    with_messages,
+    with_message_words,
     word_length,
     words_of,
-    words_with_messages,
 )
+from lanterne.pipeline.simulate.program import runs_of_a_row
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.transport.steering import steers, value
 
@@ -185,7 +185,7 @@ def improve(
     pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
     for plan in plans:
         if not has_parts(plan):
-            search.add(words_of(plan, letters))
+            search.add(with_message_words(words_of(plan, letters), letters))
     search.add_rules(table.placement, problem, effort)
     search.anneal(table.placement, problem, effort)
     made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, plans[-1]))
@@ -205,14 +205,20 @@ def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) 
     if jitter:
         letters = letters._replace(latency=_sampled_latency(letters, jitter, drawn))
     if duration_jitter:
-        shape = POLICY.samples, len(letters.rank), int(letters.total.max())
-        took = np.array(np.broadcast_to(letters.took, shape))
-        letters = letters._replace(took=took * drawn.gamma(1 / duration_jitter**2, duration_jitter**2, shape))
+        # By run; messages take as long as ever.
+        runs, num_letters = runs_of_a_row(letters.operations), len(letters.total)
+        took = letters.took if letters.took.shape[1] > num_letters else np.repeat(letters.took, runs, axis=1)
+        took = np.repeat(took, POLICY.samples, axis=0)
+        own = runs * int((letters.operations.lane < letters.num_ranks).sum())
+        took[:, :own] *= drawn.gamma(1 / duration_jitter**2, duration_jitter**2, (POLICY.samples, own))
+        letters = letters._replace(took=took)
     return letters
 
 
 def _sampled_latency(letters: Letters, jitter: float, drawn: np.random.Generator) -> Floats:
-    ends = letters.rank, letters.rank[letters.target]
+    lane, source, target, *_ = letters.operations
+    sender = np.where(lane < letters.num_ranks, lane, lane[source])
+    ends = sender, lane[target]
     pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
     _, link = np.unique(pair, return_inverse=True)
     factor = drawn.gamma(1 / jitter**2, jitter**2, (POLICY.samples, link.max() + 1))
@@ -239,9 +245,7 @@ class _WordSearch:
         self.until_s = until_s if readable_s is None else min(until_s, time.monotonic() + readable_s)
         # How many moves of the compiled search go into a second: known after the first.
         self.moves_per_s = 0.0
-        self.given = letters
-        # Where ranks share links the order of messages is searched too.
-        self.letters = with_messages(letters) if letters.shared else letters
+        self.letters = letters
         self.samples = max(len(letters.latency), len(letters.took))
         self.quantile = quantile or 0.0
         self.target = target
@@ -250,24 +254,19 @@ class _WordSearch:
         self.found: Found = []
         self.blocks = 0.0
         # A mean duration.
-        self.unit = float(self.letters.duration[self.letters.duration > 0].mean())
-        self.actions = int(letters.total.sum())
-        self.ranks = len(letters.capacity)
-        self.scratch = _scratch(self.letters)
-        self.given_scratch = _scratch(letters)
+        duration = letters.operations.duration
+        self.unit = float(duration[duration > 0].mean())
+        self.actions = int(letters.total[letters.operations.lane < letters.num_ranks].sum())
+        self.ranks = letters.num_ranks
+        self.scratch = self.loops.scratch(letters)
 
     @property
     def makespan(self) -> float:
         return self.found[0][0] if self.found else math.inf
 
     def add(self, words: Ints) -> None:
-        """Keep `words` if no others with their makespan are known; those without messages get them as they come."""
-        if len(words) < len(self.letters.capacity):
-            arrival, start, came, ended = self.given_scratch
-            if self.loops.simulate_words(words, self.given, 0, arrival, start, came, ended) >= 1e300:
-                return
-            words = words_with_messages(words, self.given, start)
-        _, span = self.loops.score(words, self.letters, self.quantile, *self.scratch)
+        """Keep `words`, those of links included, if no others with their makespan are known."""
+        _, span = self.loops.score(self.letters, self.loops.orders_of(words), self.quantile, *self.scratch)
         if span >= 1e300 or any(span == known for known, _ in self.found):
             return
         if span < self.makespan:
@@ -282,20 +281,20 @@ class _WordSearch:
         else:
             leads = _leads_of_many(problem, placement)
             tried = rules(leads, int(most * POLICY.many_share), (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
-        ranks = rank_stages(placement, self.given)
+        ranks = rank_stages(problem, placement, self.letters)
         for rule in tried:
             if self.makespan <= self.target or self._is_late():
                 return
-            words = np.full(self.given_scratch[1].shape, NONE, np.int64)
-            if self.loops.list_words(self.given, ranks, rule, words, self._most()):
+            words = np.full((len(self.letters.capacity), word_length(self.letters)), NONE, np.int64)
+            if self.loops.list_words(self.letters, ranks, rule, words, self._most()):
                 self.add(words)
 
     def _most(self) -> float:
-        """What words may take to be kept, as rules time them: 1e300 where they are scored by more than one makespan.
+        """Return what words may take to be kept: 1e300 where they are scored by more than one makespan.
 
-        On shared links the order of messages is another than that of the rules; a little more is for rounding.
+        A little more is for rounding.
         """
-        if self.given.shared or self.samples > 1 or len(self.found) < POLICY.kept:
+        if self.samples > 1 or len(self.found) < POLICY.kept:
             return 1e300
         return self.found[-1][0] * (1 + 1e-9)
 
@@ -338,7 +337,6 @@ class _WordSearch:
     def _growth(self, placement: Placement, problem: Problem, effort: float) -> Growth | None:
         """How words are grown; None where microbatches or moves are too few, or the time is limited."""
         growth = Growth(
-            self.given,
             self.letters,
             self.loops,
             held=least_held(problem, placement),
@@ -351,9 +349,9 @@ class _WordSearch:
         can = growth.levels and growth.moves >= POLICY.fewest_moves and self.until_s == math.inf
         return growth if can else None
 
-    def _begun(self, given: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
+    def _begun(self, letters: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
         """Words by rules for the letters of fewer microbatches."""
-        few = _WordSearch(given, None, 0.0, self.seed, lambda makespan: None, None)
+        few = _WordSearch(letters, None, 0.0, self.seed, lambda makespan: None, None)
         # So few actions are soon done.
         few.add_rules(placement, problem, effort / 20)
         return few.found
@@ -385,20 +383,13 @@ class _WordSearch:
 
     def _speed(self, words: Ints) -> float:
         """Moves a second, told by few."""
-        unit = float(self.letters.duration.max())
+        unit = float(self.letters.operations.duration.max())
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
             self.loops.anneal(words, self.letters, self.quantile, POLICY.pacing_moves, unit, unit, -1.0, self.seed, 0.0)
             took_s = time.monotonic() - began_s
         return POLICY.pacing_moves / max(took_s, 1e-6)
-
-
-def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats, Floats]:
-    """What simulate_words writes: arrival, start, came, ended."""
-    shape = len(letters.capacity), word_length(letters)
-    arrival = np.empty((len(letters.rank), int(letters.total.max())))
-    return arrival, np.zeros(shape), np.zeros(shape), np.zeros(shape)
 
 
 def _leads(problem: Problem) -> list[Ints]:

@@ -1,11 +1,13 @@
 """What a simulated timeline says: bubbles, the critical path, how late each action may be, and memory over time."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.costs import Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, STAGE
-from lanterne.pipeline.simulate.check_plan import total_order
+from lanterne.pipeline.simulate.precedence import Precedences
 from lanterne.pipeline.simulate.program import senders_of
 from lanterne.pipeline.simulate.simulate import Timeline
 
@@ -33,7 +35,31 @@ def slack(timeline: Timeline) -> Floats:
     Cost: some 3 us per action.
     """
     _check_free(timeline)
-    return _latest_starts(timeline) - timeline.start
+    plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
+    # The same operations with time reversed: each begins when all that wait for it have ended.
+    backwards = Precedences()
+    for duration in (timeline.end - timeline.start).tolist():
+        backwards.add(duration)
+    for first, stop in pairwise(plan.offsets.tolist()):
+        for column in range(first, stop - 1):
+            backwards.wait(column, column + 1)
+    moves: dict[int, int] = {}
+    for receiver, sender in enumerate(senders(timeline).tolist()):
+        if sender >= 0:
+            latency, occupancy = (float(each[plan.ids[sender]]) for each in (table.latency, table.occupancy))
+            moves[sender] = backwards.add(occupancy, backwards.add(latency, receiver))
+            backwards.wait(sender, moves[sender])
+    for messages in _links(timeline):
+        for before, behind in pairwise(messages.tolist()):
+            backwards.wait(moves[before], moves[behind])
+    reductions: dict[int, int] = {}
+    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda each: -each.start):
+        if action.kind != "AG":
+            reductions[rank] = backwards.add(end - start, reductions.get(rank))
+            last = np.flatnonzero(plan.columns[STAGE] == action.stage)[-1]
+            backwards.wait(int(last), reductions[rank])
+    _, ended = backwards.times()
+    return timeline.makespan - ended[: len(timeline.start)] - timeline.start
 
 
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
@@ -134,51 +160,3 @@ def _last(timeline: Timeline) -> int | None:
     on_stage = np.flatnonzero(plan.columns[STAGE] == lane[first][2])
     at = int(on_stage[np.argmax(timeline.end[on_stage])])
     return at if timeline.end[at] == lane[first][0] else None
-
-
-def _latest_starts(timeline: Timeline) -> Floats:
-    """(num_actions,) float64: backwards through actions and messages, each before all that wait for it."""
-    plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    count = len(timeline.start)
-    sender, sends = senders(timeline), np.flatnonzero(~np.isnan(timeline.sent))
-    receiver = np.full(count, -1)
-    receiver[sender[sender >= 0]] = np.flatnonzero(sender >= 0)
-    next_on_link = np.full(count, -1)
-    for messages in _links(timeline):
-        next_on_link[messages[:-1]] = messages[1:]
-    last_of_rank = np.isin(np.arange(count) + 1, plan.offsets)
-    # The message of column i is node count + i. At one time an action comes before its message, and actions in a total
-    # order.
-    position = np.empty(count, int)
-    position[total_order(plan, table)] = np.arange(count)
-    nodes = np.concatenate([np.arange(count), count + sends])
-    ties = np.concatenate([position, np.full(len(sends), count)])
-    nodes = nodes[np.lexsort((ties, np.concatenate([timeline.start, timeline.sent[sends]])))]
-    duration, latency, occupancy = timeline.end - timeline.start, table.latency[plan.ids], table.occupancy[plan.ids]
-    latest = np.concatenate([_stage_deadlines(timeline)[plan.columns[STAGE]], np.full(count, np.inf)])
-    for node in nodes[::-1].tolist():
-        if node >= count:
-            i = node - count
-            leaves = latest[receiver[i]] - latency[i]
-            if next_on_link[i] >= 0:
-                leaves = min(leaves, latest[count + next_on_link[i]])
-            latest[node] = leaves - occupancy[i]
-            continue
-        end = latest[node]
-        if not last_of_rank[node]:
-            end = min(end, latest[node + 1])
-        if receiver[node] >= 0:
-            end = min(end, latest[receiver[node] if np.isnan(timeline.sent[node]) else count + node])
-        latest[node] = end - duration[node]
-    return latest[:count]
-
-
-def _stage_deadlines(timeline: Timeline) -> Floats:
-    """(num_stages,) float64: by when each must be done: the makespan less its rank's reductions from its own on."""
-    deadlines = np.full(timeline.plan.placement.num_stages, timeline.makespan)
-    left: dict[int, float] = {}
-    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda each: -each.start):
-        if action.kind != "AG":
-            left[rank] = left.get(rank, timeline.makespan) - (end - start)
-            deadlines[action.stage] = left[rank]
-    return deadlines

@@ -18,8 +18,7 @@ from lanterne.pipeline.plan.action import FUSED, KINDS, NEEDS, Action, dependenc
 from lanterne.pipeline.plan.costs import Costs, Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.engine import flow
-from lanterne.pipeline.simulate.program import program_of_plan
+from lanterne.pipeline.simulate.program import program_of, run_program
 
 # Actions shown on each side of the one that is wrong, and ranks.
 SHOWN, RANKS_SHOWN = 4, 3
@@ -208,11 +207,9 @@ def _check_local_order(plan: Plan, first: Ints, last: Ints) -> None:
 
 
 def _check_no_deadlock(plan: Plan, table: Costs) -> None:
-    orders, tables, *_ = program_of_plan(plan, table)
-    starts, _ = flow(orders, tables, table.initial_list, table.num_links)
-    stuck = {rank: orders[rank][len(begun)] for rank, begun in enumerate(starts) if len(begun) < len(orders[rank])}
-    if stuck:
-        _fail_with_cycle(plan, stuck)
+    left = run_program(program_of(plan, table)).left
+    if left.any():
+        _fail_with_cycle(plan, {int(rank): int(plan.offsets[rank + 1] - left[rank]) for rank in np.flatnonzero(left)})
 
 
 def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
@@ -268,8 +265,7 @@ def total_order(plan: Plan, table: Costs) -> Ints:
     Returns:
         (num_actions,) int64 column indices.
     """
-    orders, tables, *_ = program_of_plan(plan, table)
-    ones, zeros = [1.0] * len(tables.slot), [0.0] * len(tables.slot)
-    tables = tables._replace(duration=ones, latency=zeros, occupancy=zeros)
-    starts, _ = flow(orders, tables, table.initial_list, 0)
-    return np.argsort(np.concatenate(starts), kind="stable")
+    program = program_of(plan, table, np.ones(len(plan.ids)))
+    none = np.zeros(len(plan.ids))
+    alike = program.operations._replace(latency=none, occupancy=none, gather=none)
+    return np.argsort(run_program(program._replace(operations=alike)).begun, kind="stable")

@@ -24,7 +24,7 @@ from lanterne.pipeline.plan.plan import MICROBATCH, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.precedence import Precedences
-from lanterne.pipeline.simulate.program import program_of_plan, senders_of
+from lanterne.pipeline.simulate.program import program_of
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 # Terms of the Precedences.
@@ -74,14 +74,14 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, table: Costs) -> "_Columns":
-        duration, _, _, latency, occupancy, _ = program_of_plan(plan, table).tables
-        delay = [waits + busy for waits, busy in zip(latency, occupancy, strict=True)]
-        sender = senders_of(plan, table)
+        operations = program_of(plan, table).operations
+        sender = operations.source
         across = (sender >= 0) & (plan.rank_of[sender] != plan.rank_of)
         receiver = np.full(len(sender), -1)
         receiver[sender[across]] = np.flatnonzero(across)
         sender = np.where(across, sender, -1)
-        return cls(plan, plan.rank_of.tolist(), duration, delay, sender.tolist(), receiver.tolist())
+        duration, delay = operations.duration, operations.latency + operations.occupancy
+        return cls(plan, *(each.tolist() for each in (plan.rank_of, duration, delay, sender, receiver)))
 
     def peer(self, issued: Issued) -> int:
         """The rank at the other end of a message."""

@@ -20,9 +20,9 @@ from lanterne.pipeline.plan.costs import Floats, costs
 from lanterne.pipeline.plan.plan import PART, PARTS
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.simulate.engine import Events
-from lanterne.pipeline.simulate.program import program_of_plan, senders_of
-from lanterne.pipeline.simulate.simulate import Timeline, message_turns, simulate
+from lanterne.pipeline.simulate.event_loop import BY_RULE, NEVER, Operations, Pick, Progress, Times
+from lanterne.pipeline.simulate.program import program_of, run_program, senders_of, with_links
+from lanterne.pipeline.simulate.simulate import Timeline, message_turns, simulate, timeline_of
 
 # How many of the following actions a rank looks at, and what share of a time is rounding.
 REACH, ROUNDING = 64, 1e-6
@@ -160,23 +160,43 @@ def _timeline(
     checked: CheckedPlan, problem: Problem, durations: Floats, rules: Sequence[ReadyFirst] | None
 ) -> Timeline:
     plan, table = checked.plan, costs(problem, checked.plan.placement)
-    if table.reduces or table.gathers:
+    if table.reduce.any() or table.all_gather.any():
         raise InputError("data_parallel: got some beside durations of one iteration, expected a problem without")
-    program = program_of_plan(plan, table)
-    tables = program.tables._replace(duration=durations.tolist() + [0.0] * plan.placement.num_stages)
-    turns = message_turns(plan, table, program)
-    events = Events(program.orders, tables, table.initial_list, table.num_links, turns=turns, rules=rules)
-    starts, full = events.run()
-    count = len(plan.ids)
-    start = np.empty(count)
-    for order, ran, times in zip(program.orders, events.ran, starts, strict=True):
-        start[order if rules is None else ran] = times
-    end = start + durations
-    slot, target, latency, occupancy = (np.array(column[:count]) for column in tables[1:5])
-    filled = np.array(full)
-    crosses = (target >= 0) & ((latency > 0) | (occupancy > 0))
-    sent = np.where(crosses, filled[target] - latency - occupancy, np.nan)
-    return Timeline(plan, problem, start, end, filled[slot], sent, (), float(end.max()), rules is not None)
+    program = program_of(plan, table, durations)
+    operations = program.operations
+    linked = with_links(program, message_turns(plan, table, operations))
+    pick = None
+    if rules is not None:
+        linked.kinds[: len(rules)] = BY_RULE
+        pick = _picking(rules)
+    ran, count = run_program(linked, pick), len(plan.ids)
+    return timeline_of(plan, problem, operations, ran.begun[:count], ran.arrival[:count], in_order=rules is not None)
+
+
+def _picking(rules: Sequence[ReadyFirst]) -> Pick:
+    """Return the hook of the event loop that asks each rank's rule."""
+    running: list[int | None] = [None] * len(rules)
+
+    def pick(
+        operations: Operations, times: Times, progress: Progress, _rule: None, lane: int, now: float
+    ) -> tuple[int, float]:
+        def arrives(row: int) -> float:
+            source = operations.source[row]
+            return 0.0 if source < 0 else times.arrival[row] if progress.count[source] else NEVER
+
+        rule, last = rules[lane], running[lane]
+        if last is not None:
+            rule.end(last)
+            running[lane] = None
+        picked = rule.pick(now, progress.clock[lane], lambda row: arrives(row) <= now)
+        if isinstance(picked, int):
+            rule.begin(picked)
+            running[lane] = picked
+            return picked, now
+        soonest = min((at for at in map(arrives, rule.left[:REACH]) if at > now), default=NEVER)
+        return -1, soonest if picked is None else min(soonest, picked)
+
+    return pick
 
 
 def work_bound(checked: CheckedPlan, problem: Problem, durations: Floats) -> float:

@@ -11,7 +11,7 @@ from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.precedence import Precedences
-from lanterne.pipeline.simulate.program import program_of_plan, senders_of
+from lanterne.pipeline.simulate.program import program_of
 from lanterne.pipeline.simulate.simulate import Timeline
 
 
@@ -21,8 +21,11 @@ def simulate_rendezvous(checked: CheckedPlan, problem: Problem) -> Timeline:
     Cost: some 5 us per action.
     """
     plan, table = checked.plan, costs(problem, checked.plan.placement)
-    duration, _, _, latency, occupancy, _ = program_of_plan(plan, table).tables
-    sender, rank_of = senders_of(plan, table).tolist(), plan.rank_of.tolist()
+    operations = program_of(plan, table).operations
+    duration, latency, occupancy = (
+        each.tolist() for each in (operations.duration, operations.latency, operations.occupancy)
+    )
+    sender, rank_of = operations.source.tolist(), plan.rank_of.tolist()
     made, firsts = Precedences(), set(plan.offsets.tolist())
     for column in range(len(rank_of)):
         made.add(duration[column], *([] if column in firsts else [column - 1]))

@@ -13,8 +13,7 @@ slower message may lose its turn and let a more urgent one pass. A plan with a `
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain
-from math import inf
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,14 +23,20 @@ from lanterne.pipeline.plan.costs import Costs, Floats, costs
 from lanterne.pipeline.plan.plan import KIND_INDEX, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
+from lanterne.pipeline.simulate.event_loop import Operations
+from lanterne.pipeline.simulate.precedence import Precedences
 from lanterne.pipeline.simulate.program import (
     Communication,
-    EngineProgram,
-    EngineRun,
-    program_of_orders,
-    program_of_plan,
-    run,
+    Program,
+    gathers_of,
+    program_of,
+    reduces_of,
+    run_program,
+    shared_senders,
+    with_links,
 )
+
+STUCK = "message_order: got one in which messages wait for each other, expected one that the plan can follow"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,48 +99,78 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
         plan = check(plan.plan if isinstance(plan, CheckedPlan) else plan, problem, memory=False)
     made = plan.plan
     table = costs(problem, made.placement)
-    program = program_of_plan(made, table)
-    ran = run(program, table, queue if in_order else None, message_turns(made, table, program))
-    if ran.makespan == inf:
-        raise ScheduleError(
-            "message_order: got one in which messages wait for each other, expected one that the plan can follow"
-        )
-    return _timeline(made, problem, program, ran, in_order)
+    program = program_of(made, table)
+    turns = message_turns(made, table, program.operations)
+    if in_order:
+        return _simulate_in_order(made, problem, program, turns, queue)
+    ran = run_program(with_links(program, turns))
+    if ran.left.any():
+        raise ScheduleError(STUCK)
+    count = len(made.ids)
+    return timeline_of(made, problem, program.operations, ran.begun[:count], ran.arrival[:count])
 
 
-def makespan(plan: Plan, problem: Problem) -> float:
-    """The makespan of a plan without parts; unchecked and fast, for the inner loops of planners.
+def _simulate_in_order(
+    plan: Plan, problem: Problem, program: Program, turns: dict[int, list[int]] | None, queue: int
+) -> Timeline:
+    """Return the Timeline in which a rank has one message under way and waits for all but the last `queue` of them."""
+    operations, placement = program.operations, plan.placement
+    lane, source, target = operations.lane.tolist(), operations.source.tolist(), operations.target.tolist()
+    made = Precedences()
+    for duration in operations.duration.tolist():
+        made.add(duration)
+    shared = set(shared_senders(operations).tolist())
+    opened: list[int | None] = [None] * placement.num_ranks
+    sent: list[list[int]] = [[] for _ in range(placement.num_ranks)]
+    moves: dict[int, int] = {}
+    for column, rank in enumerate(lane):
+        if operations.gather[column]:
+            opened[rank] = made.add(float(operations.gather[column]), opened[rank])
+            made.wait(column, opened[rank])
+        receiver = target[column]
+        before = column
+        if receiver >= 0 and lane[receiver] != rank:
+            joins = made.add(0.0, column, *sent[rank][-1:])
+            link = int(operations.link[column])
+            waits = link if column in shared and link not in (turns or {}) else None
+            moves[column] = made.add(float(operations.occupancy[column]), joins, queue=waits)
+            arrives = made.add(float(operations.latency[column]), moves[column])
+            sent[rank].append(arrives)
+            made.wait(receiver, arrives)
+            if len(sent[rank]) > queue:
+                before = made.add(0.0, column, sent[rank][-1 - queue])
+        elif receiver >= 0:
+            made.wait(receiver, column)
+        if column + 1 < len(lane) and lane[column + 1] == rank:
+            made.wait(column + 1, before)
+    for own in (turns or {}).values():
+        for one, other in pairwise(own):
+            if other in moves:
+                made.wait(moves[other], moves[one])
+    try:
+        starts, ends = made.times()
+    except ScheduleError as error:
+        raise ScheduleError(STUCK) from error
+    arrival = np.zeros(len(lane))
+    for column, first in enumerate(source):
+        if first >= 0:
+            # The latency's operation follows the move.
+            arrival[column] = ends[moves[first] + 1] if first in moves else ends[first]
+    return timeline_of(plan, problem, operations, starts[: len(lane)], arrival, in_order=True)
 
-    The plan must do each rank's work once and keep B after F and W after B. It is inf where ranks wait for each other
-    for ever. See `makespan_of_orders` for what is faster still.
-    """
-    table = costs(problem, plan.placement)
-    program = program_of_orders(plan.orders, table)
-    return run(program, table, turns=message_turns(plan, table, program)).makespan
 
-
-def makespan_of_orders(orders: list[list[int]], table: Costs) -> float:
-    """The same for `orders`, a list of action ids per rank, under the Costs `table` (see costs).
-
-    Cost: about 0.3 us per action, so 0.3 ms for 8 ranks x 32 microbatches.
-    """
-    return run(program_of_orders(orders, table), table).makespan
-
-
-def message_turns(plan: Plan, table: Costs, program: EngineProgram) -> dict[int, list[int]] | None:
-    """The plan's `message_order` for engine.Events: link -> ids of `program` in the order in which they take it.
+def message_turns(plan: Plan, table: Costs, operations: Operations) -> dict[int, list[int]] | None:
+    """Return the plan's `message_order`: link -> the rows that send over it, in the order in which they take it.
 
     Raises:
         ScheduleError: it names an unknown action, one whose message takes no link, or not all of a link's messages.
     """
     if not plan.message_order:
         return None
-    target, link = program.tables.target, program.tables.link
-    senders: dict[int | None, int] = {}
-    for rank in program.orders:
-        for action in rank:
-            if target[action] >= 0 and link[action] >= 0:
-                senders[target[action]] = action
+    link = operations.link.tolist()
+    slots = np.where(operations.target >= 0, table.target[plan.ids], -1)
+    rows = np.flatnonzero((slots >= 0) & (operations.link >= 0)).tolist()
+    senders: dict[int | None, int] = dict(zip(slots[rows].tolist(), rows, strict=True))
     turns: dict[int, list[int]] = {}
     for messages in plan.message_order:
         for message in messages:
@@ -161,12 +196,14 @@ def _slot_filled_by(action: Action, table: Costs) -> int | None:
     return int(table.target[table.id(KIND_INDEX[action.kind], action.stage, action.microbatch)])
 
 
-def _timeline(plan: Plan, problem: Problem, program: EngineProgram, ran: EngineRun, in_order: bool) -> Timeline:
-    duration, slot, target, latency, occupancy, _ = (np.array(column[: len(plan.ids)]) for column in program.tables)
-    start = np.fromiter(chain.from_iterable(ran.starts), float, len(plan.ids))
-    full = np.array(ran.full)
-    crosses = (target >= 0) & ((latency > 0) | (occupancy > 0))
-    sent = np.where(crosses, full[target] - latency - occupancy, np.nan)
-    return Timeline(
-        plan, problem, start, start + duration, full[slot], sent, tuple(ran.data_parallel), ran.makespan, in_order
-    )
+def timeline_of(
+    plan: Plan, problem: Problem, operations: Operations, start: Floats, arrival: Floats, *, in_order: bool = False
+) -> Timeline:
+    """Return the Timeline of `operations`, one per column of the plan, that began and whose messages arrived then."""
+    table, end = costs(problem, plan.placement), start + operations.duration
+    crosses = (operations.target >= 0) & ((operations.latency > 0) | (operations.occupancy > 0))
+    sent = np.where(crosses, arrival[operations.target] - operations.latency - operations.occupancy, np.nan)
+    gathers = gathers_of(plan, table)
+    communications = (*gathers, *reduces_of(plan, table, end, gathers))
+    makespan = max(float(end.max()), *(each.end for each in communications), 0.0)
+    return Timeline(plan, problem, start, end, arrival, sent, communications, makespan, in_order)

@@ -13,7 +13,7 @@ import numpy as np
 
 from lanterne.pipeline.plan.costs import Ints
 from lanterne.pipeline.planners.loops import Loops
-from lanterne.pipeline.planners.words import NONE, Letters, word_length
+from lanterne.pipeline.planners.words import NONE, Letters, starts_of, word_length
 
 # (makespan, words), ascending.
 Found: TypeAlias = list[tuple[float, Ints]]
@@ -33,7 +33,7 @@ class Growth:
     """How words are grown.
 
     Attributes:
-        given, letters: of all microbatches; `letters` with messages, where their order is searched.
+        letters: of all microbatches.
         loops: to search with.
         held: microbatches of a route that memory holds at once on each rank.
         kept: words of each number of microbatches.
@@ -43,7 +43,6 @@ class Growth:
         seed: of the searches.
     """
 
-    given: Letters
     letters: Letters
     loops: Loops
     held: int
@@ -75,12 +74,12 @@ class Growth:
         """Words for all microbatches; there may be none.
 
         Args:
-            begin: called with fewer of the given letters: for the fewest microbatches, and where periods are too few.
+            begin: called with letters of few microbatches: for the fewest, and where periods are too few.
         """
         for turns in self.levels:
             letters, found = shorter(self.letters, self.turns - turns), self._repeated(turns)
             if len(found) < self.kept:
-                found = self._best([*found, *begin(shorter(self.given, self.turns - turns))])
+                found = self._best([*found, *begin(letters)])
             searched = [self._searched(words, letters, turns * self.kept + i) for i, (_, words) in enumerate(found)]
             self._by_turns[turns] = self._best([*found, *searched])
         return self._repeated(self.turns)
@@ -98,9 +97,9 @@ class Growth:
 
     def _longer(self, words: Ints, turns: int, letters: Letters, period: int, copies: int) -> tuple[float, Ints]:
         own = shorter(self.letters, self.turns - turns)
-        arrival = np.empty((len(own.rank), int(own.total.max())))
-        start, came, ended = (np.zeros(words.shape) for _ in range(3))
-        self.loops.simulate_words(words, own, 0, arrival, start, came, ended)
+        times, progress = self.loops.scratch(own)
+        self.loops.simulate_words(own, self.loops.orders_of(words), 0, times, progress)
+        start = starts_of(words, own, times.begun)
         longer = np.full((len(words), word_length(letters)), NONE, np.int64)
         return self.loops.repeat_period(words, start, letters, period, copies, longer), longer
 

@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lanterne.pipeline.plan.costs import Floats, Ints
-from lanterne.pipeline.planners.annealing import simulate_words
+from lanterne.pipeline.planners.annealing import orders_of, scratch, simulate_words
 from lanterne.pipeline.planners.words import Letters
 
 
@@ -28,30 +28,30 @@ def repeat_period(words: Ints, start: Floats, letters: Letters, turns: int, copi
     """
     num_ranks = words.shape[0]
     lengths, sizes = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    for letter in range(len(letters.rank)):
-        sizes[letters.rank[letter]] += turns
+    num_letters = len(letters.total)
+    for letter in range(num_letters):
+        sizes[letters.operations.lane[letter]] += turns
     begins = np.zeros(words.shape, np.bool_)
     fewest, least = 0, words.shape[1] + 1
     for rank in range(num_ranks):
         while lengths[rank] < words.shape[1] and words[rank, lengths[rank]] >= 0:
             lengths[rank] += 1
-        found = _find_periods(words[rank], lengths[rank], sizes[rank], turns, len(letters.rank), begins[rank])
+        found = _find_periods(words[rank], lengths[rank], sizes[rank], turns, num_letters, begins[rank])
         if found < least:
             fewest, least = rank, found
     best = 1e300
     if least == 0:
         return best
-    arrival = np.empty((len(letters.rank), letters.total.max()))
-    starts, came, ended = np.zeros(longer.shape), np.zeros(longer.shape), np.zeros(longer.shape)
+    times, progress = scratch(letters)
     tried = np.empty(longer.shape, np.int64)
-    for first in range(lengths[fewest]):
-        if not begins[fewest, first]:
+    for begin in range(lengths[fewest]):
+        if not begins[fewest, begin]:
             continue
         tried[:] = -1
         for rank in range(num_ranks):
-            at = _nearest(begins[rank], start[rank], lengths[rank], start[fewest, first])
+            at = _nearest(begins[rank], start[rank], lengths[rank], start[fewest, begin])
             _repeat(words[rank], lengths[rank], at, sizes[rank], copies, tried[rank])
-        span = simulate_words(tried, letters, 0, arrival, starts, came, ended)
+        span = simulate_words(letters, orders_of(tried), 0, times, progress)
         if span < best:
             best = span
             longer[:] = tried

@@ -18,7 +18,7 @@ from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.plan.problem import TIMES, Problem
-from lanterne.pipeline.planners.annealing import anneal, simulate_words
+from lanterne.pipeline.planners.annealing import anneal, orders_of, scratch, simulate_words
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
@@ -30,10 +30,9 @@ from lanterne.pipeline.planners.words import (
     NONE,
     letters_of,
     plan_of,
-    with_messages,
+    with_message_words,
     word_length,
     words_of,
-    words_with_messages,
 )
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.ready_first import simulate_with
@@ -48,6 +47,10 @@ HARD = Problem(6, 12, [100, 120, 90, 110, 100, 130], 113, 87, [50, 0, 170, 0, 90
 
 def makespan(made, problem):
     return simulate(check(made, problem), problem).makespan
+
+
+def timed(words, letters):
+    return simulate_words(letters, orders_of(words), 0, *scratch(letters))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -239,11 +242,10 @@ def test_the_search_times_words_as_the_simulator_does(options, placement):
     placement = make_placement(placement, 4)
     table = costs(problem, placement)
     letters = letters_of(table)
-    words = words_of(crosspipe(problem, placement=placement, weight_parts=1), letters)
-    rows = np.empty((len(letters.rank), 7)), *(np.zeros(words.shape) for _ in range(3))
+    words = with_message_words(words_of(crosspipe(problem, placement=placement, weight_parts=1), letters), letters)
     spelt = plan_of(words, table, "")
     check(spelt, problem)
-    assert simulate_words(words, letters, 0, *rows) == pytest.approx(simulate(spelt, problem).makespan)
+    assert timed(words, letters) == pytest.approx(simulate(spelt, problem).makespan)
 
 
 def test_a_route_without_microbatches_reduces_nothing():
@@ -252,8 +254,7 @@ def test_a_route_without_microbatches_reduces_nothing():
     table = costs(problem, make_placement("bidirectional", 1))
     letters = letters_of(table)
     words = words_of(crosspipe(problem, placement=table.placement, weight_parts=1), letters)
-    rows = np.empty((len(letters.rank), 1)), *(np.zeros(words.shape) for _ in range(3))
-    assert simulate_words(words, letters, 0, *rows) == makespan(plan_of(words, table, ""), problem) == 5
+    assert timed(words, letters) == makespan(plan_of(words, table, ""), problem) == 5
 
 
 @settings(deadline=None, max_examples=40)
@@ -268,12 +269,12 @@ def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem)
     size = int((words[rank] >= 0).sum())
     i, j = (data.draw(st.integers(0, size - 1)) for _ in range(2)) if size else (0, 0)
     words[rank, [i, j]] = words[rank, [j, i]]
-    rows = np.empty((len(letters.rank), problem.microbatches)), *(np.zeros(words.shape) for _ in range(3))
     spelt = plan_of(words, table, "")
-    turn, place = np.zeros(words.shape, np.int64), np.zeros(rows[0].shape, np.int64)
+    turn, place = np.zeros(words.shape, np.int64), np.zeros((len(letters.total), problem.microbatches), np.int64)
     index_words(words, letters, turn, place, np.zeros(words.shape))
     fits = not size or is_feasible(words[rank, :size], turn[rank], size, letters, 0.0)
-    span = simulate_words(words, letters, 0, *rows) if fits else 1e300
+    ordered = with_message_words(words, letters)
+    span = timed(ordered, letters) if fits and len(ordered) == len(letters.capacity) else 1e300
     try:
         check(spelt, problem)
     except ScheduleError:
@@ -301,20 +302,12 @@ def test_words_with_messages_are_timed_as_the_plan_that_they_spell(placement, pr
     placement = make_placement(placement, problem.stages)
     table = costs(problem, placement)
     letters = letters_of(table)
-    if not letters.shared:
+    if not table.shared:
         return
     words = words_of(crosspipe(problem, placement=placement, weight_parts=1), letters)
-
-    def timed(rows, own):
-        start = np.zeros(rows.shape)
-        arrival = np.empty((len(own.rank), own.total.max()))
-        return simulate_words(rows, own, 0, arrival, start, np.zeros(rows.shape), np.zeros(rows.shape)), start
-
-    plain, start = timed(words, letters)
-    ordered = words_with_messages(words, letters, start)
-    found = [timed(ordered, with_messages(letters))[0]]
-    found += [makespan(plan_of(rows, table, "words"), problem) for rows in (words, ordered)]
-    assert found == pytest.approx([plain] * 3)
+    ordered = with_message_words(words, letters)
+    found = [makespan(plan_of(rows, table, "words"), problem) for rows in (words, ordered)]
+    assert found == pytest.approx([timed(ordered, letters)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +347,7 @@ def test_no_group_begins_before_the_one_before_it_has_on_all_stages(group):
     letters = letters_of(table)
     words = np.full((problem.stages, word_length(letters)), NONE, np.int64)
     rule = rules([np.full(problem.stages, 3)], 1, groups=(group,))[0]
-    assert readable_loops().list_words(letters, rank_stages(table.placement, letters), rule, words)
+    assert readable_loops().list_words(letters, rank_stages(problem, table.placement, letters), rule, words)
     plan = plan_of(words, table, "words")
     begun = [[action.microbatch // group for action in rank if action.kind == "F"] for rank in plan.ranks]
     assert begun == [sorted(groups) for groups in begun]
@@ -395,7 +388,7 @@ def test_the_readable_loops_do_what_the_compiled_ones_do(groups):
     for loops in (compiled, readable):
         words = np.full((HARD.stages, word_length(letters)), NONE, np.int64)
         rule = rules([np.full(HARD.stages, 6)], 1, groups=groups)[0]
-        assert loops.list_words(letters, rank_stages(table.placement, letters), rule, words), loops
+        assert loops.list_words(letters, rank_stages(HARD, table.placement, letters), rule, words), loops
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             better, span, steps = loops.anneal(words, letters, 0.0, 60, 20.0, 1.0, 0.0, 3, 0.3)
