@@ -17,7 +17,7 @@ MODULES = (
     *(f"failslow.record.{name}" for name in ("blame", "iteration_log", "job_ledger", "job_log", "lateness", "period")),
     *("failslow.record.stream_times", "failslow.record.trap"),
     *("failslow.mitigate.suspicion", "failslow.validate.judge", "failslow.validate.validate"),
-    *("pipeline.adapt.link_delay", "pipeline.planners.search", "pipeline.train.adam"),
+    *("pipeline.adapt.link_delay", "pipeline.train.adam"),
     *(f"transport.{name}" for name in ("door", "job.guard", "mpi.over_mpi", "pauses", "rank_group")),
     *(f"transport.nccl.{name}" for name in ("channel", "over_nccl", "watchdog", "watched_communicator")),
     *(f"transport.board.{name}" for name in ("late_policy", "sequencer")),

@@ -29,8 +29,6 @@ TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.3, 0.02
 # The effort to plan anew with; where ranks hold several stages, since each of so many searches ends elsewhere; and
 # where they hold little memory besides: 24 waves of 8 x 32 were 4.4 % over the best known with 2, 3.2 with 3.
 REPLANNED, MANY_STAGES, LITTLE_MEMORY = 0.015, 2.0, 3.0
-# For how long the first plan on a machine is searched for, at full effort; and "any" tries each placement then.
-READABLE_S, READABLE_TRIAL = 0.7, 0.1
 # With more actions the planners written in Python take most of the time; list rules here do what they do.
 LARGE, SLOW = 20_000, ("adaptra",)
 
@@ -69,8 +67,8 @@ def best(
         jitter: standard deviation of each link's latency, as a share of it.
         duration_jitter: the same of how long each action takes.
         whole: whole actions only, as others' runtimes have them: no W in pieces.
-        wait: False to plan for at most a second with readable loops where the compiled ones are not made yet on this
-            machine, which is done in the background.
+        wait: False to take the best of the other schedulers' plans where the search is not compiled yet on this
+            machine, which is then done in the background.
         time_limit_s: what is left of it after the search goes to the solver; a robust plan is made within it.
         progress: called with each Improvement.
 
@@ -106,25 +104,13 @@ def best(
     made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
     tell(made)
     target = bound * (1 + 1e-9)
-    if made > target or quantile is not None:
-        readable_s = None if wait or are_compiled() else READABLE_S * min(effort, 1.0)
-        if readable_s is not None:
-            compile_in_background()
+    if (made > target or quantile is not None) and not (wait or are_compiled()):
+        compile_in_background()
+    elif made > target or quantile is not None:
         given = [checked.plan for checked in plans]
         until_s = math.inf if quantile is None or time_limit_s is None else began + time_limit_s
-        plan, made = improve(
-            given,
-            problem,
-            target,
-            effort,
-            seed,
-            quantile,
-            jitter,
-            tell,
-            readable_s,
-            duration_jitter=duration_jitter,
-            until_s=until_s,
-        )
+        limits: dict[str, float] = {"duration_jitter": duration_jitter, "until_s": until_s}
+        plan, made = improve(given, problem, target, effort, seed, quantile, jitter, tell, **limits)
     if time_limit_s is not None and quantile is None:
         plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
@@ -136,12 +122,11 @@ def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, op
     until_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     # Robust plans have half of the time to be tried in; without jitter the search is short, and the rest the solver's.
     limit_s = None if time_limit_s is None or options["robust"] is None else time_limit_s / (2 * len(names))
-    # The first plan on a machine is searched for on one placement: each search with readable loops takes as long.
-    is_hurried = not options["wait"] and not are_compiled()
-    trial = effort * (READABLE_TRIAL if is_hurried else TRIAL)
-    tried = {name: best(problem, placement=name, effort=trial, time_limit_s=limit_s, **options) for name in names}
+    tried = {
+        name: best(problem, placement=name, effort=effort * TRIAL, time_limit_s=limit_s, **options) for name in names
+    }
     made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
-    for name in sorted(names, key=lambda each: made[each])[: 1 if is_hurried else None]:
+    for name in sorted(names, key=lambda each: made[each]):
         least = min(made.values())
         if made[name] > least * (1 + HOPE) or tried[name].proved_bound > least * (1 + 1e-9):
             continue

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,9 +13,9 @@ from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adapted_warmups, initial_warmups, max_inflight, round_trip
+from lanterne.pipeline.planners.annealing import anneal, orders_of, score, scratch
 from lanterne.pipeline.planners.growth.growing import Found, Growth
-from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, rank_stages, rules
-from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
+from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, list_words, rank_stages, rules
 from lanterne.pipeline.planners.words import (
     NONE,
     Letters,
@@ -29,103 +28,26 @@ from lanterne.pipeline.planners.words import (
 )
 from lanterne.pipeline.simulate.program import runs_of_a_row
 from lanterne.pipeline.simulate.simulate import simulate
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class SearchPolicy:
-    """How much is tried."""
-
-    # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
-    rule_actions: float = value(
-        3e7,
-        "chosen",
-        half="half the rules are tried",
-        double="planning takes longer",
-    )
-    search_actions: float = value(
-        7e7,
-        "chosen",
-        half="half the moves are tried",
-        double="planning takes longer",
-    )
-    move_actions: int = value(
-        40,
-        "chosen: a move takes 0.46 us and 2.9 ns an action, measured; of the 160 actions' worth a quarter",
-        half="plans of 150 actions take an eighth longer, up to 1.1 s",
-        double="they are searched less",
-    )
-    # With fewer moves than this, or than this share of the actions, the search is left out.
-    fewest_moves: int = value(
-        500,
-        "chosen: fewer change nothing",
-        half="time is spent on searches that change nothing",
-        double="large plans are searched less",
-    )
-    fewest_share: float = value(
-        0.1,
-        "chosen: fewer change nothing",
-        half="time is spent on searches that change nothing",
-        double="large plans are searched less",
-    )
-    many_share: float = value(
-        0.15,
-        "measured, 8 x 32: where ranks hold several stages more rules find little that the search would not",
-        half="searches begin from worse words",
-        double="planning takes up to a quarter longer",
-    )
-    fewest_rules: int = value(
-        24,
-        "chosen: whatever the effort",
-        half="large plans begin from worse words",
-        double="large plans take longer at little effort",
-    )
-    pacing_moves: int = value(
-        20,
-        "chosen: they tell how fast the search is, where its time is limited",
-        half="limits are kept less exactly",
-        double="they take longer than short limits",
-    )
-    kept: int = value(
-        8,
-        "chosen: the best words that searches begin from",
-        half="searches begin from fewer places",
-        double="each search is half as long",
-    )
-    little_memory: int = value(
-        4,
-        "measured, where ranks hold several stages: with so many microbatches at most, searches end far apart",
-        half="waves that hold 3 or 4 microbatches are up to 7 % longer",
-        double="nothing is gained, and planning takes a tenth longer",
-    )
-    grown_share: float = value(
-        0.5,
-        "measured, 40 waves, most with little memory: the share of the search that grows words from few microbatches",
-        half="waves that hold 2 microbatches are up to 3 % longer",
-        double="nothing is left for the search of the whole",
-    )
-    grown: int = value(
-        3,
-        "measured with grown_share: words kept of each number of microbatches",
-        half="all words come from one",
-        double="each is searched half as far",
-    )
-    block_share: float = value(
-        0.3,
-        "measured with grown_share: the share of moves in which letters in a row move together",
-        half="waves with little memory are a percent longer",
-        double="fewer letters move alone, which is needed as often",
-    )
-    samples: int = value(
-        32,
-        "chosen: sampled latencies of every link in a robust plan",
-        half="a robust plan is good for the samples only",
-        double="robust plans are searched half as far",
-    )
-
-
-POLICY = SearchPolicy()
+# Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
+RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
+# A move that is not simulated costs as much as a quarter of the 160 actions that take its time; measured.
+MOVE_ACTIONS = 40
+# With fewer moves than this, or than this share of the actions, the search is left out: it would change nothing.
+FEWEST_MOVES, FEWEST_SHARE = 500, 0.1
+# Rules tried whatever the effort; and the share of them where ranks hold several stages, which gain more by the search.
+FEWEST_RULES, MANY_SHARE = 24, 0.15
+# Moves that show how fast the search is, where its time is limited.
+PACING_MOVES = 20
+# The best words that searches begin from.
+KEPT = 8
+# Where ranks hold several stages, and at most this many microbatches, searches end far apart; measured.
+LITTLE_MEMORY = 4
+# There this share of the search grows words from few microbatches, from as many of each number of them; and this share
+# of the moves take letters in a row together. Measured on 40 waves.
+GROWN_SHARE, GROWN, BLOCK_SHARE = 0.5, 3, 0.3
+# Sampled latencies and durations in a robust plan.
+SAMPLES = 32
 
 
 class Heats(NamedTuple):
@@ -155,7 +77,6 @@ def improve(
     quantile: float | None,
     jitter: float,
     tell: Callable[[float], object],
-    readable_s: float | None = None,
     *,
     duration_jitter: float = 0.0,
     until_s: float = math.inf,
@@ -168,19 +89,16 @@ def improve(
         quantile: None to plan for latencies and durations as given; else over sampled ones, -1 for the mean.
         jitter, duration_jitter: as for `sampled`.
         tell: called with each better makespan.
-        readable_s: not None: search with the readable loops, for about so long.
         until_s: of time.monotonic(): when to end, about.
     """
     table = costs(problem, plans[0].placement)
     letters = letters_of(table)
     if quantile is not None:
         half_s = until_s if until_s == math.inf else (time.monotonic() + until_s) / 2
-        plain = improve(
-            plans, problem, target, effort, seed, None, jitter, lambda found: None, readable_s, until_s=half_s
-        )
+        plain = improve(plans, problem, target, effort, seed, None, jitter, lambda found: None, until_s=half_s)
         plans = [*plans, plain[0]]
         letters, target = sampled(letters, jitter, duration_jitter, seed), 0.0
-    search = _WordSearch(letters, quantile, target, seed, tell, readable_s, until_s)
+    search = _WordSearch(letters, quantile, target, seed, tell, until_s)
     # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
     pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
     for plan in plans:
@@ -195,7 +113,7 @@ def improve(
 
 
 def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) -> Letters:
-    """`letters` with POLICY.samples rows of latencies and durations, each gamma distributed around its own.
+    """`letters` with SAMPLES rows of latencies and durations, each gamma distributed around its own.
 
     Args:
         jitter: standard deviation of each link's latency, one for both ways, as a share of it.
@@ -208,9 +126,9 @@ def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) 
         # By run; messages take as long as ever.
         runs, num_letters = runs_of_a_row(letters.operations), len(letters.total)
         took = letters.took if letters.took.shape[1] > num_letters else np.repeat(letters.took, runs, axis=1)
-        took = np.repeat(took, POLICY.samples, axis=0)
+        took = np.repeat(took, SAMPLES, axis=0)
         own = runs * int((letters.operations.lane < letters.num_ranks).sum())
-        took[:, :own] *= drawn.gamma(1 / duration_jitter**2, duration_jitter**2, (POLICY.samples, own))
+        took[:, :own] *= drawn.gamma(1 / duration_jitter**2, duration_jitter**2, (SAMPLES, own))
         letters = letters._replace(took=took)
     return letters
 
@@ -221,7 +139,7 @@ def _sampled_latency(letters: Letters, jitter: float, drawn: np.random.Generator
     ends = sender, lane[target]
     pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
     _, link = np.unique(pair, return_inverse=True)
-    factor = drawn.gamma(1 / jitter**2, jitter**2, (POLICY.samples, link.max() + 1))
+    factor = drawn.gamma(1 / jitter**2, jitter**2, (SAMPLES, link.max() + 1))
     # By `take`: factor[:, link] is laid out by columns, for which all loops would be compiled a second time.
     taken: Floats = letters.latency[0] * factor.take(link, axis=1)
     return taken
@@ -237,12 +155,9 @@ class _WordSearch:
         target: float,
         seed: int,
         tell: Callable[[float], object],
-        readable_s: float | None,
         until_s: float = math.inf,
     ) -> None:
-        self.loops = compiled_loops() if readable_s is None else readable_loops()
-        self.is_readable = readable_s is not None
-        self.until_s = until_s if readable_s is None else min(until_s, time.monotonic() + readable_s)
+        self.until_s = until_s
         # How many moves of the compiled search go into a second: known after the first.
         self.moves_per_s = 0.0
         self.letters = letters
@@ -258,7 +173,7 @@ class _WordSearch:
         self.unit = float(duration[duration > 0].mean())
         self.actions = int(letters.total[letters.operations.lane < letters.num_ranks].sum())
         self.ranks = letters.num_ranks
-        self.scratch = self.loops.scratch(letters)
+        self.scratch = scratch(letters)
 
     @property
     def makespan(self) -> float:
@@ -266,27 +181,27 @@ class _WordSearch:
 
     def add(self, words: Ints) -> None:
         """Keep `words`, those of links included, if no others with their makespan are known."""
-        _, span = self.loops.score(self.letters, self.loops.orders_of(words), self.quantile, *self.scratch)
+        _, span = score(self.letters, orders_of(words), self.quantile, *self.scratch)
         if span >= 1e300 or any(span == known for known, _ in self.found):
             return
         if span < self.makespan:
             self.tell(span)
-        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[: POLICY.kept]
+        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:KEPT]
 
     def add_rules(self, placement: Placement, problem: Problem, effort: float) -> None:
         """The words of as many list rules as the effort allows."""
-        most = max(int(effort * POLICY.rule_actions / (self.actions * (8 + self.ranks))), POLICY.fewest_rules)
+        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
         if placement.num_stages == placement.num_ranks:
             tried = rules(_leads(problem), most)
         else:
             leads = _leads_of_many(problem, placement)
-            tried = rules(leads, int(most * POLICY.many_share), (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
+            tried = rules(leads, int(most * MANY_SHARE), (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
         ranks = rank_stages(problem, placement, self.letters)
         for rule in tried:
             if self.makespan <= self.target or self._is_late():
                 return
             words = np.full((len(self.letters.capacity), word_length(self.letters)), NONE, np.int64)
-            if self.loops.list_words(self.letters, ranks, rule, words, self._most()):
+            if list_words(self.letters, ranks, rule, words, self._most()):
                 self.add(words)
 
     def _most(self) -> float:
@@ -294,7 +209,7 @@ class _WordSearch:
 
         A little more is for rounding.
         """
-        if self.samples > 1 or len(self.found) < POLICY.kept:
+        if self.samples > 1 or len(self.found) < KEPT:
             return 1e300
         return self.found[-1][0] * (1 + 1e-9)
 
@@ -304,20 +219,17 @@ class _WordSearch:
         Where ranks hold several stages, `effort` times as many searches and not longer ones: they end far apart. Where
         they hold little memory besides, the later ones begin from grown words.
         """
-        if self.is_readable:
-            self._anneal_until()
-            return
-        moves = int(effort * POLICY.search_actions / (self.actions + POLICY.move_actions) / self.samples)
-        if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
+        moves = int(effort * SEARCH_ACTIONS / (self.actions + MOVE_ACTIONS) / self.samples)
+        if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         has_many = placement.num_stages > placement.num_ranks
         heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
         growth = None
         if self.samples == 1 and has_little_memory(problem, placement):
-            self.blocks = POLICY.block_share
+            self.blocks = BLOCK_SHARE
             growth = self._growth(placement, problem, effort)
         if growth:
-            times, moves = max(times, 2), int(moves * (1 - POLICY.grown_share))
+            times, moves = max(times, 2), int(moves * (1 - GROWN_SHARE))
         moves, begun = moves // times, self.found
         for again in range(times):
             if again == 1 and growth and self.makespan > self.target:
@@ -330,7 +242,7 @@ class _WordSearch:
             self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * self.unit, salt + i)
             for i, (_, words) in enumerate(begun)
         ]
-        for more, (share, hot) in enumerate(heats.long, salt + POLICY.kept):
+        for more, (share, hot) in enumerate(heats.long, salt + KEPT):
             nearest = min(found, key=lambda pair: pair[0])[1]
             found.append(self._anneal(nearest, int(moves * share), hot * self.unit, more))
 
@@ -338,20 +250,19 @@ class _WordSearch:
         """How words are grown; None where microbatches or moves are too few, or the time is limited."""
         growth = Growth(
             self.letters,
-            self.loops,
             held=least_held(problem, placement),
-            kept=POLICY.grown,
-            actions=effort * POLICY.search_actions * POLICY.grown_share,
+            kept=GROWN,
+            actions=effort * SEARCH_ACTIONS * GROWN_SHARE,
             heat=MANY_STAGES.long[0][1] * self.unit,
             blocks=self.blocks,
             seed=self.seed,
         )
-        can = growth.levels and growth.moves >= POLICY.fewest_moves and self.until_s == math.inf
+        can = growth.levels and growth.moves >= FEWEST_MOVES and self.until_s == math.inf
         return growth if can else None
 
     def _begun(self, letters: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
         """Words by rules for the letters of fewer microbatches."""
-        few = _WordSearch(letters, None, 0.0, self.seed, lambda makespan: None, None)
+        few = _WordSearch(letters, None, 0.0, self.seed, lambda makespan: None)
         # So few actions are soon done.
         few.add_rules(placement, problem, effort / 20)
         return few.found
@@ -359,25 +270,16 @@ class _WordSearch:
     def _is_late(self) -> bool:
         return time.monotonic() > self.until_s
 
-    def _anneal_until(self) -> None:
-        """Few moves at a time, from the best words, until it is late."""
-        salt = 0
-        while self.found and self.makespan > self.target and not self._is_late():
-            self._anneal(self.found[salt % len(self.found)][1], POLICY.fewest_moves // 10, 0.1 * self.unit, salt)
-            salt += 1
-
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> tuple[float, Ints]:
         """(makespan, words) of a search from `words`, which are kept; these and inf if there is nothing to search."""
-        if self.until_s < math.inf and not self.is_readable:
+        if self.until_s < math.inf:
             if not self.moves_per_s:
                 self.moves_per_s = self._speed(words)
             moves = min(moves, int(self.moves_per_s * (self.until_s - time.monotonic())))
         if self.makespan <= self.target or moves <= 0:
             return math.inf, words
         run = self.seed * 1024 + salt
-        found, span, _ = self.loops.anneal(
-            words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run, self.blocks
-        )
+        found, span, _ = anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run, self.blocks)
         self.add(found)
         return span, found
 
@@ -387,9 +289,9 @@ class _WordSearch:
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
-            self.loops.anneal(words, self.letters, self.quantile, POLICY.pacing_moves, unit, unit, -1.0, self.seed, 0.0)
+            anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed, 0.0)
             took_s = time.monotonic() - began_s
-        return POLICY.pacing_moves / max(took_s, 1e-6)
+        return PACING_MOVES / max(took_s, 1e-6)
 
 
 def _leads(problem: Problem) -> list[Ints]:
@@ -429,7 +331,7 @@ def _groups(problem: Problem, placement: Placement) -> list[int]:
 def has_little_memory(problem: Problem, placement: Placement) -> bool:
     """Whether ranks hold several stages and few microbatches: searches end far apart there."""
     has_many = placement.num_stages > placement.num_ranks
-    return has_many and least_held(problem, placement) <= POLICY.little_memory
+    return has_many and least_held(problem, placement) <= LITTLE_MEMORY
 
 
 def least_held(problem: Problem, placement: Placement) -> int:

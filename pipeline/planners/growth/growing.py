@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from lanterne.pipeline.plan.costs import Ints
-from lanterne.pipeline.planners.loops import Loops
+from lanterne.pipeline.planners.annealing import anneal, orders_of, scratch, simulate_words
+from lanterne.pipeline.planners.growth.periods import repeat_period
 from lanterne.pipeline.planners.words import NONE, Letters, starts_of, word_length
 
 # (makespan, words), ascending.
@@ -34,7 +35,6 @@ class Growth:
 
     Attributes:
         letters: of all microbatches.
-        loops: to search with.
         held: microbatches of a route that memory holds at once on each rank.
         kept: words of each number of microbatches.
         actions: how many are simulated, about.
@@ -44,7 +44,6 @@ class Growth:
     """
 
     letters: Letters
-    loops: Loops
     held: int
     kept: int
     actions: float
@@ -97,16 +96,16 @@ class Growth:
 
     def _longer(self, words: Ints, turns: int, letters: Letters, period: int, copies: int) -> tuple[float, Ints]:
         own = shorter(self.letters, self.turns - turns)
-        times, progress = self.loops.scratch(own)
-        self.loops.simulate_words(own, self.loops.orders_of(words), 0, times, progress)
+        times, progress = scratch(own)
+        simulate_words(own, orders_of(words), 0, times, progress)
         start = starts_of(words, own, times.begun)
         longer = np.full((len(words), word_length(letters)), NONE, np.int64)
-        return self.loops.repeat_period(words, start, letters, period, copies, longer), longer
+        return repeat_period(words, start, letters, period, copies, longer), longer
 
     def _searched(self, words: Ints, letters: Letters, salt: int) -> tuple[float, Ints]:
         run = self.seed * 1024 + salt
         heats = self.heat, self.heat / 50
-        found, span, _ = self.loops.anneal(words, letters, 0.0, self.moves, *heats, 0.0, run, self.blocks)
+        found, span, _ = anneal(words, letters, 0.0, self.moves, *heats, 0.0, run, self.blocks)
         return span, found
 
     def _best(self, found: Sequence[tuple[float, Ints]]) -> Found:

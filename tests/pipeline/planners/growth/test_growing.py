@@ -12,7 +12,6 @@ from lanterne.pipeline.planners.annealing import orders_of, scratch, simulate_wo
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.growth.growing import Growth, shorter
 from lanterne.pipeline.planners.growth.periods import repeat_period
-from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
 from lanterne.pipeline.planners.words import (
     NONE,
     letters_of,
@@ -52,12 +51,12 @@ def test_no_period_no_words():
     assert (longer == NONE).all()
 
 
-def growth_of(placement, loops, **options):
+def growth_of(placement, **options):
     """The problem, its Costs and a Growth, and what it begins with: CrossPipe's words for fewer microbatches."""
     problem = Problem(3, 16, [100, 120, 90], 113, 87, [50, 170], max_inflight_activations=4, **options)
     table = costs(problem, make_placement(placement, 3))
     letters, routes = letters_of(table), table.placement.num_routes
-    growth = Growth(letters, loops, 4 // routes, kept=2, actions=3e3, heat=100.0, blocks=0.3, seed=7)
+    growth = Growth(letters, 4 // routes, kept=2, actions=3e3, heat=100.0, blocks=0.3, seed=7)
 
     def begin(few):
         part = dataclasses.replace(problem, microbatches=int(few.total.max()) * routes)
@@ -73,20 +72,12 @@ def growth_of(placement, loops, **options):
     ids=["wave", "loop", "bidirectional", "wave-shared"],
 )
 def test_grown_words_are_plans_of_all_microbatches(placement, options):
-    problem, table, growth, begin = growth_of(placement, compiled_loops(), **options)
+    problem, table, growth, begin = growth_of(placement, **options)
     found = growth.grown(begin)
     assert found and found == sorted(found, key=lambda pair: pair[0])
     for span, words in found:
         plan = plan_of(words, table, "words")
         assert simulate(check(plan, problem), problem).makespan == pytest.approx(span), span
-
-
-def test_the_readable_loops_grow_the_same_words():
-    compiled, readable = (
-        growth.grown(begin)
-        for _, _, growth, begin in (growth_of("wave", loops) for loops in (compiled_loops(), readable_loops()))
-    )
-    assert [(span, words.tolist()) for span, words in compiled] == [(s, words.tolist()) for s, words in readable]
 
 
 def test_shorter_letters_are_those_of_fewer_microbatches():
