@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
@@ -129,19 +128,3 @@ def adaptra(problem: Problem, *, warmups: Sequence[int] | None = None) -> Plan:
 
     placement = unidirectional(problem.stages)
     return Plan.from_actions(list_schedule(problem, placement, choose), placement, problem.microbatches, "adaptra")
-
-
-def frozen(problem: Problem, warmups: Iterable[int]) -> Plan:
-    """The plan in which each stage alternates strictly: warm-up F, then B and F, then B and W, then W.
-
-    The plan that theorem 1 is about: its order does not react to delays, which shows what the slack absorbs.
-    Paper: ADAPTRA, figures 4, 5 and 8.
-    """
-    placement, count = unidirectional(problem.stages), problem.microbatches
-    ranks = []
-    for stage, warmup in enumerate(clip_warmups(warmups, problem)):
-        forward, backward, weight = ([Action(kind, stage, microbatch) for microbatch in range(count)] for kind in "FBW")
-        steady = [action for pair in zip(backward, forward[warmup:], strict=False) for action in pair]
-        cooldown = [action for pair in zip(backward[count - warmup :], weight, strict=False) for action in pair]
-        ranks.append(forward[:warmup] + steady + cooldown[:-1] + weight[warmup - 1 :])
-    return Plan.from_actions(ranks, placement, count, "frozen")

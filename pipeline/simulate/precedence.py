@@ -105,6 +105,41 @@ class Precedences:
         return program, start + before
 
 
+class PlanPrecedences(Precedences):
+    """The actions of a plan, each rank's in order, and what is added of the messages between ranks.
+
+    Attributes:
+        moves: row that sends -> the operation that occupies the link; the next one ends when the message arrives.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self.moves: dict[int, int] = {}
+        self._operations = operations
+        lane, source = operations.lane.tolist(), operations.source.tolist()
+        for row, duration in enumerate(operations.duration.tolist()):
+            self.add(duration, row - 1 if row and lane[row - 1] == lane[row] else None)
+        for row, sender in enumerate(source):
+            if sender >= 0 and lane[sender] == lane[row]:
+                self.wait(row, sender)
+
+    def send(self, row: int, *ended: int | None, queue: int | None = None) -> int:
+        """Add the message of `row`, which begins once those `ended` have; return the operation that is its arrival."""
+        given = self._operations
+        self.moves[row] = self.add(float(given.occupancy[row]), *ended, queue=queue)
+        arrives = self.add(float(given.latency[row]), self.moves[row])
+        self.wait(int(given.target[row]), arrives)
+        return arrives
+
+    def starts_and_arrivals(self) -> tuple[Floats, Floats]:
+        """Return (num_rows,) each: when rows start, and when what they wait for from another arrives; 0 for nothing."""
+        starts, ends = self.times()
+        source = self._operations.source
+        arrivals = np.arange(len(ends))
+        arrivals[list(self.moves)] = np.array(list(self.moves.values()), np.int64) + 1
+        return starts[: len(source)], np.where(source >= 0, ends[arrivals[source]], 0.0)
+
+
 def _places(values: Ints) -> Ints:
     """Return for each of `values` how many equal ones lie before it."""
     order = np.argsort(values, kind="stable")

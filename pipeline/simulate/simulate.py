@@ -24,7 +24,7 @@ from lanterne.pipeline.plan.plan import KIND_INDEX, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.event_loop import Operations
-from lanterne.pipeline.simulate.precedence import Precedences
+from lanterne.pipeline.simulate.precedence import PlanPrecedences
 from lanterne.pipeline.simulate.program import (
     Communication,
     Program,
@@ -114,49 +114,32 @@ def _simulate_in_order(
     plan: Plan, problem: Problem, program: Program, turns: dict[int, list[int]] | None, queue: int
 ) -> Timeline:
     """Return the Timeline in which a rank has one message under way and waits for all but the last `queue` of them."""
-    operations, placement = program.operations, plan.placement
-    lane, source, target = operations.lane.tolist(), operations.source.tolist(), operations.target.tolist()
-    made = Precedences()
-    for duration in operations.duration.tolist():
-        made.add(duration)
+    operations = program.operations
+    lane, target, gather = operations.lane.tolist(), operations.target.tolist(), operations.gather.tolist()
+    made = PlanPrecedences(operations)
     shared = set(shared_senders(operations).tolist())
-    opened: list[int | None] = [None] * placement.num_ranks
-    sent: list[list[int]] = [[] for _ in range(placement.num_ranks)]
-    moves: dict[int, int] = {}
+    opened: list[int | None] = [None] * plan.placement.num_ranks
+    sent: list[list[int]] = [[] for _ in opened]
     for column, rank in enumerate(lane):
-        if operations.gather[column]:
-            opened[rank] = made.add(float(operations.gather[column]), opened[rank])
+        if gather[column]:
+            opened[rank] = made.add(gather[column], opened[rank])
             made.wait(column, opened[rank])
-        receiver = target[column]
-        before = column
-        if receiver >= 0 and lane[receiver] != rank:
-            joins = made.add(0.0, column, *sent[rank][-1:])
-            link = int(operations.link[column])
-            waits = link if column in shared and link not in (turns or {}) else None
-            moves[column] = made.add(float(operations.occupancy[column]), joins, queue=waits)
-            arrives = made.add(float(operations.latency[column]), moves[column])
-            sent[rank].append(arrives)
-            made.wait(receiver, arrives)
-            if len(sent[rank]) > queue:
-                before = made.add(0.0, column, sent[rank][-1 - queue])
-        elif receiver >= 0:
-            made.wait(receiver, column)
-        if column + 1 < len(lane) and lane[column + 1] == rank:
-            made.wait(column + 1, before)
+        if target[column] < 0 or lane[target[column]] == rank:
+            continue
+        link = int(operations.link[column])
+        is_queued = column in shared and link not in (turns or {})
+        joins = made.add(0.0, column, *sent[rank][-1:])
+        sent[rank].append(made.send(column, joins, queue=link if is_queued else None))
+        if len(sent[rank]) > queue and column + 1 < len(lane) and lane[column + 1] == rank:
+            made.wait(column + 1, sent[rank][-1 - queue])
     for own in (turns or {}).values():
         for one, other in pairwise(own):
-            if other in moves:
-                made.wait(moves[other], moves[one])
+            made.wait(made.moves[other], made.moves[one])
     try:
-        starts, ends = made.times()
+        start, arrival = made.starts_and_arrivals()
     except ScheduleError as error:
         raise ScheduleError(STUCK) from error
-    arrival = np.zeros(len(lane))
-    for column, first in enumerate(source):
-        if first >= 0:
-            # The latency's operation follows the move.
-            arrival[column] = ends[moves[first] + 1] if first in moves else ends[first]
-    return timeline_of(plan, problem, operations, starts[: len(lane)], arrival, in_order=True)
+    return timeline_of(plan, problem, operations, start, arrival, in_order=True)
 
 
 def message_turns(plan: Plan, table: Costs, operations: Operations) -> dict[int, list[int]] | None:
@@ -168,9 +151,8 @@ def message_turns(plan: Plan, table: Costs, operations: Operations) -> dict[int,
     if not plan.message_order:
         return None
     link = operations.link.tolist()
-    slots = np.where(operations.target >= 0, table.target[plan.ids], -1)
-    rows = np.flatnonzero((slots >= 0) & (operations.link >= 0)).tolist()
-    senders: dict[int | None, int] = dict(zip(slots[rows].tolist(), rows, strict=True))
+    rows = np.flatnonzero(operations.link >= 0).tolist()
+    senders: dict[int | None, int] = dict(zip(table.target[plan.ids[rows]].tolist(), rows, strict=True))
     turns: dict[int, list[int]] = {}
     for messages in plan.message_order:
         for message in messages:
