@@ -68,13 +68,13 @@ class Costs:
     @overload
     def id(self, kind: int | Ints, stage: Ints, microbatch: int | Ints) -> Ints: ...
     def id(self, kind: int | Ints, stage: int | Ints, microbatch: int | Ints) -> int | Ints:
-        """The id of an action; `kind` is an index in KINDS. Works on arrays too."""
+        """Return the id of an action; `kind` is an index in KINDS. Works on arrays too."""
         return (kind * self.placement.num_stages + stage) * self.problem.microbatches + microbatch
 
 
 @lru_cache(maxsize=64)
 def costs(problem: Problem, placement: Placement) -> Costs:
-    """The Costs of `problem` on `placement`; kept for the pairs used last.
+    """Return the Costs of `problem` on `placement`; those of the pairs used last are kept.
 
     Raises:
         InputError: the placement has another number of ranks than the problem has stages.
@@ -117,7 +117,7 @@ def costs(problem: Problem, placement: Placement) -> Costs:
 
 
 def _memory(limits: StageMemory, rank: Ints, share: Floats) -> tuple[Floats, Floats]:
-    """What each kind takes and gives back, each (num_kinds, num_stages)."""
+    """Return the memory that each kind takes and gives back, each (num_kinds, num_stages)."""
     change = {kind: np.array(deltas)[rank] / share for kind, deltas in zip("FBW", limits[:3], strict=True)}
     alloc = {kind: np.maximum(delta, 0.0) for kind, delta in change.items()}
     free = {kind: np.maximum(-delta, 0.0) for kind, delta in change.items()}
@@ -128,7 +128,7 @@ def _memory(limits: StageMemory, rank: Ints, share: Floats) -> tuple[Floats, Flo
 
 
 def _remote_needs() -> Iterator[tuple[str, str, int]]:
-    """Every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
+    """Yield every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
     for kind, needs in NEEDS.items():
         for needed, step in needs:
             if step:
@@ -155,7 +155,7 @@ def _slots(placement: Placement, microbatches: int) -> tuple[Ints, Ints, int]:
 
 
 def _messages(problem: Problem, placement: Placement) -> tuple[Floats, Floats, Ints, list[set[int]]]:
-    """latency, occupancy, link by (kind, stage) of the sender; and the set of source ranks of each link."""
+    """Return latency, occupancy and link by (kind, stage) of the sender, and the source ranks of each link."""
     shape = len(KINDS), placement.num_stages
     latency, occupancy, link = np.zeros(shape), np.zeros(shape), np.full(shape, -1)
     groups = {pair: i for i, group in enumerate(problem.shared_links) for pair in group}

@@ -159,7 +159,7 @@ def critical_path(
 
 @inner
 def _next(state: NDArray[np.uint64]) -> float:
-    """One step of xorshift64*: a float in [0, 1)."""
+    """Return a random float in [0, 1): one step of xorshift64*."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -170,7 +170,7 @@ def _next(state: NDArray[np.uint64]) -> float:
 
 @inner
 def _drawn_move(state: NDArray[np.uint64], i: int, length: int, blocks: float) -> tuple[int, int, int]:
-    """(lo, cut, hi): what lies from `lo` up to `cut` changes places with what follows up to `hi`.
+    """Draw (lo, cut, hi): letters from `lo` up to `cut` change places with those that follow up to `hi`.
 
     The letter at `i` comes earlier, what lies before it goes behind, or it goes on; for `blocks`, see anneal.
     """
@@ -200,7 +200,7 @@ def anneal(
     seed: int,
     blocks: float,
 ) -> tuple[Ints, float, int]:
-    """(the best words found, their makespan, steps done): simulated annealing along the critical path.
+    """Return (the best words found, their makespan, steps done) of simulated annealing along the critical path.
 
     A letter on the path moves to before those that keep it waiting, or the one before it moves behind it, alone or with
     those next to it; now and then any letter moves. Moves that break the rank's order or memory are not tried; those

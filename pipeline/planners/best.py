@@ -48,7 +48,7 @@ def best(
     wait: bool = True,
     progress: Progress = None,
 ) -> Plan:
-    """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
+    """Return the best Plan found for `problem` on a placement; no plan is below its `proved_bound`.
 
     On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
     plan fits in memory, the solver aside (and, with one stage per rank and over 20,000 actions, ADAPTRA's and
@@ -117,7 +117,7 @@ def best(
 
 
 def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, options: dict[str, Any]) -> Plan:
-    """The best plan over the placements of ANY: each is tried a little, and in full where it may still be the best."""
+    """Return the best plan over the placements of ANY; the promising ones are searched in full after a trial."""
     names = TRIED if problem.stages > 1 else TRIED[:1]
     until_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     # Robust plans have half of the time to be tried in; without jitter the search is short, and the rest the solver's.
@@ -156,7 +156,7 @@ def load_search() -> None:
 def _check_options(
     effort: float, seed: int, robust: float | str | None, jitters: tuple[float, float], time_limit_s: float | None
 ) -> float | None:
-    """The quantile that `robust` asks for: None for no jitter, -1 for the mean."""
+    """Return the quantile that `robust` asks for: None for no jitter, -1 for the mean."""
     for key, value in (("effort", effort), ("jitter", jitters[0]), ("duration_jitter", jitters[1])):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InputError(f"{key}: got {value!r}, expected a number of at least 0")
@@ -175,7 +175,7 @@ def _check_options(
 
 @lru_cache(maxsize=4)
 def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[CheckedPlan, ...]:
-    """The other schedulers' plans that are on this placement and fit in memory; at least one. Kept: ANY asks twice."""
+    """Return the other schedulers' plans on this placement that fit in memory, at least one; ANY asks twice."""
     is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
     plans = []
     for name in SCHEDULERS:
@@ -196,7 +196,7 @@ def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[Chec
 
 
 def _fitting(plan: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:
-    """The CheckedPlan, or None if it is on another placement or does not fit."""
+    """Return the CheckedPlan, or None if it is on another placement or does not fit."""
     try:
         return check(plan, problem) if _is_same(plan.placement, placement) else None
     except ScheduleError:
@@ -210,14 +210,14 @@ def _checked_start(start: Plan, problem: Problem, placement: Placement) -> Check
 
 
 def _is_same(one: Placement, other: Placement) -> bool:
-    """Whether two placements are the same but for their names."""
+    """Return whether two placements are the same but for their names."""
     return (one.stage_to_rank, one.num_routes) == (other.stage_to_rank, other.num_routes)
 
 
 def _polished(
     plan: Plan, problem: Problem, bound: float, time_limit_s: float, progress: Progress
 ) -> tuple[Plan, float]:
-    """(plan, bound) after the solver went on from `plan` for what is left of the time."""
+    """Return (plan, bound) after the solver went on from `plan` for the rest of the time."""
     from lanterne.pipeline.planners.optimal import least_limit_s, solve
 
     made = simulate(plan, problem).makespan

@@ -1,6 +1,6 @@
 """A compiled list scheduler for any placement, and the rules that `best` tries with it.
 
-A rank that is free looks at what has come for its stages, what fits in memory, and what it knows to be on the way.
+A rank that is free looks at the messages that have arrived for its stages, at its memory, and at arrivals ahead.
 """
 
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ DEEP, SHALLOW, OLDEST = range(3)
 
 
 class Rule(NamedTuple):
-    """How a free rank chooses.
+    """Rule by which a free rank chooses.
 
     Attributes:
-        leads: (num_ranks,), F begun less B begun that BY_LEAD, and any rule before its first B, aims at; on all stages.
-        limit: whether no F may go beyond that which is the first of a microbatch on its rank.
+        leads: (num_ranks,), the F begun less the B begun, on all stages, to aim at: BY_LEAD, and before the first B.
+        limit: whether an F that brings a microbatch to its rank may not exceed the lead.
         prefer: B_FIRST; ALTERNATE, F after a B and B after an F; or BY_LEAD, F below the lead and B from it on.
         room_first: when memory keeps the preferred F out, a W that makes room goes before a B.
         gap: W fills a gap that is at least this share of it.
-        patience: wait for the preferred kind if it comes within this share of the other's duration.
-        most_waiting: with so many W waiting, a W comes first.
-        stage: of a rank's stages for which an action of a kind has come, the one that is DEEP, farthest on the way of
-            the microbatch, SHALLOW, or of the OLDEST microbatch.
-        group: so many microbatches go together: of those that have come the oldest group's, and no F of a group before
-            the rank has begun all F of the one before, on each of its stages; 0: each goes by itself.
+        patience: wait for the preferred kind if it arrives within this share of the other's duration.
+        most_waiting: with this many W waiting, a W comes first.
+        stage: which of the rank's stages goes first if an action of a kind has arrived for several: the DEEP one,
+            farthest on the microbatch's way, the SHALLOW one, or that of the OLDEST microbatch.
+        group: microbatches that go together. The oldest group that has arrived goes first. No F of a group starts
+            before all F of the group before have, on each of the rank's stages. 0: each microbatch goes by itself.
     """
 
     leads: Ints
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), groups: Sequence[int] = ()) -> list[Rule]:
-    """All combinations, the most promising first, at most `most` of them, and some for each of `groups`.
+    """Return all combinations, the most promising first, at most `most` of them, and some for each of `groups`.
 
     Args:
         leads: lead vectors to try.
@@ -73,7 +73,7 @@ def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), gro
 
 
 class RankStages(NamedTuple):
-    """What list_words knows of a placement's ranks.
+    """Stages of each rank, as list_words needs them.
 
     Attributes:
         own: (num_ranks, most), the stages of each rank, -1 behind the last.
@@ -105,7 +105,7 @@ def rank_stages(problem: Problem, placement: Placement, letters: Letters) -> Ran
 
 
 class RuleState(NamedTuple):
-    """What _pick chooses by, and knows of each rank.
+    """State of _pick: the rule, and by lane the memory, the last kind and the work left.
 
     Attributes:
         instant: times that differ by less, by rounding, are one.
@@ -165,7 +165,7 @@ def _choose(
     used: float,
     last: int,
 ) -> tuple[int, float]:
-    """(letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
+    """Return (letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
     num_stages = len(ranks.enters)
     room = letters.capacity[rank] - used
     forwards, backwards, weights, weight, oldest, reserve = 0, 0, 0, -1, 0, 0.0
@@ -226,11 +226,11 @@ def _first(
     room: float,
     full: bool,
 ) -> tuple[int, float, bool]:
-    """(letter of `kind` to start first, when it has come, whether memory keeps one out that has come).
+    """Return (letter of `kind` to start first, when it arrived, whether memory keeps one out that has arrived).
 
     None that enters its rank if that is `full`.
 
-    The letter is one that has come, or -1; the time is then that of the next, 1e300 where none is known of.
+    The letter is one that has arrived, or -1; the time is then that of the next arrival, 1e300 where none is known.
     """
     num_stages = len(ranks.enters)
     found, best, soonest, kept_out = -1, 0, 1e300, 0
@@ -272,7 +272,7 @@ def _first(
 
 @inner
 def _is_early(ranks: RankStages, rank: int, stage: int, count: Ints, before: int) -> bool:
-    """Whether a stage of the rank on the route of `stage` has begun fewer F than `before`."""
+    """Return whether a stage of the rank on the route of `stage` has begun fewer F than `before`."""
     for other in ranks.own[rank]:
         if other >= 0 and other // ranks.length == stage // ranks.length and count[other] < before:
             return True

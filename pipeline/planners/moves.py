@@ -1,4 +1,4 @@
-"""What a move in a rank's word leads to, told from the few letters that it shifts, without simulating the whole.
+"""Effect of a move in a rank's word, estimated from the few letters that it shifts, without simulating the whole.
 
 A move takes one letter or a few in a row to another place; those between shift. Whether the rank may do so, and how
 long the plan gets at least, depend on these alone: on when what they wait for has come, and on how much is left to do
@@ -52,7 +52,7 @@ def backwards(letters: Letters, sender: Ints) -> Operations:
 
 @inner
 def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Floats) -> None:
-    """Write what `words` say of each of their places and letters.
+    """Write an index of `words` by place and by letter.
 
     Args:
         turn: (num_ranks, word_length): how many of the letter lie before.
@@ -65,7 +65,7 @@ def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Fl
 
 @inner
 def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place: Ints, held: Floats) -> None:
-    """The same for one rank's places from `lo` up to but without `hi`; what lies before is known."""
+    """Write the same for one rank's places from `lo` up to, without, `hi`; the places before are known."""
     for i in range(lo, hi):
         letter = word[i]
         if letter < 0:
@@ -84,7 +84,7 @@ def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place
 def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, turns: Ints) -> None:
     """Write letters and turns of the `count` places from `lo` on as they are once rotated to the left `by` places.
 
-    So the `by` letters at `lo` go behind the others, which is the same as that the others come before them.
+    So the `by` letters at `lo` go behind the others.
     """
     for j in range(count):
         i = lo + (j + by) % count
@@ -102,7 +102,7 @@ def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, tur
 
 @inner
 def is_feasible(order: Ints, turns: Ints, size: int, letters: Letters, held: float) -> bool:
-    """Whether so many letters in this order keep B after F, W after B, and their rank's memory, `held` before them."""
+    """Return whether `size` letters in this order keep B after F, W after B, and their rank's memory, `held` before."""
     capacity = letters.capacity[letters.operations.lane[order[0]]]
     for j in range(size):
         letter = order[j]
@@ -130,7 +130,7 @@ def least_span(
     tail: Floats,
     ends: Floats,
 ) -> float:
-    """Return how long the longest path through so many letters in this order is.
+    """Return the length of the longest path through `size` letters in this order.
 
     Args:
         clock: when their rank is free for them.

@@ -51,7 +51,7 @@ SAMPLES = 32
 
 
 class Heats(NamedTuple):
-    """How searches share the moves, and how hot they begin, in mean durations.
+    """Temperature schedule: how searches share the moves, and how hot they begin, in mean durations.
 
     Attributes:
         short, hot: share of a short search, of which there is one from each of the best words; its heats in turn.
@@ -81,7 +81,7 @@ def improve(
     duration_jitter: float = 0.0,
     until_s: float = math.inf,
 ) -> tuple[Plan, float]:
-    """(the best plan found from `plans` and by rules, its makespan or, with a quantile, that of the samples).
+    """Return (the best plan found from `plans` and by rules, its makespan; with a quantile, that of the samples).
 
     Args:
         plans: checked plans on one placement, at least one.
@@ -113,7 +113,7 @@ def improve(
 
 
 def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) -> Letters:
-    """`letters` with SAMPLES rows of latencies and durations, each gamma distributed around its own.
+    """Return `letters` with SAMPLES rows of latencies and durations, each gamma distributed around its own.
 
     Args:
         jitter: standard deviation of each link's latency, one for both ways, as a share of it.
@@ -189,7 +189,7 @@ class _WordSearch:
         self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:KEPT]
 
     def add_rules(self, placement: Placement, problem: Problem, effort: float) -> None:
-        """The words of as many list rules as the effort allows."""
+        """Add the words of as many list rules as the effort allows."""
         most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
         if placement.num_stages == placement.num_ranks:
             tried = rules(_leads(problem), most)
@@ -214,7 +214,7 @@ class _WordSearch:
         return self.found[-1][0] * (1 + 1e-9)
 
     def anneal(self, placement: Placement, problem: Problem, effort: float) -> None:
-        """Short searches from each of the best words, then longer ones from the best of them.
+        """Search shortly from each of the best words, then longer from the best of them.
 
         Where ranks hold several stages, `effort` times as many searches and not longer ones: they end far apart. Where
         they hold little memory besides, the later ones begin from grown words.
@@ -237,7 +237,7 @@ class _WordSearch:
             self._anneal_from(begun, moves, heats, again * 16)
 
     def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, heats: Heats, salt: int) -> None:
-        """A short search from each of `begun`, then longer ones from the best of them."""
+        """Search shortly from each of `begun`, then longer from the best of them."""
         found = [
             self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * self.unit, salt + i)
             for i, (_, words) in enumerate(begun)
@@ -247,7 +247,7 @@ class _WordSearch:
             found.append(self._anneal(nearest, int(moves * share), hot * self.unit, more))
 
     def _growth(self, placement: Placement, problem: Problem, effort: float) -> Growth | None:
-        """How words are grown; None where microbatches or moves are too few, or the time is limited."""
+        """Return the Growth; None where microbatches or moves are too few, or the time is limited."""
         growth = Growth(
             self.letters,
             held=least_held(problem, placement),
@@ -261,9 +261,9 @@ class _WordSearch:
         return growth if can else None
 
     def _begun(self, letters: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
-        """Words by rules for the letters of fewer microbatches."""
+        """Return words by rules for the letters of fewer microbatches."""
         few = _WordSearch(letters, None, 0.0, self.seed, lambda makespan: None)
-        # So few actions are soon done.
+        # Few actions take little time.
         few.add_rules(placement, problem, effort / 20)
         return few.found
 
@@ -271,7 +271,7 @@ class _WordSearch:
         return time.monotonic() > self.until_s
 
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> tuple[float, Ints]:
-        """(makespan, words) of a search from `words`, which are kept; these and inf if there is nothing to search."""
+        """Search from `words` and return (makespan, words) found; inf and `words` if there is nothing to search."""
         if self.until_s < math.inf:
             if not self.moves_per_s:
                 self.moves_per_s = self._speed(words)
@@ -284,7 +284,7 @@ class _WordSearch:
         return span, found
 
     def _speed(self, words: Ints) -> float:
-        """Moves a second, told by few."""
+        """Return the moves per second, measured on a few."""
         unit = float(self.letters.operations.duration.max())
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
@@ -295,7 +295,7 @@ class _WordSearch:
 
 
 def _leads(problem: Problem) -> list[Ints]:
-    """Lead vectors for the rules: what memory allows, ADAPTRA's, and slacks that cover a share of the links' delays."""
+    """Return lead vectors for the rules: the memory's limit, ADAPTRA's, and slacks that cover a share of the delays."""
     most = [max_inflight(problem, stage) for stage in range(problem.stages)]
     busy = [sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)]
     found = [most, list(adapted_warmups(problem)), list(initial_warmups(problem))]
@@ -308,7 +308,7 @@ def _leads(problem: Problem) -> list[Ints]:
 
 
 def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
-    """Lead vectors for ranks of several stages: what memory allows, and alike on all ranks, up to covering links."""
+    """Return lead vectors for ranks of several stages: the memory's limit, and equal ones, up to covering links."""
     held = placement.num_stages // placement.num_ranks
     most = [max_inflight(problem, rank) * held // placement.num_routes for rank in range(problem.stages)]
     busy = max(sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)) / held
@@ -323,17 +323,17 @@ def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
 
 
 def _groups(problem: Problem, placement: Placement) -> list[int]:
-    """How many microbatches may go together: as many as memory holds whole, half of them, or as there are ranks."""
+    """Return how many microbatches may go together: as many as memory holds whole, half of them, or the ranks."""
     held = least_held(problem, placement)
     return sorted({size for size in (held, held // 2, placement.num_ranks) if 1 < size <= held}, reverse=True)
 
 
 def has_little_memory(problem: Problem, placement: Placement) -> bool:
-    """Whether ranks hold several stages and few microbatches: searches end far apart there."""
+    """Return whether ranks hold several stages and few microbatches: searches end far apart there."""
     has_many = placement.num_stages > placement.num_ranks
     return has_many and least_held(problem, placement) <= LITTLE_MEMORY
 
 
 def least_held(problem: Problem, placement: Placement) -> int:
-    """How many microbatches of each route every rank can hold at once, whole."""
+    """Return how many microbatches of each route every rank can hold at once, whole."""
     return min(max_inflight(problem, rank) for rank in range(problem.stages)) // placement.num_routes

@@ -152,12 +152,12 @@ def starts_of(words: Ints, letters: Letters, begun: Floats) -> Floats:
 
 
 def word_length(letters: Letters) -> int:
-    """Length of the longest rank's word."""
+    """Return the length of the longest word."""
     return int(np.bincount(letters.operations.lane, letters.total).max())
 
 
 def words_of(plan: Plan, letters: Letters) -> Ints:
-    """(num_ranks, word_length) of a plan whose actions are whole; NONE behind the end of a word.
+    """Return the (num_ranks, word_length) of a plan whose actions are whole; NONE behind the end of a word.
 
     A fused backward becomes a B and its W: that can only end sooner and never holds more memory.
     """
@@ -171,7 +171,7 @@ def words_of(plan: Plan, letters: Letters) -> Ints:
 
 
 def plan_of(words: Ints, table: Costs, scheduler: str) -> Plan:
-    """The Plan that `words` spell; of words with messages, one with their order."""
+    """Return the Plan that `words` spell, with the order of messages where links have words."""
     placement, orders = table.placement, []
     for word in words[: placement.num_ranks]:
         ids = np.zeros(np.count_nonzero(word != NONE), np.int64)
@@ -202,5 +202,5 @@ def _message_order(words: Ints, table: Costs) -> Iterator[tuple[Action, ...]]:
 
 
 def has_parts(plan: Plan) -> bool:
-    """Whether a plan has split actions, which no word spells."""
+    """Return whether a plan has split actions, which no word spells."""
     return bool((plan.columns[PARTS] > 1).any())

@@ -1,4 +1,4 @@
-"""What a simulated timeline says: bubbles, the critical path, how late each action may be, and memory over time."""
+"""Analysis of a simulated timeline: bubbles, the critical path, the slack of each action, and memory over time."""
 
 from itertools import pairwise
 
@@ -13,19 +13,19 @@ from lanterne.pipeline.simulate.simulate import Timeline
 
 
 def busy_time(timeline: Timeline) -> Floats:
-    """(num_ranks,) float64: time that each rank computes."""
+    """Return (num_ranks,) float64: the time that each rank computes."""
     ranks = timeline.plan.placement.num_ranks
     busy = np.bincount(timeline.plan.rank_of, timeline.end - timeline.start, minlength=ranks)
     return np.asarray(busy, np.float64)
 
 
 def bubble_rate(timeline: Timeline) -> float:
-    """1 - busy / (makespan x ranks), in [0, 1]; some papers divide the idle time by the busy time instead."""
+    """Return 1 - busy / (makespan x ranks), in [0, 1]; some papers divide the idle time by the busy time instead."""
     return float(1.0 - busy_time(timeline).sum() / (timeline.makespan * timeline.plan.placement.num_ranks))
 
 
 def slack(timeline: Timeline) -> Floats:
-    """(num_actions,) float64: how much later each action could start with the makespan as it is and every order kept.
+    """Return (num_actions,) float64: how much later each could start with the same makespan and every order kept.
 
     Messages keep the order that they had on their link.
 
@@ -63,7 +63,7 @@ def slack(timeline: Timeline) -> Floats:
 
 
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
-    """Columns of the plan on one chain, from a start at 0 to the makespan, in which each waits for the one before.
+    """Return the columns on one chain, from a start at 0 to the makespan, in which each waits for the one before.
 
     Where two neighbours are on different ranks a message lies between; it may have waited for its link. Before the
     first column there may be a data-parallel all-gather, behind the last a reduction; none where those of a rank, one
@@ -96,7 +96,7 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
 
 
 def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
-    """Per rank the steps of its memory: (times, levels); levels[i] holds from times[i] on.
+    """Return per rank the steps of its memory: (times, levels); levels[i] holds from times[i] on.
 
     An activation counts from the start of F to the end of W (see StageMemory), in the unit of the capacity.
     """
@@ -108,7 +108,7 @@ def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
     for first, stop in zip(plan.offsets[:-1].tolist(), plan.offsets[1:].tolist(), strict=True):
         times = np.concatenate([timeline.end[first:stop], timeline.start[first:stop]])
         changes = np.concatenate([-free[first:stop], alloc[first:stop]])
-        # At one instant, memory is given back before it is taken: an action ends before the next one starts.
+        # At one instant memory is freed before it is taken: an action ends before the next one starts.
         order = np.argsort(times, kind="stable")
         profile.append((times[order], np.round(np.cumsum(changes[order]), 9)))
     return profile
@@ -122,12 +122,12 @@ def _check_free(timeline: Timeline) -> None:
 
 
 def senders(timeline: Timeline) -> Ints:
-    """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
+    """Return (num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
     return senders_of(timeline.plan, costs(timeline.problem, timeline.plan.placement))
 
 
 def _before_on_link(timeline: Timeline) -> Ints:
-    """(num_actions,) int64: of a column that sends over a link, the one that sent over it before; -1 for none."""
+    """Return (num_actions,) int64: for a column that sends over a link, the previous one on it; -1 for none."""
     before = np.full(len(timeline.start), -1)
     for messages in _links(timeline):
         before[messages[1:]] = messages[:-1]
@@ -135,7 +135,7 @@ def _before_on_link(timeline: Timeline) -> Ints:
 
 
 def _links(timeline: Timeline) -> list[Ints]:
-    """Per link the columns that send over it, in the order in which they did."""
+    """Return per link the columns that send over it, in the order of their messages."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     sends = np.flatnonzero(~np.isnan(timeline.sent) & (table.link[plan.ids] >= 0))
     links = table.link[plan.ids[sends]]
@@ -146,7 +146,7 @@ def _links(timeline: Timeline) -> list[Ints]:
 
 
 def _last(timeline: Timeline) -> int | None:
-    """The column that the makespan waits for; None: it waits for all-gathers before reductions alone."""
+    """Return the column that the makespan waits for; None if it waits for all-gathers before reductions alone."""
     plan, last = timeline.plan, int(np.argmax(timeline.end))
     if timeline.end[last] == timeline.makespan:
         return last

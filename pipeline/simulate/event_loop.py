@@ -8,7 +8,8 @@ A *lane* does one operation at a time: a rank that computes, a link that several
 - FIRST_COME lanes run operations in the order in which their messages arrive.
 - BY_RULE lanes ask a rule what to run next.
 
-The last two decide by what has happened, so they decide in order of time, and only when no lane in order can go on.
+The last two decide by what has happened. So they decide in order of time, and only when no lane in order can go on:
+then no message is still to come that arrives before the time of the decision.
 
 The text runs as plain Python on lists, and compiled on arrays (see compiled.py). With `later` as np.maximum, times may
 be arrays: many iterations at once.
@@ -23,7 +24,7 @@ NEVER = 1e300
 
 
 class Operations(NamedTuple):
-    """What lanes run, by row.
+    """Operation table: what lanes run, by row.
 
     A row runs once, or once for each microbatch; runs are numbered through all rows.
 
@@ -92,7 +93,7 @@ class Progress(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """What lanes need that are not in order.
+    """State of the lanes that are not in order.
 
     Attributes:
         kind: by lane.
@@ -137,6 +138,7 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
         arrival, begun, ended = times
         at, stop, clock, gathered, asleep, stack, count, busy_until = progress
         depth, ran = 0, 0
+        # Begin with every lane at the start of its order.
         for lane in range(len(at)):
             at[lane], stop[lane], clock[lane], gathered[lane] = orders.first[lane], orders.stop[lane], 0.0, 0.0
             asleep[lane] = False
@@ -153,6 +155,7 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
             busy_until[used] = 0.0
         varies = len(duration) > len(lane_of)
         while True:
+            # Take a lane in order that can go on, or else the lane that decides next.
             if depth > 0:
                 depth -= 1
                 lane = stack[depth]
@@ -168,6 +171,7 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
             asleep[lane] = False
             now, i, behind = clock[lane], at[lane], stop[lane]
             while True:
+                # Find its next operation, or let it sleep.
                 if decisions is not None and pick is not None and decisions.kind[lane] == BY_RULE:
                     row, until = pick(operations, times, progress, rule, lane, decisions.wake[lane])
                     if row < 0:
@@ -181,6 +185,7 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
                     if source[row] >= 0 and count[source[row]] <= count[row]:
                         asleep[lane] = True
                         break
+                # Run it.
                 k = count[row]
                 nth = first[row] + k
                 begins = later(now, arrival[nth])
@@ -192,6 +197,7 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
                 count[row] = k + 1
                 i += 1
                 ran += 1
+                # Send its message, and wake the lane that waits for it.
                 to = target[row]
                 if to >= 0:
                     leaves = now
@@ -220,6 +226,7 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
                             asleep[receiver] = False
                             stack[depth] = receiver
                             depth += 1
+                # A lane that decides does so again at its time.
                 if decisions is not None and decisions.kind[lane] != IN_ORDER:
                     decisions.wake[lane] = now
                     if decisions.kind[lane] == FIRST_COME:
@@ -228,6 +235,3 @@ def event_loop(later: Callable[[Any, Any], Any] = max, pick: Pick | None = None)
             clock[lane], at[lane] = now, i
 
     return run
-
-
-run = event_loop()

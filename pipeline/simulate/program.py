@@ -51,7 +51,7 @@ class Program(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the loop found.
+    """Result of the loop.
 
     Attributes:
         arrival, begun, ended: (num_runs,) float64; see event_loop.Times.
@@ -104,7 +104,7 @@ def program_of(plan: Plan, table: Costs, durations: Floats | None = None) -> Pro
 
 
 def senders_of(plan: Plan, table: Costs) -> Ints:
-    """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
+    """Return (num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
     part, parts = plan.columns[PART], plan.columns[PARTS]
     filled_by = np.full(table.always + 1, -1)
     target = np.where(part == parts, table.target[plan.ids], -1)

@@ -1,4 +1,4 @@
-"""Running what is ready, with the plan as a hint: a rank that waits longer than planned does something else meanwhile.
+"""Readiness-first execution: a rank that waits longer than planned does something else meanwhile.
 
 A rank goes by its plan. Where what comes next is not there when the plan's own pause is over, or the rank is late and
 only a W comes next, it takes one of the following actions that can run, a B before an F before a W: its message is
@@ -31,7 +31,7 @@ URGENCY = {"B": 0, "BW": 0, "F": 1, "W": 2}
 
 
 class ReadyFirst:
-    """What one rank still has to do, and what it does next.
+    """Rest of one rank's plan, and the choice of its next action.
 
     Args:
         planned: the Timeline of the plan: how long the rank pauses before each action if nothing is late.
@@ -67,7 +67,7 @@ class ReadyFirst:
         self.done: set[int] = set()
 
     def pick(self, now: float, since: float, is_here: Callable[[int], bool]) -> int | float | None:
-        """The column to run now; or until when to wait if nothing comes; or None where only a message helps.
+        """Return the column to run now, or until when to wait without a message, or None where only a message helps.
 
         Args:
             since: since when the rank has had nothing to do.
@@ -102,12 +102,12 @@ class ReadyFirst:
         return found
 
     def begin(self, column: int) -> None:
-        """Take note that the rank runs `column` now."""
+        """Record that the rank runs `column` now."""
         self.left.remove(column)
         self.used += self.takes[column]
 
     def end(self, column: int) -> None:
-        """Take note that it is done."""
+        """Record that `column` is done."""
         self.used -= self.gives[column]
         self.done.add(column)
 
@@ -115,7 +115,7 @@ class ReadyFirst:
 def _needs_and_lanes(
     actions: Sequence[Action], first: int, checked: CheckedPlan
 ) -> tuple[dict[int, set[int]], dict[int, tuple[str, int]]]:
-    """By column: the rank's own columns that it needs done, and which go in the order of the plan among themselves."""
+    """Return by column the rank's own columns that it needs done, and which columns keep the plan's order."""
     placement = checked.plan.placement
     last: dict[tuple[str, int, int, int], int] = {}
     for i, action in enumerate(actions):
@@ -136,7 +136,7 @@ def _needs_and_lanes(
 
 
 def simulate_with(checked: CheckedPlan, problem: Problem, durations: Floats) -> Timeline:
-    """The Timeline of a plan in its order, under `problem` without data parallelism, with these `durations`.
+    """Return the Timeline of a plan in its order with `durations`, under `problem` without data parallelism.
 
     Args:
         durations: (num_actions,) of this iteration, by column.
@@ -145,7 +145,7 @@ def simulate_with(checked: CheckedPlan, problem: Problem, durations: Floats) -> 
 
 
 def simulate_ready_first(checked: CheckedPlan, problem: Problem, durations: Floats | None = None) -> Timeline:
-    """The same of one whose ranks run what is ready; the problem's durations if None. Pauses are those of the problem.
+    """Return the Timeline of ranks that run what is ready; by default with the problem's durations.
 
     Cost: some 30 us per action.
     """
@@ -200,7 +200,7 @@ def _picking(rules: Sequence[ReadyFirst]) -> Pick:
 
 
 def work_bound(checked: CheckedPlan, problem: Problem, durations: Floats) -> float:
-    """What no order of work on these ranks can be below with these durations.
+    """Return a makespan that no order of work on these ranks can be below with these durations.
 
     Each rank does its work once a microbatch has come to its first stage; or its F and B, and then a gradient goes back
     from there, with one W where the route begins.

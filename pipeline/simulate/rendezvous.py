@@ -1,4 +1,4 @@
-"""When each action of a plan starts if a message moves only once its receiver waits for it, or for a later one.
+"""Simulation of messages that move only once their receiver waits for them, or for a later one.
 
 As `simulate`, but a message takes its link when it was sent, the one before it of the same pair has left the link, and
 its receive is posted: when the rank that waits for it, or for a later message of the same sender, has ended the action

@@ -1,4 +1,4 @@
-"""When each action of a plan starts and ends: exactly, by CrossPipe section 3.5, or with blocking communication.
+"""Simulator: when each action of a plan starts and ends, by CrossPipe section 3.5, or with blocking communication.
 
 An action starts when the one before it on its rank has ended and what it needs from other stages has arrived. A message
 leaves when its sender has ended and its link is free, keeps the link for nbytes / bandwidth, and arrives the link's
@@ -69,7 +69,7 @@ class Timeline:
         return f"Timeline({self.plan!r}, makespan {self.makespan:.6g}{', in order' if self.in_order else ''})"
 
     def _repr_svg_(self) -> str | None:
-        """What notebooks show: the chart, None where Matplotlib is missing."""
+        """Return the chart for notebooks, None where Matplotlib is missing."""
         if find_spec("matplotlib") is None:
             return None
         # By name: it needs this module.
@@ -78,7 +78,7 @@ class Timeline:
 
 
 def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = False, queue: int = 1) -> Timeline:
-    """The Timeline of `plan` under `problem`: its own or another; it may exceed the memory.
+    """Return the Timeline of `plan` under `problem`, its own or another; it may exceed the memory.
 
     Args:
         plan: it is checked, unless it is a CheckedPlan.
@@ -91,7 +91,7 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
         ScheduleError: the plan is not valid for the problem.
         InputError: queue below 0.
 
-    Cost: about 1 us per action; 2 to 3 with in_order or links that several ranks share.
+    Cost: about 1 us per action; 2 with links that several ranks share, 8 with in_order.
     """
     if queue < 0:
         raise InputError(f"queue: got {queue}, expected at least 0 sends")
@@ -171,7 +171,7 @@ def message_turns(plan: Plan, table: Costs, operations: Operations) -> dict[int,
 
 
 def _slot_filled_by(action: Action, table: Costs) -> int | None:
-    """The slot of the message of a whole action; None for an action that there is not."""
+    """Return the slot of the message of a whole action; None for an unknown action."""
     known = action.kind in KIND_INDEX and action.stage < table.placement.num_stages
     if not known or action.microbatch >= table.microbatches:
         return None

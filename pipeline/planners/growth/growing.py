@@ -1,6 +1,6 @@
-"""Where memory is little: a few microbatches are searched for well, and their period is repeated for all of them.
+"""Plans for little memory: search well for a few microbatches, then repeat their period for all of them.
 
-Good plans lie far apart there, and a search of the whole hardly comes from one to another; one of a few microbatches
+Good plans lie far apart there. A search of the whole seldom gets from one to another; one of a few microbatches
 does. So words for the fewest that fill memory are searched, then those for one microbatch more, from their periods
 repeated once, and so on; at last the periods go on for all microbatches.
 """
@@ -25,13 +25,13 @@ LONGEST_PERIOD = 3
 
 
 def shorter(letters: Letters, by: int) -> Letters:
-    """`letters` with `by` fewer microbatches on each route."""
+    """Return `letters` with `by` fewer microbatches on each route."""
     return letters._replace(total=letters.total - by)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How words are grown.
+    """Settings of the growth, and the words found by number of microbatches.
 
     Attributes:
         letters: of all microbatches.
@@ -54,23 +54,23 @@ class Growth:
 
     @property
     def turns(self) -> int:
-        """Microbatches of a route."""
+        """Number of microbatches of a route."""
         return int(self.letters.total.max())
 
     @property
     def levels(self) -> range:
-        """For how many microbatches words are searched: from those that fill memory, until there are whole periods."""
+        """Numbers of microbatches that are searched: from those that fill memory, until there are whole periods."""
         fewest = self.held + 1
         return range(fewest, min(self.turns - 1, max(2 * fewest + 1, fewest + 4)) + 1)
 
     @property
     def moves(self) -> int:
-        """Moves of each search."""
+        """Number of moves of each search."""
         sizes = [int(shorter(self.letters, self.turns - turns).total.sum()) for turns in self.levels]
         return int(self.actions / max(self.kept * sum(sizes), 1))
 
     def grown(self, begin: Begin) -> Found:
-        """Words for all microbatches; there may be none.
+        """Return words for all microbatches; there may be none.
 
         Args:
             begin: called with letters of few microbatches: for the fewest, and where periods are too few.
@@ -84,7 +84,7 @@ class Growth:
         return self._repeated(self.turns)
 
     def _repeated(self, turns: int) -> Found:
-        """Words for so many microbatches, from those for fewer: the next ones, or, for all microbatches, any."""
+        """Return words for `turns` microbatches, from those for fewer: the next ones, or, for all microbatches, any."""
         letters, found = shorter(self.letters, self.turns - turns), []
         for fewer, known in self._by_turns.items():
             for period in range(1, max(LONGEST_PERIOD, self.held) + 1):
@@ -109,6 +109,6 @@ class Growth:
         return span, found
 
     def _best(self, found: Sequence[tuple[float, Ints]]) -> Found:
-        """The best of different makespans that can run."""
+        """Return the best words that can run, one for each makespan."""
         apart = {span: words for span, words in found if span < 1e300}
         return [(span, apart[span]) for span in sorted(apart)[: self.kept]]

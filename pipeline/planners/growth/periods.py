@@ -15,7 +15,7 @@ from lanterne.pipeline.planners.words import Letters
 
 @njit(cache=True)
 def repeat_period(words: Ints, start: Floats, letters: Letters, turns: int, copies: int, longer: Ints) -> float:
-    """The least makespan of `words` with `copies` more of a period of `turns` of each letter; 1e300 where none is.
+    """Return the least makespan of `words` with `copies` more of a period of `turns` of each letter; else 1e300.
 
     All ranks' stretches begin at about one time, each of the times at which that of the rank with the fewest can.
 
@@ -60,7 +60,7 @@ def repeat_period(words: Ints, start: Floats, letters: Letters, turns: int, copi
 
 @njit(cache=True)
 def _find_periods(word: Ints, length: int, size: int, turns: int, num_letters: int, begins: NDArray[np.bool_]) -> int:
-    """Mark in `begins` where stretches of `size` begin in which each letter is `turns` times; how many there are."""
+    """Mark in `begins` where stretches of `size` begin that have each letter `turns` times; return how many."""
     count, over, found = np.zeros(num_letters, np.int64), 0, 0
     for i in range(length):
         count[word[i]] += 1
@@ -68,7 +68,7 @@ def _find_periods(word: Ints, length: int, size: int, turns: int, num_letters: i
         if i >= size:
             over -= int(count[word[i - size]] > turns)
             count[word[i - size]] -= 1
-        # So many letters of which none is too often: each is as often as it should be.
+        # No letter is there too often, so each is there as often as it should be.
         if i >= size - 1 and over == 0:
             begins[i - size + 1] = True
             found += 1
@@ -77,7 +77,7 @@ def _find_periods(word: Ints, length: int, size: int, turns: int, num_letters: i
 
 @njit(cache=True)
 def _nearest(begins: NDArray[np.bool_], start: Floats, length: int, time: float) -> int:
-    """The place in `begins` that starts nearest to `time`."""
+    """Return the place in `begins` that starts nearest to `time`."""
     at, least = -1, 1e300
     for i in range(length):
         if begins[i] and abs(start[i] - time) < least:

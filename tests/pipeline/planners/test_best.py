@@ -224,29 +224,6 @@ def test_the_solver_polishes_what_is_left():
     assert polished.proved_bound == makespan(polished, problem) < makespan(compared, problem)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"link_bandwidth": [2, 1, 2], "message_nbytes": 120},
-        {"link_bandwidth": [2, 1, 2], "message_nbytes": 120, "shared_links": [[[0, 1], [1, 2], [2, 1]]]},
-        {"memory": {"forward": 3, "backward_input": -1, "backward_weight": -2, "capacity": 13}},
-        {"memory": {"forward": 3, "backward_input": 2, "backward_weight": -5, "capacity": 13}},
-        {"data_parallel": {"kind": "zero1", "reduce_scatter": 130, "all_gather": [70, 0, 90, 30]}},
-        {"recompute": {"keeps": 0.25}, "max_inflight_activations": 3},
-    ],
-)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_search_times_words_as_the_simulator_does(options, placement):
-    problem = Problem(4, 7, [100, 120, 90, 110], 113, 87, [50, 0, 170], **options)
-    placement = make_placement(placement, 4)
-    table = costs(problem, placement)
-    letters = letters_of(table)
-    words = with_message_words(words_of(crosspipe(problem, placement=placement, weight_parts=1), letters), letters)
-    spelt = plan_of(words, table, "")
-    check(spelt, problem)
-    assert timed(words, letters) == pytest.approx(simulate(spelt, problem).makespan)
-
-
 def test_a_route_without_microbatches_reduces_nothing():
     sync = {"kind": "all_reduce", "time": 3}
     problem = Problem(1, 1, 1, 1, 0, data_parallel=sync)
