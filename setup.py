@@ -14,7 +14,9 @@ from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
 FOLDERS = ("bench", "collectives", "failslow", "kernels", "pipeline", "transport")
-LINKS = {f"lanterne/{folder}": f"../{folder}" for folder in FOLDERS} | {"src/lanterne": "../lanterne"}
+LINKS = {f"lanterne/{folder}": f"../{folder}" for folder in FOLDERS} | {
+    f"src/{folder}": f"../{folder}" for folder in ("lanterne", "evaluation") if (ROOT / folder / "__init__.py").exists()
+}
 
 try:
     for name, target in LINKS.items() if (ROOT / "lanterne").is_dir() else ():

@@ -2,6 +2,5 @@
 
 `collective`, `pipeline`, `train`, `failslow`, `demo` and `lab` hold the commands that users call; `output` has
 what all of them print and write with; `info` says what this machine offers, `kernel_table` what GPU kernels take.
-`papers` and `scores` only redo our own figures: they are in a checkout, not in the wheel, and nothing else may import
-them. No other top folder imports bench.
+`command_line` runs such a table. No other top folder imports bench.
 """

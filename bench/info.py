@@ -4,7 +4,6 @@
   mpiexec -n 4 lanterne info --topology     hosts, ranks and links of a job as they were found; or of a file: dgx-8x8
   lanterne info --kernels --inputs 2,8,32 --dtypes float32,bfloat16     what GPU kernels take; needs NVRTC, no GPU
   lanterne info --kernels --inputs 1-32 --ops all     all 10,000; exit code 1 if one spills
-  lanterne info --policy                the values that decide at run time, and what half and double of each do
 
 Every answer is tried, not guessed: a library counts as there only if it loads.
 """
@@ -22,8 +21,9 @@ from types import ModuleType
 from typing import TypedDict
 
 from lanterne import __version__
-from lanterne.bench import kernel_table, policy_table
+from lanterne.bench import kernel_table
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.topology import found
 from lanterne.errors import LanterneError
 from lanterne.transport.own_python import own_python
@@ -56,12 +56,11 @@ class Component(TypedDict):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
+    add_json(parser, "the answer")
     parser.add_argument(
         "--topology", nargs="?", const="", metavar="FILE|PRESET", help="show hosts and links of this job, or of a file"
     )
     kernel_table.add_arguments(parser)
-    policy_table.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +69,6 @@ def run(args: argparse.Namespace) -> int:
         return kernel_table.run(args)
     if args.topology is not None:
         return found.run(args)
-    if args.policy:
-        return policy_table.run(args)
     probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _telemetry, _lab)
     components = [probe() for probe in probes]
     if args.json:

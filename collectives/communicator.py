@@ -13,24 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from lanterne.collectives.algorithms.catalogue import algorithms_for
-from lanterne.collectives.algorithms.outside import AnyAlgorithm
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.core import Closing, CommunicatorCore
-from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.native import algorithm_names
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.collectives.growth import KnownLinks, enter, node_names, open_after
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.mailbox import Mailbox
-from lanterne.collectives.movements import Exchanges, RootMovements
-from lanterne.collectives.reductions import Reductions
-from lanterne.collectives.scans import Scans
-from lanterne.collectives.schedule.ir import LateRank
+from lanterne.collectives.verbs import LateOptions, Verbs, call_options
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.dtypes import Op
@@ -39,7 +34,7 @@ from lanterne.transport.rank_group import Group
 from lanterne.transport.timeouts import check_timeout_s
 
 
-class Communicator(Reductions, Scans, RootMovements, Exchanges):
+class Communicator(Verbs):
     """A group of ranks that communicate; `lanterne.init` and `lanterne.spawn` make that of all ranks, `split` others.
 
     Args:
@@ -146,7 +141,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
     def deterministic(self, deterministic: bool) -> None:
         self._core.deterministic = deterministic
 
-    # -- collectives: those of Reductions, Scans, RootMovements and Exchanges
+    # -- collectives; most are those of Verbs
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Names of the algorithms that `collective` can use here; "native" last, where the transport has one."""
@@ -160,13 +155,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         *,
         op: Op | None = None,
         root: int | None = None,
-        algorithm: AnyAlgorithm = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-        late_rank: LateRank = None,
-        joined: int | None = None,
+        **options: Unpack[LateOptions],
     ) -> Bound:
         """A Bound call on these host arrays, checked and resolved once: `call()` runs it, `call.start()` starts it.
 
@@ -181,8 +170,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         """
         self._core.check_open()
         algorithms_for(collective)
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
-        return Bound(self._core, collective, in_array, out_array, op, root, options)
+        return Bound(self._core, collective, in_array, out_array, op, root, call_options("bind", options))
 
     def capture(
         self,
@@ -193,13 +181,7 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         op: Op | None = None,
         root: int | None = None,
         stream: Stream = None,
-        algorithm: AnyAlgorithm = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-        late_rank: LateRank = None,
-        joined: int | None = None,
+        **options: Unpack[LateOptions],
     ) -> Captured:
         """A Captured call: device arrays and algorithm fixed, made a CUDA graph once, launched many times. Over nccl.
 
@@ -216,8 +198,8 @@ class Communicator(Reductions, Scans, RootMovements, Exchanges):
         """
         self._core.check_open()
         algorithms_for(collective)
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
-        return Captured(self._core, collective, in_array, out_array, op, root, stream, options)
+        given = call_options("capture", options)
+        return Captured(self._core, collective, in_array, out_array, op, root, stream, given)
 
     def arrivals(self, since: int = 0) -> Arrivals:
         """Who came last to the calls that found it out, how often, by how much.

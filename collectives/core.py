@@ -19,8 +19,7 @@ from lanterne.collectives.copied import CopiedRequest, copy_back
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
 from lanterne.collectives.execute.background import Engine
-from lanterne.collectives.execute.communicator_base import POLICY as CALLS
-from lanterne.collectives.execute.communicator_base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import DEATHS_S, CommunicatorBase
 from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest
@@ -64,37 +63,6 @@ class Closing(Protocol):
     """What can be closed."""
 
     def close(self) -> object: ...
-
-
-class CallVerb(Protocol):
-    """What runs a collective: CommunicatorCore.call."""
-
-    def __call__(
-        self,
-        collective: str,
-        in_array: "Array | None",
-        out_array: "Array | None",
-        op: Op | None = None,
-        root: int | None = None,
-        stream: Stream = None,
-        options: CallOptions = DEFAULTS,
-        timeout_s: float | None = None,
-    ) -> None: ...
-
-
-class StartVerb(Protocol):
-    """What starts a collective: CommunicatorCore.start."""
-
-    def __call__(
-        self,
-        collective: str,
-        in_array: "Array | None",
-        out_array: "Array | None",
-        op: Op | None = None,
-        root: int | None = None,
-        stream: Stream = None,
-        options: CallOptions = DEFAULTS,
-    ) -> CollectiveRequest: ...
 
 
 class CommunicatorCore(CommunicatorBase):
@@ -455,7 +423,7 @@ class CommunicatorCore(CommunicatorBase):
         until_s = self.machine.now_s() + limit_s
         while True:
             try:
-                return store.get(key, max(0.0, min(CALLS.deaths_s, until_s - self.machine.now_s())))
+                return store.get(key, max(0.0, min(DEATHS_S, until_s - self.machine.now_s())))
             except TransportTimeout:
                 first = self.ranks[rank]
                 self.transport.check_peers((first,))

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,8 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(HERE.parent / ".pytest_cache" / "bytecode")
 sys.path[:0] = [
-    str(HERE / folder) for folder in ("bench", "collectives", "failslow", "kernels", "pipeline", "transport")
+    str(HERE / folder)
+    for folder in ("bench", "collectives", "evaluation", "failslow", "kernels", "pipeline", "transport")
 ]
 from processes import marked, new_mark  # noqa: E402
 
@@ -112,7 +112,7 @@ NOT_QUICK = (
 # What decides by times has failed when it failed this often in a row.
 TIMING_TRIES = 3
 # An sdist leaves out what only redoes our own figures.
-HAS_YARDSTICKS = find_spec("lanterne.bench.scores") is not None
+HAS_EVALUATION = (Path(__file__).parent.parent / "evaluation" / "__init__.py").exists()
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -120,9 +120,9 @@ def pytest_ignore_collect(collection_path, config):
     place = collection_path.relative_to(HERE).as_posix() if collection_path.is_relative_to(HERE) else ""
     if config.option.markexpr.startswith("alone and") and place.endswith(".py") and "conftest" not in place:
         return None if place.startswith(ALONE) else True
-    if not HAS_YARDSTICKS and collection_path.suffix == ".py":
+    if not HAS_EVALUATION and collection_path.suffix == ".py":
         text = collection_path.read_text()
-        return True if "lanterne.bench.scores" in text or "lanterne.bench.papers" in text else None
+        return True if re.search(r"^(from|import) evaluation\b", text, re.MULTILINE) else None
     return None
 
 

@@ -27,24 +27,21 @@ BIN = Path(sys.executable).parent
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # By what is in a command: why no test runs it. The first that fits counts.
 NOT_HERE = {
-    r"--device cuda|bench gpu|scores\.gpu|tests/gpu": "a GPU",
-    r"^torchrun|train_torch|bench (ddp|torch-)|lab-(peers|arrivals)|--launcher": "PyTorch, Gloo or Open MPI beside",
+    r"--device cuda|tests/gpu": "a GPU",
+    r"^torchrun|train_torch|--launcher": "PyTorch, Gloo or Open MPI beside",
     r"\blab\b|--hosts": "root",
-    r"eth0": "an interface of that name",
     r"--attach PID": "a job to attach to",
     r"(run|lanterne) (serve|witness)|--listen": "it serves until Ctrl-C, at a port that may be taken; tests of its own",
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
-    r"run test|run figures|scores\.|experiment|--seconds": "minutes, and tests of its own",
-    r"bench (mpi|planner|train|failslow|failover|pipeline|persistence)|rejoins --seeds": "minutes",
+    r"evaluat|run test|run figures|--seconds": "minutes, and tests of its own",
     r"--random 200": "minutes",
-    r"--seeds 10000|--splits 100000|mutants": "minutes, and tests of its own",
     r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",
 }
 # Runs longer than some two seconds: with `-m slow`.
 SLOW = re.compile(
     r"(run|lanterne) (bench|demo|launch)|validate|watch|cost|study|pipeline (run|train|sweep|calibrate)|--scheduler all"
-    r"|h800\.json|info --kernels|simulate .*--seeds"
+    r"|h800\.json|info --kernels"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 # What only a shell can run.
@@ -52,8 +49,6 @@ SHELL = re.compile(r"[|<>&;*?$`~]|^(?!lanterne |\./run )")
 EXIT_CODES = {
     r"validate .*--slow-rank": (1,),
     "--fail-on incident": (1,),
-    # Bars of times, for a quiet machine: 1 if one is missed.
-    r"bench (delegate|schedules) .*--check": (0, 1),
 }
 
 
@@ -71,7 +66,7 @@ def commands_of_help(text):
 def all_commands():
     """{page or command: its commands}, each command once."""
     pages = {page.name: list(commands_of_page(page.read_text())) for page in DOCS}
-    pages |= {name: list(commands_of_help(cli.build_parser(name).description or "")) for name in cli.COMMANDS}
+    pages |= {name: list(commands_of_help(cli.LANTERNE.build_parser(name).description or "")) for name in cli.COMMANDS}
     seen = set()
     for name, commands in pages.items():
         pages[name] = [command for command in commands if command not in seen]
@@ -120,7 +115,7 @@ def checkout(tmp_path, monkeypatch):
         '{"stages": 3, "microbatches": 8, "unit": "1ms", "forward": 10, "backward_input": 10, "backward_weight": 10,'
         ' "memory": {"forward": 1e6, "backward_input": -4e5, "backward_weight": -6e5, "capacity": 1e7}}'
     )
-    runs = json.loads((ROOT / "bench" / "papers" / "adaptra" / "h800_runs.json").read_text())
+    runs = json.loads((ROOT / "evaluation" / "papers" / "adaptra" / "h800_runs.json").read_text())
     (tmp_path / "runs.json").write_text(json.dumps(runs))
     case = {key: value for key, value in runs["runs"][0].items() if key != "slow_ms"}
     (tmp_path / "case.json").write_text(json.dumps(case))

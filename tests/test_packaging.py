@@ -20,18 +20,14 @@ from lanterne.transport.ucx.worker import UCXX_VERSION
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "locks" / "base.txt"
 PACKAGE = Path(lanterne.__file__).parent
-# They redo our own figures, and need a checkout.
-YARDSTICKS = ("lanterne/bench/papers", "lanterne/bench/scores")
 
 
 def package_files():
-    """Names, from `lanterne/` on, of all files of the package but the yardsticks'."""
+    """Names, from `lanterne/` on, of all files of the package."""
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         inside = Path("lanterne", Path(folder).relative_to(PACKAGE))
-        if "__pycache__" not in inside.parts and not str(inside).startswith(YARDSTICKS):
-            yield from (
-                str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", ".ll", "h800.json"))
-            )
+        if "__pycache__" not in inside.parts:
+            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", "h800.json")))
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +67,12 @@ def not_committed(folder, names):
     return NOT_COMMITTED(folder, names) | {name for name in names if (Path(folder) / name).is_symlink()}
 
 
-FLOWS = "lanterne/collectives/topology/flow_events.ll"
-
-
 def test_the_wheel_holds_the_product(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert len(set(names)) == len(names)
     assert {name for name in names if not name.startswith("lanterne-")} == set(package_files())
-    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json", FLOWS} <= set(names)
+    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json"} <= set(names)
     assert all(name.startswith(("lanterne/", "lanterne-")) for name in names)
 
 
@@ -117,6 +110,7 @@ def test_a_checkout_that_was_never_installed_runs(built):
 def test_what_cannot_be_installed_is_refused_in_one_line(tmp_path, before, line):
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "lanterne").mkdir()
+    (tmp_path / "lanterne" / "__init__.py").touch()
     command = [sys.executable, "-c", f"import runpy, sys; {before}; runpy.run_path('setup.py')", "--version"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 1
@@ -149,20 +143,6 @@ def test_the_sdist_holds_each_module_once_and_what_run_needs(built):
     needed = {"run", "pyproject.toml", "README.md", "LICENSE", "tests/conftest.py", "examples/all_reduce.py"}
     assert needed | locks <= set(names)
     assert run.mode & 0o100
-
-
-def test_an_installed_wheel_says_what_needs_a_checkout(built, tmp_path):
-    (wheel,) = built.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    command = [sys.executable, "-P", "-m", "lanterne"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for words in (["experiment", "list"], ["bench", "planner"]):
-        result = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
-        assert (result.returncode, result.stdout) == (3, ""), words
-        assert result.stderr == (
-            f"lanterne: {words[0] if words[0] == 'experiment' else ' '.join(words)}: redoes figures of our own, "
-            "and is in a checkout of lanterne only\n"
-        ), words
 
 
 def test_no_import_reaches_a_folder_of_the_checkout_by_its_bare_name():
@@ -243,7 +223,7 @@ def test_every_documented_install_resolves_to_one_cuda_and_one_torch(tmp_path):
 
 MB = 1_000_000
 # What the core may weigh, installed.
-CORE_NBYTES = 270 * MB
+CORE_NBYTES = 280 * MB
 RANK = """
 import numpy, lanterne
 with lanterne.init() as comm:
@@ -272,7 +252,7 @@ def bare(built, tmp_path_factory):
 @pytest.mark.slow
 def test_the_core_is_light(bare):
     names = {path.name.partition("-")[0] for path in bare.glob("lib/*/site-packages/*.dist-info")}
-    assert names == {"lanterne", "llvmlite", "mpi4py", "numba", "numpy"}
+    assert names == {"lanterne", "llvmlite", "mpi4py", "numba", "numpy", "cryptography", "cffi", "pycparser"}
     files = {path for path in bare.glob("lib/*/site-packages/**/*") if path.is_file()}
     assert sum(path.stat().st_size for path in files) <= CORE_NBYTES
 

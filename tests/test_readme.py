@@ -15,7 +15,7 @@ from lanterne.bench import cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page.name: page.read_text() for page in PAGES}
-GPU_CLAIMS = (ROOT / "bench/results/gpu.md").read_text()
+GPU_CLAIMS = (ROOT / "evaluation/results/gpu.md").read_text()
 # Each once, in order: pages repeat some.
 SNIPPETS = list(
     dict.fromkeys(text for page in TEXTS.values() for text in re.findall(r"```python\n(.*?)```", page, re.S))
@@ -57,11 +57,18 @@ def test_commands_exist_and_their_options_parse(command):
         assert find_spec(words[2]), command
         return
     words = words[words.index("lanterne") + 1 :] if "lanterne" in words else words[1:]
+    line = cli.LANTERNE
+    if "evaluate" in words:
+        evaluation = pytest.importorskip("evaluation.__main__", reason="an sdist leaves it out")
+        line, words = evaluation.EVALUATE, words[words.index("evaluate") + 1 :]
+        if "." in words[0] or words[0].endswith("_score") or words[0] == "first_screen":
+            assert find_spec(f"evaluation.{words[0]}"), command
+            return
     if words == ["--help"]:
         return
-    name, rest = cli.find_command(words)
+    name, rest = line.find_command(words)
     assert name is not None, command
-    cli.build_parser(name).parse_args(rest)
+    line.build_parser(name).parse_args(rest)
 
 
 def test_the_readme_is_one_screen():
@@ -77,7 +84,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_evidence_of_claims_about_gpus_exists():
-    paths = set(re.findall(r"(?:tests|bench|kernels)/[\w/]+\.(?:py|md)", GPU_CLAIMS))
+    paths = set(re.findall(r"(?:tests|evaluation|kernels)/[\w/]+\.(?:py|md)", GPU_CLAIMS))
     assert len(paths) > 5 and sorted(path for path in paths if not (ROOT / path).exists()) == []
 
 

@@ -32,8 +32,14 @@ MODULES = {
     ),
     "test -m quick": ("pytest -n 2 -m quick and not slow",),
     "test tests/transport": ("pytest tests/transport",),
-    "types": ("ruff check -q", "ruff format -q --check", "mypy -p lanterne", "mypy examples", "basedpyright"),
-    "figures house": ("lanterne.bench.scores.figures house",),
+    "types": (
+        "ruff check -q",
+        "ruff format -q --check",
+        "mypy -p lanterne -p evaluation",
+        "mypy examples",
+        "basedpyright",
+    ),
+    "evaluate ddp --init 5": ("evaluation ddp --init 5",),
 }
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 

@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.store.terms import Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
-from lanterne.transport.waiting import wait
+from lanterne.transport.waiting import MOVED, Pausing, wait
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
@@ -186,41 +186,62 @@ class Capabilities:
     connects_late: bool = False
 
 
-class Request(ABC):
-    """The completion of one post. It keeps the posted regions alive until it is done."""
+class Started(Protocol):
+    """An operation that is under way."""
 
-    __slots__ = ()
+    @property
+    def op(self) -> Operation: ...
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Request:
+    """The completion of one post. It keeps the posted regions alive until it is done.
+
+    Args:
+        transport: the transport that it was posted on, which knows of each operation whether it is done.
+        pending: the operations, as that transport has started them.
+    """
+
+    __slots__ = ("_pending", "_transport")
+
+    def __init__(self, transport: "Transport", pending: Sequence[Started]) -> None:
+        self._transport = transport
+        self._pending = pending
+
+    @property
+    def transport(self) -> "Transport":
+        """The transport that this request was posted on."""
+        return self._transport
 
     @property
     def due_s(self) -> float:
-        """When it will be complete, on the machine's clock; inf where nobody knows."""
+        """When it will be complete, on the machine's clock; inf if that is unknown."""
         return inf
 
-    @abstractmethod
-    def test(self) -> bool:
-        """Make progress; True once every operation of the post is complete.
+    def poll(self) -> bool:
+        """Return whether every operation of the post is complete, by what Transport.take_in has taken in.
 
         Raises:
             PeerFailed: a peer of this request is known to be dead.
             TransportError: an operation failed.
         """
+        is_done = self._transport._is_done
+        self._pending = pending = [each for each in self._pending if not is_done(each)]
+        return not pending
 
-    def seen(self) -> bool:
-        """As `test`, where Transport.take_in was called a moment ago: of many requests, one look at what has come."""
-        return self.test()
+    def test(self) -> bool:
+        """Make progress; return and raise as `poll`."""
+        return self.poll() or (self.transport.take_in() and self.poll())
 
-    @abstractmethod
     def pending_peers(self) -> list[int]:
-        """The ranks whose operations are not complete, sorted: those that must be alive."""
+        """Return the ranks whose operations are not complete, sorted: those that must be alive."""
+        return sorted({each.op.peer for each in self._pending if not each.done})
 
     def awaited_peers(self) -> list[int]:
-        """The ranks that a timeout names."""
+        """Return the ranks that a timeout names."""
         return self.pending_peers()
-
-    @property
-    @abstractmethod
-    def transport(self) -> "Transport":
-        """The transport that this request was posted on."""
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every operation is complete.
@@ -236,9 +257,12 @@ class Request(ABC):
             return
         transport = self.transport
         limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        look_at_peers = lambda _now_s: transport.check_peers(self.pending_peers())  # noqa: E731
-        if not wait(self.test, limit_s, transport.pauses, look_at_peers, lambda: self.due_s):
+        look = lambda: self.test() or (MOVED if transport.is_moving else False)  # noqa: E731
+        if not wait(look, limit_s, transport.woken or transport.pauses, self._look_at_peers, lambda: self.due_s):
             raise timeout_error(transport, self.awaited_peers(), limit_s)
+
+    def _look_at_peers(self, _now_s: float) -> None:
+        self.transport.check_peers(self.pending_peers())
 
 
 def timeout_error(transport: "Transport", peers: Iterable[int], limit_s: float) -> TransportTimeout:
@@ -267,6 +291,9 @@ class Transport(ABC):
     pauses: Pauses = THIS_MACHINE.pauses()
     background_s: float | None = None
     wakes: bool = False
+    # What waits of one request do between polls, if it is not `pauses`; and whether the last take_in moved anything.
+    woken: "Pausing | None" = None
+    is_moving: bool = False
     # Of this rank's device, where the transport has chosen one.
     runtime: "CudaRuntime | None" = None
     # Whether ranks take turns on a device.
@@ -286,7 +313,6 @@ class Transport(ABC):
         """
         return Region(array)
 
-    @abstractmethod
     def post(self, ops: Sequence[Operation]) -> Request:
         """Start a batch of Send and Recv together and return the Request of the whole.
 
@@ -294,9 +320,20 @@ class Transport(ABC):
             InputError: an operation is out of its region's range, names no rank, or receives into read-only memory.
             TransportError: the transport is closed.
         """
+        check_ops(self, ops)
+        return self._post(ops)
 
-    def take_in(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """Take in what has come, for all requests, where that is cheaper than by each (Request.seen)."""
+    @abstractmethod
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        """Do `post`, of operations that were checked."""
+
+    def _is_done(self, started: Any) -> bool:
+        """Return whether one operation of a Request is complete; raise as `Request.poll`."""
+        raise NotImplementedError
+
+    def take_in(self) -> bool:
+        """Take in what has come, for all requests, where `Request.poll` does not; return whether anything may have."""
+        return False
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return once every rank has called it: ceil(log2 n) rounds of empty messages. No schedule needs it.

@@ -11,12 +11,10 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.steering import steers, value
 
 # Who was let in, the numbers of its greeting, and the seals of its frames, if it wants them sealed.
 Guest: TypeAlias = tuple[socket.socket, tuple[int, ...], wire.FrameSeals | None]
@@ -24,33 +22,10 @@ Guest: TypeAlias = tuple[socket.socket, tuple[int, ...], wire.FrameSeals | None]
 log: logging.Logger = logging.getLogger(__name__)
 
 
-@steers
-@dataclass(frozen=True)
-class DoorPolicy:
-    """Whom a door keeps waiting, and how long."""
-
-    proof_s: float = value(
-        5.0,
-        "chosen: a handshake takes milliseconds",
-        half="slow hosts under load may be refused",
-        double="a silent stranger is kept twice as long",
-    )
-    max_strangers: int = value(
-        128,
-        "chosen: a few ranks at once, and a flood",
-        half="more of a large start are tried again",
-        double="a flood holds 128 descriptors more",
-    )
-    # Of one listener before others have their turn.
-    turn: int = value(
-        64,
-        "chosen",
-        half="a flood is served in smaller turns",
-        double="clients wait for up to 128 strangers",
-    )
-
-
-POLICY = DoorPolicy()
+PROOF_S = 5.0  # chosen: a handshake takes milliseconds
+MAX_STRANGERS = 128  # chosen: a few ranks at once, and a flood
+# Of one listener before others have their turn.
+TURN = 64
 
 
 class Stranger:
@@ -137,7 +112,7 @@ class Door:
             log.warning("lanterne: %d connections were refused (%s)", self.refused.total(), wire.in_words(self.refused))
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(POLICY.turn):
+        for _ in range(TURN):
             try:
                 sock, _address = listener.accept()
             except BlockingIOError:
@@ -146,10 +121,10 @@ class Door:
                 self._make_room()
                 return
             sock.setblocking(False)
-            if len(self._strangers) >= POLICY.max_strangers:
+            if len(self._strangers) >= MAX_STRANGERS:
                 self._make_room()
             challenge, nonce = wire.make_challenge()
-            stranger = Stranger(sock, nonce, self._machine.now_s() + POLICY.proof_s)
+            stranger = Stranger(sock, nonce, self._machine.now_s() + PROOF_S)
             self._strangers[stranger] = None
             self._selector.register(sock, selectors.EVENT_READ, lambda _events, of=stranger: self._hear(of))
             self._say(stranger, challenge)

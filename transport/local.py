@@ -13,11 +13,11 @@ from typing import TypeAlias
 import numpy as np
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport, check_ops
+from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.rank_group import POLICY as GROUP_POLICY
+from lanterne.transport.rank_group import LEFT_GRACE_S
 from lanterne.transport.store.meeting_names import ends
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import wait
@@ -78,8 +78,7 @@ class LocalTransport(Transport):
         if timeout_s is not None:
             self.timeout_s: float = check_timeout_s(timeout_s)
 
-    def post(self, ops: Sequence[Operation]) -> "LocalRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "LocalRequest":
         request = LocalRequest(self, len(ops))
         matches: list[tuple[Operation, LocalRequest, Operation, bool]] = []
         world = self.world
@@ -194,7 +193,7 @@ class LocalTransport(Transport):
 
     def close(self) -> None:
         # Who is about to ask may have got this rank's last message since it looked.
-        self.fail(LEFT, GROUP_POLICY.left_grace_s)
+        self.fail(LEFT, LEFT_GRACE_S)
 
 
 def _move(send: Operation, recv: Operation) -> TransportError | None:
@@ -216,17 +215,14 @@ def _move(send: Operation, recv: Operation) -> TransportError | None:
 class LocalRequest(Request):
     """Counts its operations down; whichever thread matches one finishes it."""
 
-    __slots__ = ("_transport", "error", "remaining", "waiting")
+    __slots__ = ("error", "remaining", "waiting")
+    _transport: LocalTransport
 
     def __init__(self, transport: LocalTransport, count: int) -> None:
-        self._transport = transport
+        super().__init__(transport, ())
         self.remaining: int = count
         self.waiting: list[int] = []
         self.error: TransportError | None = None
-
-    @property
-    def transport(self) -> LocalTransport:
-        return self._transport
 
     def finish(self, peer: int, error: TransportError | None, *, waited: bool = True) -> None:
         """One operation with `peer` is complete, or failed with `error`."""
@@ -237,7 +233,7 @@ class LocalRequest(Request):
             if error is not None:
                 self.error = error
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         if self.error is not None:
             raise self.error
         return self.remaining == 0

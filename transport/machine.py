@@ -16,8 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
-from lanterne.transport.pauses import POLICY as PAUSES
-from lanterne.transport.pauses import Pauses
+from lanterne.transport.pauses import LONGER_S, Pauses
 
 # Connections that wait to be accepted.
 BACKLOG = 1024
@@ -157,7 +156,7 @@ class Machine:
         """A new Wakeup."""
         return Wakeup()
 
-    def pauses(self, ranks_here: int = 1, longer_s: float = PAUSES.longer_s) -> Pauses:
+    def pauses(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> Pauses:
         """The Pauses of waits of one of `ranks_here` ranks of this host; see there."""
         return Pauses(ranks_here, longer_s, self)
 

@@ -9,68 +9,26 @@ time and gains nothing. From action to action of a pipeline it does, and its wai
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from lanterne.transport.steering import steers, value
-
-
-@steers
-@dataclass(frozen=True)
-class PausePolicy:
-    """How waits give way."""
-
-    # Yields before the first nap: where each rank has a core, and to be shared by the ranks of a core where they have
-    # not.
-    yields: int = value(2000, "chosen, where each rank has a core", half="naps begin sooner", double="longer spins")
-    yields_shared: int = value(
-        400,
-        "chosen, where ranks share cores",
-        half="naps sooner: small calls take longer",
-        double="ranks take each other's cores",
-    )
-    yields_least: int = value(20, "chosen", half="naps at once", double="more yields among many ranks")
-    # The kernel's timer slack makes 50 us of it.
-    nap_s: float = value(1e-6, "the kernel makes 50 us of it", half="the same", double="the same")
-    # Each nap is longer than the one before by this part of 50 us; so a wait lasts at most some tenth longer for its
-    # naps.
-    longer_s: float = value(
-        6e-6,
-        "a wait lasts a tenth longer at most",
-        half="half of that, twice the looks",
-        double="waits last up to a fifth longer",
-    )
-    max_nap_s: float = value(300e-6, "as the above", half="twice the CPU of long waits", double="0.6 ms late")
-    finer_s: float = value(
-        1e-6,
-        "pipelines' waits of milliseconds",
-        half="twice the looks",
-        double="actions begin later",
-    )
-    # When a wait is known to end at an instant, the last part of it yields.
-    spin_s: float = value(
-        200e-6,
-        "naps end up to 0.1 ms late",
-        half="instants are missed",
-        double="0.4 ms of spin before each",
-    )
-    # A yield of this length went to somebody who computes. After it, naps for crowded_s, then one more try.
-    slow_yield_s: float = value(
-        500e-6,
-        "a time slice is 0.8 ms or more",
-        half="busy moments count as crowds",
-        double="time slices pass unnoticed",
-    )
-    crowded_s: float = value(
-        0.05,
-        "chosen",
-        half="a slow yield is tried 40 times a second",
-        double="naps for 0.1 s after a crowd has gone",
-    )
-
-
-POLICY = PausePolicy()
+# Yields before the first nap: where each rank has a core, and to be shared by the ranks of a core where they have
+# not.
+YIELDS = 2000  # chosen, where each rank has a core
+YIELDS_SHARED = 400  # chosen, where ranks share cores
+YIELDS_LEAST = 20
+# The kernel's timer slack makes 50 us of it.
+NAP_S = 1e-6  # the kernel makes 50 us of it
+# Each nap is longer than the one before by this part of 50 us; so a wait lasts at most some tenth longer for its
+# naps.
+LONGER_S = 6e-6  # a wait lasts a tenth longer at most
+MAX_NAP_S = 300e-6  # as the above
+FINER_S = 1e-6  # pipelines' waits of milliseconds
+# When a wait is known to end at an instant, the last part of it yields.
+SPIN_S = 200e-6  # naps end up to 0.1 ms late
+# A yield of this length went to somebody who computes. After it, naps for crowded_s, then one more try.
+SLOW_YIELD_S = 500e-6  # a time slice is 0.8 ms or more
+CROWDED_S = 0.05
 
 
 class NapClock(Protocol):
@@ -105,13 +63,13 @@ class Pauses:
         self._give_way = machine.give_way
         cores = os.cpu_count() or 1
         self.shared: bool = ranks_here > cores
-        shared = max(POLICY.yields_least, POLICY.yields_shared * cores // ranks_here)
-        self.yields: int = shared if self.shared else POLICY.yields
+        shared = max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here)
+        self.yields: int = shared if self.shared else YIELDS
         self._nap_until_s = 0.0
 
     def finer(self) -> "Pauses":
         """Pauses of the same ranks, for waits whose lateness counts."""
-        return self.machine.pauses(self._ranks_here, POLICY.finer_s)
+        return self.machine.pauses(self._ranks_here, FINER_S)
 
     def pause(self, idle: int, due_s: float = inf) -> bool:
         """Pause between two polls; `idle` counts those that found nothing since something last moved. True after a nap.
@@ -122,14 +80,14 @@ class Pauses:
         Cost: 0.3 us besides the yield.
         """
         before_s = self._now_s()
-        left_s = due_s - POLICY.spin_s - before_s
+        left_s = due_s - SPIN_S - before_s
         if left_s > 0 and (idle >= self.yields or before_s < self._nap_until_s):
-            self.machine.sleep(min(POLICY.nap_s + self.longer_s * max(0, idle - self.yields), POLICY.max_nap_s, left_s))
+            self.machine.sleep(min(NAP_S + self.longer_s * max(0, idle - self.yields), MAX_NAP_S, left_s))
             return True
         self._give_way()
         now_s = self._now_s()
-        if now_s - before_s > POLICY.slow_yield_s:
-            self._nap_until_s = now_s + POLICY.crowded_s
+        if now_s - before_s > SLOW_YIELD_S:
+            self._nap_until_s = now_s + CROWDED_S
         return False
 
 
@@ -142,7 +100,7 @@ class Woken:
 
     __slots__ = ("_sleep", "_spin_s", "_spin_until_s", "machine")
 
-    def __init__(self, machine: NapClock, sleep: Callable[[float], object], spin_s: float = POLICY.spin_s) -> None:
+    def __init__(self, machine: NapClock, sleep: Callable[[float], object], spin_s: float = SPIN_S) -> None:
         self._spin_s = spin_s
         self.machine: NapClock = machine
         self._sleep = sleep

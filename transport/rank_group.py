@@ -8,14 +8,12 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.meeting_names import is_over
 from lanterne.transport.store.succession import LEAST_ELECTORS
@@ -35,83 +33,25 @@ BEGIN = "lanterne/begin"
 log: logging.Logger = logging.getLogger(__name__)
 
 
-@steers
-@dataclass(frozen=True)
-class GroupPolicy:
-    """How a rank hears of the job."""
-
-    # A look at the control socket costs a system call, so waiting loops take one only so often.
-    look_s: float = value(
-        2e-3,
-        "a look is a system call, 1 us",
-        half="0.1 % of a core",
-        double="deaths are seen 2 ms later",
-    )
-    # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
-    left_grace_s: float = value(
-        1.0,
-        "what was sent before leaving may be on its way",
-        half="late messages of a rank that left are lost",
-        double="a wait for a rank that left ends a second later",
-    )
-    # A meeting's answer comes so much after its limit, at most.
-    answer_s: float = value(
-        5.0,
-        "a busy store answers within a second",
-        half="survivors may give a meeting up",
-        double="a lost store is told 5 s later",
-    )
-    # How long it looks for the store that takes over from one that was lost.
-    return_s: float = value(
-        8.0,
-        "chosen: a store starts in a second, under load in five",
-        half="jobs on busy machines end with their store",
-        double="a job whose store is gone ends 8 s later",
-    )
-    # The same where nothing answers from the store's host any more, which the kernel has tried for 4 s.
-    cut_s: float = value(
-        0.5,
-        "chosen: a last look, after 4 s of the kernel's",
-        half="0.25 s sooner",
-        double="who is cut off learns it 0.5 s later",
-    )
-    # The same where stores stand by, of which one takes over as soon as most of the others follow it.
-    heirs_s: float = value(
-        2.5,
-        "chosen: five elections",
-        half="hosts that are busy are given up",
-        double="who is cut off learns it 2.5 s later",
-    )
-    # So many hosts' stores decide who lives.
-    electors: int = value(
-        7,
-        "chosen: three may be lost at once",
-        half="one host may be lost at once",
-        double="each decision is seven messages more",
-    )
-    # How long each heir of the store is tried, and how long it may take to take over.
-    heir_s: float = value(
-        0.25,
-        "chosen: many times a connection's",
-        half="busy hosts are passed over, and asked again",
-        double="two hosts lost at once cost 0.25 s more",
-    )
-    takes_over_s: float = value(
-        2.0,
-        "chosen: a few times what seven stores take",
-        half="a busy one is given up while it takes over",
-        double="one that dies meanwhile costs 2 s more",
-    )
-    # So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
-    max_answers: int = value(
-        16,
-        "chosen: meetings between two losses of a store",
-        half="after many deaths and a lost store ranks may meet in vain",
-        double="more is told to a store that takes over",
-    )
-
-
-POLICY = GroupPolicy()
+# A look at the control socket costs a system call, so waiting loops take one only so often.
+LOOK_S = 2e-3  # a look is a system call, 1 us
+# What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
+LEFT_GRACE_S = 1.0  # what was sent before leaving may be on its way
+# A meeting's answer comes so much after its limit, at most.
+ANSWER_S = 5.0  # a busy store answers within a second
+# How long it looks for the store that takes over from one that was lost.
+RETURN_S = 8.0  # chosen: a store starts in a second, under load in five
+# The same where nothing answers from the store's host any more, which the kernel has tried for 4 s.
+CUT_S = 0.5  # chosen: a last look, after 4 s of the kernel's
+# The same where stores stand by, of which one takes over as soon as most of the others follow it.
+HEIRS_S = 2.5  # chosen: five elections
+# So many hosts' stores decide who lives.
+ELECTORS = 7  # chosen: three may be lost at once
+# How long each heir of the store is tried, and how long it may take to take over.
+HEIR_S = 0.25  # chosen: many times a connection's
+TAKES_OVER_S = 2.0  # chosen: a few times what seven stores take
+# So many answers of meetings a rank remembers, for those whom a store that was lost did not reach.
+MAX_ANSWERS = 16  # chosen: meetings between two losses of a store
 
 
 class Group:
@@ -239,7 +179,7 @@ class Group:
         host, port = self.store.address
         own = f"{host}:{port}" if self.rank == 0 else own
         names = [name.decode() for name in self.exchange("lanterne/heirs", own.encode(), limit_s)]
-        found = electors_of(names, self.hosts)[: POLICY.electors]
+        found = electors_of(names, self.hosts)[:ELECTORS]
         if len(found) < LEAST_ELECTORS:
             count = len(found)
             raise InputError(
@@ -283,12 +223,12 @@ class Group:
         fields: list[int | bytes] = [key, pack_ranks(ranks), pack_ranks(cut), payload, int(limit_s * 1e3)]
         while True:
             try:
-                whole_s = limit_s + POLICY.answer_s
+                whole_s = limit_s + ANSWER_S
                 answer = self.store.call(Kind.MEET, fields, whole_s, f"meet at {name!r}", self._check_alive)
                 break
             except StoreLost as error:
                 # The answer may come so late, too.
-                self._come_back(error, until_s + POLICY.answer_s - self.machine.now_s())
+                self._come_back(error, until_s + ANSWER_S - self.machine.now_s())
             finally:
                 self._check_alive()
         if not answer:
@@ -296,7 +236,7 @@ class Group:
         for over in [other for other in self._answers if is_over(other, key)]:
             del self._answers[over]
         self._answers[key] = answer
-        if len(self._answers) > POLICY.max_answers:
+        if len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
         return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
 
@@ -308,8 +248,8 @@ class Group:
             TransportError: none did, or this rank does not reach it.
         """
         assert self.store is not None
-        cut_s = POLICY.heirs_s if self.store.heirs else POLICY.cut_s
-        returns_s = cut_s if error.is_cut else POLICY.return_s
+        cut_s = HEIRS_S if self.store.heirs else CUT_S
+        returns_s = cut_s if error.is_cut else RETURN_S
         lost, until_s = self.store, self.machine.now_s() + min(limit_s, returns_s)
         self._read_notices()
         fields, why = self._knows(), str(error)
@@ -320,14 +260,14 @@ class Group:
             if left_s <= 0:
                 raise self._cut_off(error, why)
             try:
-                store = lost.successor(min(left_s, POLICY.heir_s) if lost.heirs else left_s)
+                store = lost.successor(min(left_s, HEIR_S) if lost.heirs else left_s)
             except (StoreLost, TransportTimeout) as none:
                 if not lost.heirs:
                     raise self._cut_off(error, str(none)) from error
-                self.machine.sleep(POLICY.look_s)
+                self.machine.sleep(LOOK_S)
                 continue
             try:
-                asks_s = max(left_s, POLICY.takes_over_s) if lost.heirs else left_s
+                asks_s = max(left_s, TAKES_OVER_S) if lost.heirs else left_s
                 (self._roll,) = store.call(Kind.RETURN, fields, asks_s)
                 self.store = store
             except (StoreLost, TransportTimeout) as another:
@@ -335,7 +275,7 @@ class Group:
                 if not lost.heirs and not isinstance(another, StoreLost):
                     raise
                 why = str(another)
-                self.machine.sleep(POLICY.look_s)
+                self.machine.sleep(LOOK_S)
             except BaseException:
                 store.close()
                 raise
@@ -375,7 +315,7 @@ class Group:
         self.somebody_waits = False
         fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), terms.pack(), int(limit_s * 1e3)]
         try:
-            *came, roll = self.store.call(Kind.GROW, fields, limit_s + POLICY.answer_s, "grow", self._check_alive)
+            *came, roll = self.store.call(Kind.GROW, fields, limit_s + ANSWER_S, "grow", self._check_alive)
         finally:
             self._check_alive()
         for each in came:
@@ -405,7 +345,7 @@ class Group:
             TransportError: it is not taken in, and why.
         """
         fields: list[int | bytes] = [place, number, terms.pack(), int(wait_s * 1e3)]
-        epoch, agreed, ranks = store.call(Kind.APPLY, fields, wait_s + POLICY.answer_s, "join")
+        epoch, agreed, ranks = store.call(Kind.APPLY, fields, wait_s + ANSWER_S, "join")
         world_size, rank, *newcomers = unpack_ranks(ranks)
         group = Group(rank, world_size, store, timeout_s=limit_s, epoch=epoch, newcomers=newcomers)
         return group, unpack(agreed)
@@ -442,7 +382,7 @@ class Group:
         try:
             if self.store is not None and not self._closed and self.machine.now_s() >= self._next_look:
                 self._look()
-                self._next_look = self.machine.now_s() + POLICY.look_s
+                self._next_look = self.machine.now_s() + LOOK_S
         finally:
             # A death that was told before the store was lost says more than that loss.
             if self._failed:
@@ -456,7 +396,7 @@ class Group:
             done = frozenset(peers if done is None else done)
             # Again the first to go: this rank may have heard of all of them at once.
             for rank, left_s in self._left.items():
-                if rank in done and self.machine.now_s() - left_s > POLICY.left_grace_s:
+                if rank in done and self.machine.now_s() - left_s > LEFT_GRACE_S:
                     raise PeerFailed(rank, "it has left the job")
 
     def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:

@@ -24,7 +24,6 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
 )
 from lanterne.transport.waiting import wait
 from lanterne.transport.wrapper import Wrapper
@@ -256,10 +255,9 @@ class ShapedTransport(Wrapper):
         """Change one link from now on; the messages under way keep their times. Call it alike on both ends."""
         self.ends.links[source, destination] = link
 
-    def post(self, ops: Sequence[Operation]) -> "ShapedRequest":
+    def _post(self, ops: Sequence[Operation]) -> "ShapedRequest":
         # What posting itself takes is a part of the link's time.
         now_s = self.machine.now_s()
-        check_ops(self, ops)
         for op in ops:
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
                 raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
@@ -320,7 +318,8 @@ _Arrival: TypeAlias = tuple[int, int, Region, float]
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
-    __slots__ = ("_arrivals", "_held", "_inner", "_leaving", "_transport", "_words")
+    __slots__ = ("_arrivals", "_held", "_inner", "_leaving", "_words")
+    _transport: ShapedTransport
 
     def __init__(
         self,
@@ -331,7 +330,7 @@ class ShapedRequest(Request):
         arrivals: list[_Arrival],
         words: list[Region],
     ) -> None:
-        self._transport = transport
+        super().__init__(transport, ())
         self._inner = inner
         self._leaving = leaving
         # (when a message is let through, its peer).
@@ -340,15 +339,11 @@ class ShapedRequest(Request):
         self._words = words
 
     @property
-    def transport(self) -> ShapedTransport:
-        return self._transport
-
-    @property
     def due_s(self) -> float:
         """When the emulated links let the last byte through; inf while it is not known."""
         return inf if self._arrivals or self._leaving or not self._held else max(self._held)[0]
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         transport = self._transport
         transport.advance(transport.machine.now_s())
         if self._leaving:

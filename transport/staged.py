@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.kernels.staging import Copy, Stager, pinned_empty
-from lanterne.transport.base import Operation, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.base import Operation, Recv, Request, Send, Transport
 from lanterne.transport.wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -42,13 +42,17 @@ class StagedTransport(Wrapper):
         # (peer, tag) -> sends not yet posted on `inner`, oldest first.
         self._outbox: dict[tuple[int, int], deque[_StagedSend]] = {}
 
-    def post(self, ops: Sequence[Operation]) -> Request:
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> Request:
         if not any(op.region.device or self._outbox.get((op.peer, op.tag)) for op in ops):
             return self.inner.post(ops)
-        return StagedRequest(self, [self._start(op) for op in ops])
+        return Request(self, [self._start(op) for op in ops])
 
-    def pump(self) -> None:
+    def _is_done(self, operation: "_StagedSend | _Receive") -> bool:
+        # Here, since a communicator calls `take_in` of the inner transport.
+        self._pump()
+        return operation.test()
+
+    def _pump(self) -> None:
         """Post the sends whose copies have landed."""
         for key, waiting in list(self._outbox.items()):
             while waiting and waiting[0].copy_is_done():
@@ -79,6 +83,8 @@ class StagedTransport(Wrapper):
 
 class _StagedSend:
     """A send: copied to the host (device memory), then posted."""
+
+    done = False
 
     def __init__(self, transport: StagedTransport, op: Operation) -> None:
         self._transport = transport
@@ -112,6 +118,8 @@ class _StagedSend:
 class _Receive:
     """A receive: posted, then copied to the device (device memory)."""
 
+    done = False
+
     def __init__(self, transport: StagedTransport, op: Operation) -> None:
         self._transport = transport
         self.op = op
@@ -137,25 +145,3 @@ class _Receive:
         transport.give_back(self._buffer)
         self._buffer = None
         return True
-
-
-class StagedRequest(Request):
-    """All operations of one post of which some are staged."""
-
-    __slots__ = ("_operations", "_transport")
-
-    def __init__(self, transport: StagedTransport, operations: "list[_StagedSend | _Receive]") -> None:
-        self._transport = transport
-        self._operations = operations
-
-    @property
-    def transport(self) -> StagedTransport:
-        return self._transport
-
-    def test(self) -> bool:
-        self._transport.pump()
-        self._operations = [operation for operation in self._operations if not operation.test()]
-        return not self._operations
-
-    def pending_peers(self) -> list[int]:
-        return sorted({operation.op.peer for operation in self._operations})

@@ -2,35 +2,14 @@
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 from lanterne.transport.pauses import NapClock
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class WaitPolicy:
-    """How often a wait looks at the clock and at what else there is."""
-
-    # Reading the clock costs as much as a look, so it is read after a nap, or after so many looks.
-    polls_per_check: int = value(
-        64,
-        "a clock costs as much as a look",
-        half="the clock is read twice as often: 2 % of a short wait",
-        double="an end is seen up to 128 looks late",
-    )
-    # What else there is to look at costs as much as some looks: so often at most.
-    check_s: float = value(
-        1e-3,
-        "a look at peers costs as much as some looks",
-        half="deaths are seen 0.5 ms sooner, looks at peers cost twice",
-        double="deaths are seen 1 ms later, at half the cost",
-    )
-
-
-POLICY = WaitPolicy()
+# Reading the clock costs as much as a look, so it is read after a nap, or after so many looks.
+POLLS_PER_CHECK = 64  # a clock costs as much as a look
+# What else there is to look at costs as much as some looks: so often at most.
+CHECK_S = 1e-3  # a look at peers costs as much as some looks
 
 
 class Moved(enum.Enum):
@@ -79,7 +58,7 @@ def wait(
     Cost: some 0.2 us a look besides look() and the pause.
     """
     now = pauses.machine.now_s
-    start_s, check_s, polls_per_check = now(), POLICY.check_s, POLICY.polls_per_check
+    start_s, check_s, polls_per_check = now(), CHECK_S, POLLS_PER_CHECK
     until_s, next_s = start_s + limit_s, start_s + check_s
     polls = idle = 0
     while True:

@@ -45,8 +45,8 @@ class Wrapper(Transport):
     def keep(self, thing: object) -> None:
         self.inner.keep(thing)
 
-    def take_in(self) -> None:
-        self.inner.take_in()
+    def take_in(self) -> bool:
+        return self.inner.take_in()
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.collective.schedule import model_from, topology_from
+from lanterne.bench.output.options import add_json, add_link_model, add_plot
 from lanterne.bench.output.report import envelope, print_table, progress, write_json
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
 from lanterne.errors import InputError
@@ -41,18 +42,13 @@ RANKS = "4,8,16,32,64,128,256"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collective", metavar="COLLECTIVE", help="all_reduce, broadcast, ...")
     parser.add_argument("-n", "--ranks", metavar="N,N,...", help=f"default: {RANKS}")
-    parser.add_argument(
-        "--topology", metavar="FILE|PRESET", help="ranks and links of a file, or such as dgx-8x8 (docs/topology.md)"
-    )
     parser.add_argument("--late-rank", type=int, metavar="R", help="default: the last rank")
     parser.add_argument("--nbytes", default="1GiB", metavar="SIZE,...", help="buffer sizes (default: 1GiB)")
     parser.add_argument("--algorithm", default="all", metavar="A,A,...", help="default: all that can be used")
-    parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
-    parser.add_argument("--bandwidth", default="450GB/s", metavar="RATE", help="of a rank, each way (default: 450GB/s)")
-    parser.add_argument("--gamma", metavar="RATE", help="rate at which a rank adds (default: adding is free)")
+    add_link_model(parser)
     parser.add_argument("--delay", default="", metavar="TIME,...", help="delays of the late rank to price besides")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers ('-': standard output, instead of the table)")
-    parser.add_argument("--plot", metavar="FILE", help="draw them (png, svg)")
+    add_json(parser, "all numbers")
+    add_plot(parser)
 
 
 def run(args: argparse.Namespace) -> int:

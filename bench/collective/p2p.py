@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.given_options import GivenOptions
+from lanterne.bench.output.options import add_json, add_timeout
 from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
@@ -52,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", metavar="SIZE,...", help="default 8,1K,64K,1M,64M; on GPUs 64M to 256M by 16M")
     parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")
     parser.add_argument("--no-peer", action="store_true", help="leave bare mpi4py out")
-    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+    add_timeout(parser)
+    add_json(parser)
 
 
 def run(args: GivenOptions) -> int:

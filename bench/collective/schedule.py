@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from lanterne.bench.output.options import add_link_model
 from lanterne.bench.output.report import progress, write_atomically, write_text
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.errors import InputError, one_of
@@ -52,12 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=int, metavar="R", help="root of broadcast and reduce (default: 0)")
     parser.add_argument("--late-rank", type=int, metavar="R", help="the rank that arrives last (default: the last one)")
     parser.add_argument("--nbytes", default="1GiB", metavar="SIZE", help="buffer size (default: 1GiB)")
-    parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
-    parser.add_argument("--bandwidth", default="450GB/s", metavar="RATE", help="of a rank, each way (default: 450GB/s)")
-    parser.add_argument("--gamma", metavar="RATE", help="rate at which a rank adds (default: adding is free)")
-    parser.add_argument(
-        "--topology", metavar="FILE|PRESET", help="ranks and links of a file, or such as dgx-8x8 (docs/topology.md)"
-    )
+    add_link_model(parser)
     parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank arrives (default: 0)")
     parser.add_argument("--format", choices=(*FORMATS, CHAKRA), default="table", help="default: table")
     parser.add_argument(

@@ -4,15 +4,15 @@ import argparse
 import os
 from dataclasses import dataclass, replace
 
-from lanterne.bench.cli import family
 from lanterne.bench.collective.arrivals_report import late_rank_of
+from lanterne.bench.output.options import add_device, add_json, add_plot, add_ranks, add_timeout, add_transport
 from lanterne.bench.output.units import check_sizes, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.collectives.algorithms.catalogue import UNSCHEDULED, find_algorithm
 from lanterne.errors import InputError, one_of
 from lanterne.kernels.dtypes import DTYPES, Dtype
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
-from lanterne.transport.registry import find_transport, usual_transport
+from lanterne.transport.registry import find_transport
 
 # The main job's first part: a delay of somewhat more than the links need for a buffer.
 MAIN_RATE, MAIN_NBYTES, MAIN_DELAY_S, MAIN_ITERATIONS = "100mbit", 4 << 20, 0.4, 6
@@ -51,13 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLLECTIVE",
         help=f"one of {', '.join(COLLECTIVES)}; default: the main job, see above",
     )
-    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument(
-        "--transport",
-        default=usual_transport(),
-        help="mpi, ucx, tcp, local, or nccl with --device cuda (default: %(default)s)",
-    )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default cpu)")
+    add_ranks(parser)
+    add_transport(parser, "mpi, ucx, tcp, local, or nccl with --device cuda")
+    add_device(parser, "the arrays are")
     parser.add_argument("--graph", action="store_true", help="launch captured CUDA graphs; with --transport nccl")
     parser.add_argument(
         "--algorithm", metavar="A,B,...", help="or 'all' (default: auto, ring and the transport's native one, if any)"
@@ -74,17 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
     parser.add_argument("--iterations", type=int, metavar="K", help="timed calls of each (default 10)")
     parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked, untimed calls before (default 2)")
-    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    add_timeout(parser)
     parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
     parser.add_argument("--arrivals", action="store_true", help="who came last to the calls by auto, and by how much")
-    parser.add_argument("--plot", metavar="FILE", help="draw the results (png, svg, pdf)")
+    add_plot(parser)
     parser.add_argument(
         "--rate", metavar="RATE", help="of the links: late in multiples of s/rate, too (default: the lab's)"
     )
     parser.add_argument(
         "--emulate", metavar="RATE", help="links of this rate between the ranks, emulated: no root, no network"
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+    add_json(parser)
 
 
 def parse(args: argparse.Namespace) -> tuple[BenchSettings, ...]:
@@ -94,9 +90,7 @@ def parse(args: argparse.Namespace) -> tuple[BenchSettings, ...]:
         InputError: an option that cannot be.
     """
     if args.collective is not None and args.collective not in COLLECTIVES:
-        raise InputError(
-            f"bench: {one_of(args.collective, COLLECTIVES)}, or another benchmark: {', '.join(family('bench'))}"
-        )
+        raise InputError(f"bench: {one_of(args.collective, COLLECTIVES)}, or another benchmark: bench p2p")
     args.late_rank = late_rank_of(args.late_rank)
     if args.collective is None and args.ranks is None and not in_a_job():
         args.ranks = 4

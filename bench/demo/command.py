@@ -37,12 +37,12 @@ from typing import Any, TextIO
 
 from lanterne.bench.demo.screen import first_of, phases
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json, add_seed, add_timeout, add_transport
 from lanterne.bench.output.units import format_time, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import slow_link
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.adapt.injection import ends
 from lanterne.transport.job.bootstrap import launched_rank
-from lanterne.transport.registry import usual_transport
 
 EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
 # Iterations: what the detector needs to know the job, to see the slow stretch, and to see it over.
@@ -60,9 +60,7 @@ TRANSPORTS = ("mpi", "ucx", "tcp")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="ranks of the pipeline (default 4)")
-    parser.add_argument(
-        "--transport", default=usual_transport(), help="mpi, ucx, tcp, or local: threads (default: %(default)s)"
-    )
+    add_transport(parser, "mpi, ucx, tcp, or local: threads")
     parser.add_argument(
         "--slow-link", metavar="I=T", help="link I, of ranks I and I+1, gets so much slower (default: the middle, 30ms)"
     )
@@ -77,9 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", metavar="T", help="end the job after so long (default: twice what it should take, and 30s)"
     )
-    parser.add_argument("--seed", type=whole(0), default=0, help="of weights and batches (default 0)")
-    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
-    parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
+    add_seed(parser, "weights and batches")
+    add_timeout(parser)
+    add_json(parser)
     parser.add_argument("--plot", default="demo.png", metavar="FILE", help="the picture (default demo.png), or none")
     parser.add_argument(
         "--trace", default="demo-trace.json", metavar="FILE",

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lanterne.bench.failslow.iteration_times import Source, differences, parse_unit, read_times, source_name
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json, add_plot
 from lanterne.errors import InputError
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
@@ -78,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the column says when iterations began or ended, not how long they took",
     )
-    parser.add_argument("--plot", metavar="FILE", help="draw the series with their incidents (png, svg, pdf)")
-    parser.add_argument("--json", metavar="FILE", help="write events and incidents as JSON ('-' for standard output)")
+    add_plot(parser, "the series with their incidents")
+    add_json(parser, "events and incidents")
 
 
 def run(args: argparse.Namespace) -> int:

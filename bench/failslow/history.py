@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.errors import InputError
 
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("where", metavar="WHERE", help="a file, redis://HOST:PORT/KEY, or a folder of incidents")
     parser.add_argument("--host", metavar="NAME", help="all incidents of this host")
     parser.add_argument("--fail-on", choices=("chronic", "burst"), help="exit code 1 if a host has this pattern")
-    parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, shown
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats.folder import TRACES, read_folder
-from lanterne.failslow.locate.locate import POLICY, Verdict, locate
+from lanterne.failslow.locate.locate import MIN_STEPS, Verdict, locate
 from lanterne.failslow.locate.trace import Trace, read_trace
 
 # Of a job's layout: how many replicas, and how many stages of each.
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("file", metavar="PATH", help="folder of what a cluster wrote, or a parquet, csv or json trace")
     parser.add_argument("--meta", metavar="FILE", help="YAML (dp_size, pp_size): tells missing replicas or stages")
-    parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
+    add_json(parser, "the verdicts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -133,8 +134,8 @@ def _notes(trace: Trace, layout: Mapping[str, int]) -> list[str]:
     found, notes = (trace.replicas, trace.stages), list(trace.notes)
     if expected != found:
         notes.append(f"the layout has {expected[0]} x {expected[1]} workers, compared are {found[0]} x {found[1]}")
-    if len(trace.steps) < POLICY.min_steps:
-        notes.append(f"fewer than {POLICY.min_steps} steps: too few to blame a worker or a link")
+    if len(trace.steps) < MIN_STEPS:
+        notes.append(f"fewer than {MIN_STEPS} steps: too few to blame a worker or a link")
     if trace.replicas < 2:
         notes.append("one replica: a worker or a link has none to be compared with")
     return notes

@@ -44,7 +44,7 @@ def attach_outside(args: argparse.Namespace, command: list[str]) -> int:
     if not processes:
         names = ", ".join(RANK_VARIABLES)
         raise InputError(f"{who} and whose environment tells no rank ({names}): {NEEDS}")
-    if given := [f"--{name}" for name in ("listen", "otlp", "history", "thresholds") if getattr(args, name)]:
+    if given := [f"--{name}" for name in ("listen", "history", "thresholds") if getattr(args, name)]:
         raise InputError(f"{who}: {', '.join(given)} needs its calls: {NEEDS}")
     count = format_count(len(processes), "rank")
     say(f"process {args.attach} is not recorded: seen is what the system shows of its {count} here; for calls, {NEEDS}")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from lanterne.bench.output import report, units
+from lanterne.bench.output.options import add_json
 from lanterne.errors import InputError
 from lanterne.failslow.mitigate.rebalance import gradient_weights, rebalance
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", required=True, type=int, metavar="M", help="microbatches of the global batch")
     parser.add_argument("--multiple-of", type=int, default=1, metavar="P", help="each group's count is a multiple of P")
     parser.add_argument("--stages", type=int, default=1, metavar="S", help="1F1B pipeline: a group takes t (m + S - 1)")
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
+    add_json(parser, "the answer")
 
 
 def run(args: argparse.Namespace) -> int:

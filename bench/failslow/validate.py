@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.given_options import GivenOptions
+from lanterne.bench.output.options import add_device, add_json, add_ranks
 from lanterne.bench.output.spread import COVERAGE, median_interval
 from lanterne.bench.output.units import format_nbytes, format_time, parse_rate_bytes_per_s, parse_sizes, parse_time_s
 from lanterne.errors import InputError
@@ -67,10 +68,10 @@ Table: TypeAlias = tuple[list[tuple[str, str]], list[list[object]]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
+    add_ranks(parser, "--world-size")
     transports = "mpi, ucx, tcp, nccl or local (default: %(default)s)"
     parser.add_argument("--transport", default=usual_transport(), help=transports)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what computes (default cpu)")
+    add_device(parser, "the work is done")
     parser.add_argument("--link-memory", choices=("host", "device"), help="of transfers (default: device over nccl)")
     parser.add_argument("--ranks", metavar="R,R,...", help="test only these, in ring order")
     parser.add_argument("--links", metavar="A-B,...", help="test only these links")
@@ -84,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admit", metavar="WHERE", help="compare with this history (a file, redis://HOST:PORT/KEY), and keep the sweep"
     )
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+    add_json(parser)
 
 
 def run(args: GivenOptions) -> int:

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lanterne.bench.failslow.outside import attach_outside, say
 from lanterne.bench.lab.command import resolve
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json, add_listen, add_ranks
 from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_time_s
 from lanterne.errors import InputError, shown
 from lanterne.failslow.operate.thresholds import Thresholds
@@ -94,7 +95,7 @@ if spec is not None and spec.loader is not None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
+    add_ranks(parser, "--world-size")
     parser.add_argument(
         "--launcher",
         choices=("mpi", "direct"),
@@ -104,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="leave the latest calls of each rank in --folder, for `lanterne locate`"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
+    add_json(parser, "the report")
     parser.add_argument(
         "--incidents", default="lanterne-incidents", metavar="DIR",
         help="write each incident as JSON into DIR, which the first makes (default lanterne-incidents; 'none')",
@@ -113,8 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--patience", default=f"{Thresholds.patience_s:g}s", metavar="T",
         help="how long a rank that lives may not come to a call until that is an incident (default 30s)",
     )  # fmt: skip
-    parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
-    parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
+    add_listen(parser)
     parser.add_argument("--history", metavar="WHERE", help="keep incidents by host in a file, or redis://HOST:PORT/KEY")
     parser.add_argument(
         "--thresholds", metavar="FILE", help="JSON: patience_s, status_s, slow_ratio, busy_s; read again on changes"
@@ -175,7 +175,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_operators(args: argparse.Namespace) -> None:
     """Raise what is wrong with the options of metrics, history and thresholds, before anything starts."""
-    from lanterne.failslow.operate.publisher import receiver_url
     from lanterne.failslow.operate.status_server import parse_address
     from lanterne.failslow.operate.thresholds import ThresholdFile
 
@@ -183,8 +182,6 @@ def _check_operators(args: argparse.Namespace) -> None:
         ThresholdFile(args.thresholds, Thresholds())
     if args.listen is not None:
         parse_address(args.listen, "--listen")
-    if args.otlp is not None:
-        receiver_url(args.otlp)
     _history(args)
 
 
@@ -364,7 +361,6 @@ class Watching:
         job = JobLog(folder, world_size, usual)
         self.publisher: Publisher = Publisher(
             args.listen,
-            args.otlp,
             folder / STATUS_FILE if args.attach is None else None,
             history=lambda: told_patterns(history),
         )

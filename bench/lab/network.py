@@ -26,47 +26,14 @@ from typing import NamedTuple
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.own_python import own_python
-from lanterne.transport.steering import steers, value
 
+MAX_HOSTS = 64  # chosen: addresses, and processes of one machine
+MTU_NBYTES = 9000  # jumbo frames of data centres
+# 64 kB loses tokens to late timers; it is 5 ms of credit at 200 Mbit/s, visible below some 4 MiB
+BURST_NBYTES = 128 * 1000
+QUEUE_S = 0.2  # chosen: what a bucket holds back before it drops
+GSO_NBYTES = 18000  # segments of 64 kB would keep control messages and ACKs waiting behind them for 5 ms
 
-@steers
-@dataclass(frozen=True)
-class NetworkPolicy:
-    """What an emulated network is made of."""
-
-    max_hosts: int = value(
-        64,
-        "chosen: addresses, and processes of one machine",
-        half="large clusters are refused",
-        double="such clusters measure the machine",
-    )
-    mtu_nbytes: int = value(
-        9000,
-        "jumbo frames of data centres",
-        half="twice the packets: the machine's cores decide more",
-        double="more than Ethernet has",
-    )
-    burst_nbytes: int = value(
-        128 * 1000,
-        "64 kB loses tokens to late timers; it is 5 ms of credit at 200 Mbit/s, visible below some 4 MiB",
-        half="rates come out lower than asked for",
-        double="messages below 8 MiB are too fast",
-    )
-    queue_s: float = value(
-        0.2,
-        "chosen: what a bucket holds back before it drops",
-        half="more packets are dropped and sent again",
-        double="small messages wait longer behind large ones",
-    )
-    gso_nbytes: int = value(
-        18000,
-        "segments of 64 kB would keep control messages and ACKs waiting behind them for 5 ms",
-        half="twice the packets: the machine's cores decide more",
-        double="control messages wait twice as long",
-    )
-
-
-POLICY = NetworkPolicy()
 
 INTERFACE, SWITCH = "lan0", "switch"
 SYSCTLS = {
@@ -163,8 +130,8 @@ def check_available() -> None:
 
 def check_num_hosts(num_hosts: int) -> None:
     """Raise InputError unless a cluster may have so many hosts."""
-    if not 1 <= num_hosts <= POLICY.max_hosts:
-        raise InputError(f"--hosts: got {num_hosts}, expected 1 to {POLICY.max_hosts}")
+    if not 1 <= num_hosts <= MAX_HOSTS:
+        raise InputError(f"--hosts: got {num_hosts}, expected 1 to {MAX_HOSTS}")
 
 
 def create(network: Network) -> None:
@@ -191,7 +158,7 @@ def create(network: Network) -> None:
 
 
 def _create_switch(network: Network, name: str) -> None:
-    _ip("-n", network.switch, "link", "add", name, "mtu", str(POLICY.mtu_nbytes), "type", "bridge")
+    _ip("-n", network.switch, "link", "add", name, "mtu", str(MTU_NBYTES), "type", "bridge")
     _ip("-n", network.switch, "link", "set", name, "up")
 
 
@@ -199,7 +166,7 @@ def _create_site(network: Network, name: str, site: Site) -> None:
     """A switch for the hosts of `site`, and its line to the switch between sites."""
     _create_switch(network, name)
     near, far = f"{name}-up", f"{name}-down"
-    _ip("-n", network.switch, "link", "add", near, "mtu", str(POLICY.mtu_nbytes), "type", "veth", "peer", "name", far)
+    _ip("-n", network.switch, "link", "add", near, "mtu", str(MTU_NBYTES), "type", "veth", "peer", "name", far)
     for device, switch in ((near, name), (far, SWITCH)):
         _limit(network.switch, device, site.rate_bytes_per_s)
         if site.latency_s:
@@ -224,7 +191,7 @@ def _create_host(network: Network, index: int, hosts: str) -> None:
     for nic, rate in enumerate(network.nic_rates(index)):
         device, port = interface(nic), f"port{index}-{nic}"
         peer = ("peer", "name", port, "netns", network.switch)
-        _ip("-n", name, "link", "add", device, "mtu", str(POLICY.mtu_nbytes), "type", "veth", *peer)
+        _ip("-n", name, "link", "add", device, "mtu", str(MTU_NBYTES), "type", "veth", *peer)
         _limit(name, device, rate)
         _limit(network.switch, port, rate)
         _ip("-n", network.switch, "link", "set", port, "master", at, "up")
@@ -235,9 +202,9 @@ def _create_host(network: Network, index: int, hosts: str) -> None:
 
 def _limit(space: str, device: str, rate_bytes_per_s: float) -> None:
     """Let `device` of namespace `space` send no more than the rate."""
-    _ip("-n", space, "link", "set", device, "mtu", str(POLICY.mtu_nbytes), "gso_max_size", str(POLICY.gso_nbytes))
-    bucket = ["rate", f"{round(rate_bytes_per_s * 8)}bit", "burst", f"{POLICY.burst_nbytes}b"]
-    queue = ["latency", f"{POLICY.queue_s * 1e3:.0f}ms"]
+    _ip("-n", space, "link", "set", device, "mtu", str(MTU_NBYTES), "gso_max_size", str(GSO_NBYTES))
+    bucket = ["rate", f"{round(rate_bytes_per_s * 8)}bit", "burst", f"{BURST_NBYTES}b"]
+    queue = ["latency", f"{QUEUE_S * 1e3:.0f}ms"]
     _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf", *bucket, *queue)
 
 

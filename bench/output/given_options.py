@@ -17,7 +17,7 @@ class GivenOptions(argparse.Namespace):
     """Values of a command line by option name.
 
     `_given` maps the name of each option on the command line to how it is spelled; `_read` holds the names that were
-    read since. Copies made by `replaced` share both.
+    read since. Copies made by `replaced` share both. `program` is the module that runs commands, for `own_command`.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -44,7 +44,7 @@ class GivenOptions(argparse.Namespace):
     def own_command(self) -> list[str]:
         """Return the command that runs this command line again, once for each rank; the ranks read its options."""
         self._read.update(self._given)
-        return [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        return [*own_python(), "-m", self.program, *sys.argv[1:]]
 
     def refuse_unread(self, *, late: bool = True) -> None:
         """Refuse an option that was given and never read.

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.pipeline.input import of_file
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.calibrate.fit import PreparedRun, calibrate, prepare
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"predict the runs of this model from the others; {EACH}: each model in its turn; {LINKS}: in their turn "
         "those of one kind of GPU with messages held back between the same stages",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the parameters ('-' for standard output)")
+    add_json(parser, "the parameters")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.bench.cli import STOPPED
 from lanterne.bench.collective.measure import agree_start_s
+from lanterne.bench.command_line import STOPPED
 from lanterne.bench.output import report
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable, one_of

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from lanterne.bench.output import report, units
+from lanterne.bench.output.options import add_json
 from lanterne.errors import InputError
 from lanterne.pipeline.planners.partition import partition_layers
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stages.add_argument("--speeds", metavar="V1,V2,...", help="or the speed of each stage's device")
     parser.add_argument("--layer-memory", metavar="SIZE[,...]", help="memory of every layer, one size or one for each")
     parser.add_argument("--stage-memory", metavar="SIZE[,...]", help="memory of every stage's device, likewise")
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
+    add_json(parser, "the answer")
 
 
 def run(args: argparse.Namespace) -> int:

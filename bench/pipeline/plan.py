@@ -36,6 +36,7 @@ from math import inf
 from typing import Any
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, problem_from
 from lanterne.bench.pipeline.plan_report import (
@@ -97,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     devices.add_argument("--gpu", metavar="NAME", help="kind of GPU (default: the one with most runs)")
     devices.add_argument("--ranks-per-host", type=whole(1), default=1, metavar="N", help="of a host (default 1)")
     devices.add_argument("--delegates", type=whole(1), default=6, metavar="N", help="per direction (default 6)")
-    parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
+    add_json(parser, "the plan")
     parser.add_argument(
         "--csv", metavar="FILE", help="write it for torch.distributed.pipelining, computing alone ('-' as with --json)"
     )

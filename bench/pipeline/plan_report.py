@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_plot
 from lanterne.errors import InputError
 from lanterne.pipeline.adapt.findings import pair_tolerances
 from lanterne.pipeline.plan.problem import Problem
@@ -139,7 +140,7 @@ def labelled(path: str | Path, label: str) -> Path:
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     """--plot and --trace."""
-    parser.add_argument("--plot", metavar="FILE", help="draw the Gantt chart: plan.svg, plan.png or plan.pdf")
+    add_plot(parser, "the Gantt chart")
     parser.add_argument(
         "--trace", metavar="FILE", help="write a trace for ui.perfetto.dev; without a known unit a unit is 1 us"
     )

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from importlib import resources
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.pipeline.input import of_file
 from lanterne.pipeline.calibrate.parameters import UNITS, DeviceCalibration
 from lanterne.pipeline.calibrate.prediction import predict_run
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("case", metavar="CASE.json", help="what runs, which sends are held back, a healthy iteration")
     add_calibration_argument(parser, "the published H800 and A10 runs")
-    parser.add_argument("--json", metavar="FILE", help="write the prediction as JSON ('-' for standard output)")
+    add_json(parser, "the prediction")
 
 
 def add_calibration_argument(parser: argparse.ArgumentParser, default: str) -> None:

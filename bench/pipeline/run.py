@@ -50,6 +50,7 @@ import numpy as np
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, near_simulator_by_plane, print_bars
+from lanterne.bench.output.options import add_device, add_json, add_timeout, add_transport
 from lanterne.bench.output.units import format_count, format_time, is_number, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
@@ -70,7 +71,6 @@ from lanterne.pipeline.simulate.gantt import draw_all
 from lanterne.pipeline.simulate.ready_first import simulate_ready_first, simulate_with
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.rails.rail_names import check_rail
-from lanterne.transport.registry import usual_transport
 
 PLAN_FILE = ".json"
 
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-plane", metavar="A,B,...", help="those below (default inline; on GPUs over nccl streams)"
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages wait (default cpu)")
+    add_device(parser, "stages wait")
     parser.add_argument(
         "--queue", type=whole(0), default=1, metavar="N", help="inline: sends under way at once (default 1)"
     )
@@ -106,18 +106,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jitter", metavar="SHARE=FACTOR", help="actions that take longer, such as 0.02=10")
     parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
     add_event_arguments(parser)
-    parser.add_argument(
-        "--transport", default=usual_transport(), help="mpi, ucx, tcp, nccl, or local: threads (default: %(default)s)"
-    )
+    add_transport(parser)
     parser.add_argument(
         "--check",
         action="store_true",
         help="print the bars; exit 1 if measured is off predicted by over 2 %% (inline: 5 %%); with --adapt, if a new "
         "plan runs after over 5 iterations, or below 90 %% of the throughput with full knowledge",
     )
-    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    add_timeout(parser)
     parser.add_argument("--record", metavar="FILE", help="write runs for `pipeline calibrate`; they run healthy too")
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+    add_json(parser)
     parser.add_argument(
         "--plot", metavar="FILE", help="draw Gantt charts, predicted and measured; of several: run-zb_v-inline.png, ..."
     )

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import is_number, whole
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
 from lanterne.bench.pipeline.plan_report import (
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jitter", metavar="J", help="SHARE=FACTOR such as 0.02=10, or a deviation such as 0.2")
     parser.add_argument("--seeds", type=whole(1), default=100, metavar="N", help="iterations drawn (default 100)")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-' for standard output)")
+    add_json(parser, "the result")
     add_picture_arguments(parser)
 
 

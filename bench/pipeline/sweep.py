@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json, add_plot
 from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, one_time, problem_from, set_links
 from lanterne.bench.pipeline.plan import limit_s, make
@@ -66,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--relative-to", metavar="NAME", help="divide all by the makespan of this scheduler at the first value"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the points as JSON ('-' for standard output)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the lines: sweep.svg, sweep.png or sweep.pdf")
+    add_json(parser, "the points")
+    add_plot(parser, "the lines")
 
 
 def run(args: argparse.Namespace) -> int:

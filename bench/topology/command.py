@@ -27,8 +27,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lanterne.bench.output.options import add_json, add_plot, add_seed
 from lanterne.bench.output.report import envelope, print_table, progress, write_json
-from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_nbytes, whole
+from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_nbytes
 from lanterne.bench.topology.outcomes import auto_of, judged_s, outcomes, over
 from lanterne.bench.topology.random_clusters import AUTO_BAR
 from lanterne.errors import InputError
@@ -51,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nbytes", default="", metavar="SIZE,...", help="buffer sizes (default: 1GiB; random: 16MiB)")
     parser.add_argument("--algorithm", default="all", metavar="A,A,...", help="default: all that can be used")
     parser.add_argument("--random", type=int, metavar="N", help="study N random clusters instead")
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of the random clusters (default: 0)")
+    add_seed(parser, "the random clusters")
     parser.add_argument("--check", action="store_true", help=f"--random: exit 1 if auto is above {AUTO_BAR} anywhere")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers ('-': standard output, instead of the table)")
-    parser.add_argument("--plot", metavar="FILE", help="draw what is exposed over the delay (png, svg)")
+    add_json(parser, "all numbers")
+    add_plot(parser, "what is exposed over the delay")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The page and the metrics of `lanterne pipeline train --listen ADDR --otlp URL`, which rank 0 publishes."""
+"""The page and the metrics of `lanterne pipeline train --listen ADDR`, which rank 0 publishes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from lanterne.bench.output.options import add_listen
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError
 from lanterne.failslow.mitigate.training_status import TrainingStatus
-from lanterne.failslow.operate.publisher import Publisher, receiver_url
+from lanterne.failslow.operate.publisher import Publisher
 from lanterne.failslow.operate.status_server import parse_address
 
 if TYPE_CHECKING:
@@ -23,16 +24,13 @@ log: logging.Logger = logging.getLogger(__name__)
 
 def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("--listen", metavar="ADDR", help="serve a page and /metrics at PORT, of loopback, or HOST:PORT")
-    parser.add_argument("--otlp", metavar="URL", help="push metrics to an OpenTelemetry receiver (http://HOST:4318)")
+    add_listen(parser)
 
 
 def check_publish(args: argparse.Namespace) -> None:
-    """Raise InputError if they are no address and no URL."""
+    """Raise InputError if --listen is no address."""
     if args.listen is not None:
         parse_address(args.listen, "--listen")
-    if args.otlp is not None:
-        receiver_url(args.otlp)
 
 
 class TrainingPublisher:
@@ -40,9 +38,9 @@ class TrainingPublisher:
 
     def __init__(self, args: argparse.Namespace, comm: Communicator, controller: Controller | None = None) -> None:
         self._publisher: Publisher | None = None
-        if comm.rank or not (args.listen or args.otlp):
+        if comm.rank or not args.listen:
             return
-        self._publisher = Publisher(args.listen, args.otlp)
+        self._publisher = Publisher(args.listen)
         arrivals = core_of(comm).late.arrivals
         program = ["lanterne", *sys.argv[1:]]
         self._status = TrainingStatus(comm.world_size, program, controller, lambda: arrivals.begun_early)

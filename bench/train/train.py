@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.given_options import GivenOptions
+from lanterne.bench.output.options import add_device, add_json, add_ranks, add_seed, add_timeout, add_transport
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train import endure
@@ -47,7 +48,7 @@ from lanterne.bench.train.publish import RelayedPublisher, TrainingPublisher, ad
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
-from lanterne.transport.registry import find_transport, usual_transport
+from lanterne.transport.registry import find_transport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,19 +67,17 @@ ROWS = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument(
-        "--transport", default=usual_transport(), help="mpi, ucx, tcp, nccl or local (default: %(default)s)"
-    )
+    add_ranks(parser)
+    add_transport(parser)
     parser.add_argument("--data", required=True, metavar="FILE", help="the text")
     parser.add_argument("--tokens", default="bytes", choices=("bytes", "chars"), help="what a token is (default bytes)")
     parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")
-    parser.add_argument("--seed", type=whole(0), default=0, help="of weights and batches (default 0)")
+    add_seed(parser, "weights and batches")
     add_model_arguments(parser, "8")
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here, in a new file")
     parser.add_argument("--checkpoint-every", type=whole(1), metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages compute (default cpu)")
+    add_device(parser, "stages compute")
     parser.add_argument("--cap", metavar="SIZE", help="saved activations of a rank; what is more goes to the host")
     parser.add_argument("--spill", metavar="SIZE", help="memory of the host for it, of a rank (default 1GiB)")
     parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew, swap plans")
@@ -118,8 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     endure.add_arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
-    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
-    parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
+    add_timeout(parser)
+    add_json(parser)
 
 
 def run(args: GivenOptions) -> int:

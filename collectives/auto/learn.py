@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,10 @@ from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.load_meter import BUSY_CORES, LoadMeter
 from lanterne.collectives.auto.predict import Factor, Links, priced_schedule
 from lanterne.collectives.auto.slow_nics import faster, measure_slowdowns, of_links
-from lanterne.collectives.auto.trials import POLICY as TRIALS
 from lanterne.collectives.auto.trials import (
+    ENOUGH_S,
+    MEASURE_S,
+    PAUSE_S,
     Call,
     TrialGroup,
     measure_factors,
@@ -35,127 +36,39 @@ from lanterne.collectives.auto.trials import (
 from lanterne.collectives.schedule.cost import CostModel, Piece, price
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
 from lanterne.transport.job.secret import cache_folder
-from lanterne.transport.steering import steers, value
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
-# Bytes of the messages that are timed; the linear model must fit all of them within POLICY.misfit, or it gets pieces.
+# Bytes of the messages that are timed; the linear model must fit all of them within MISFIT, or it gets pieces.
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 
 
-@steers
-@dataclass(frozen=True)
-class LearnPolicy:
-    """How links are measured, and when again."""
+MISFIT = 0.10  # chosen: share by which a line may miss a time, else the model has pieces
+REPEATS = 5  # chosen: the least counts
+# On one host: so many, how long a measurement takes at most, and the pause before each of its calls.
+HOST_REPEATS = 3  # chosen: the least counts
+HOST_S = 0.06  # chosen: the program waits
+HOST_PAUSE_S = 1e-3
+# Of the messages by which it shows whether ranks share a NIC, and calls in a row: a token bucket lets the first
+# pass.
+SHARING_NBYTES = 256 << 10  # chosen: a token bucket lets less pass
+SHARING_CALLS = 3  # chosen: a token bucket lets the first pass
+# Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can
+# sustain.
+AT_ONCE_NBYTES = 2 << 20  # chosen: beyond a token bucket and caches
+MAX_AT_ONCE = 8
+# No message is timed whose buffer would be larger on a rank.
+MAX_BUFFER_NBYTES = 16 << 20  # chosen: memory of each rank
+# Of the messages of a call by which a job finds that what is known was measured beside other work: that only
+# adds, so it was if the call takes such a part of what is predicted; where others were seen to use cores, such a
+# one.
+PROBE_NBYTES = 32 << 10
+DISTURBED = 0.6  # chosen: calls differ by as much anyway
+DISTURBED_BUSY = 0.85
+MAX_PROBED_RANKS = 64  # of more a price takes longer than the call
+MAX_AGE_S = 24 * 3600.0  # chosen: a measurement that something disturbed shall not stay for good
+AGAIN_AFTER_S = 600.0  # chosen: nor need every one of many short jobs try again
 
-    misfit: float = value(
-        0.10,
-        "chosen: share by which a line may miss a time, else the model has pieces",
-        half="noise makes pieces",
-        double="slow sizes are predicted a fifth too quick",
-    )
-    repeats: int = value(
-        5,
-        "chosen: the least counts",
-        half="disturbed calls count more often",
-        double="measuring takes up to twice as long",
-    )
-    # On one host: so many, how long a measurement takes at most, and the pause before each of its calls.
-    host_repeats: int = value(
-        3,
-        "chosen: the least counts",
-        half="disturbed calls count more often",
-        double="measuring takes up to twice as long",
-    )
-    host_s: float = value(
-        0.06,
-        "chosen: the program waits",
-        half="fewer repeats of long messages",
-        double="a program's first call comes later",
-    )
-    host_pause_s: float = value(
-        1e-3,
-        "chosen",
-        half="calls back to back find caches warm",
-        double="fewer repeats in the same time",
-    )
-    # Of the messages by which it shows whether ranks share a NIC, and calls in a row: a token bucket lets the first
-    # pass.
-    sharing_nbytes: int = value(
-        256 << 10,
-        "chosen: a token bucket lets less pass",
-        half="a shared NIC looks like two",
-        double="the start of a job on slow networks takes longer",
-    )
-    sharing_calls: int = value(
-        3,
-        "chosen: a token bucket lets the first pass",
-        half="a shared NIC looks like two",
-        double="the start of a job on slow networks takes longer",
-    )
-    # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can
-    # sustain.
-    at_once_nbytes: int = value(
-        2 << 20,
-        "chosen: beyond a token bucket and caches",
-        half="a bucket stands for what a link can sustain",
-        double="measuring takes up to twice as long",
-    )
-    max_at_once: int = value(
-        8,
-        "chosen",
-        half="a bucket stands for what a link can sustain in small messages",
-        double="measuring small messages takes up to twice as long",
-    )
-    # No message is timed whose buffer would be larger on a rank.
-    max_buffer_nbytes: int = value(
-        16 << 20,
-        "chosen: memory of each rank",
-        half="large messages of large groups are extrapolated",
-        double="twice the memory at the start",
-    )
-    # Of the messages of a call by which a job finds that what is known was measured beside other work: that only
-    # adds, so it was if the call takes such a part of what is predicted; where others were seen to use cores, such a
-    # one.
-    probe_nbytes: int = value(
-        32 << 10,
-        "chosen",
-        half="latencies decide whether links were measured beside other work",
-        double="the start of a job on slow networks takes longer",
-    )
-    disturbed: float = value(
-        0.6,
-        "chosen: calls differ by as much anyway",
-        half="what was measured beside other work stays for a day",
-        double="it is above 1: links are measured anew at each start",
-    )
-    disturbed_busy: float = value(
-        0.85,
-        "chosen",
-        half="what was measured beside other work stays for a day",
-        double="it is above 1: links are measured anew after each busy start",
-    )
-    max_probed_ranks: int = value(
-        64,
-        "of more a price takes longer than the call",
-        half="groups of 33 to 64 ranks keep what was measured beside other work",
-        double="starts of groups of 65 to 128 ranks take longer",
-    )
-    max_age_s: float = value(
-        24 * 3600.0,
-        "chosen: a measurement that something disturbed shall not stay for good",
-        half="links are measured twice a day",
-        double="what was disturbed stays for two days",
-    )
-    again_after_s: float = value(
-        600.0,
-        "chosen: nor need every one of many short jobs try again",
-        half="jobs that follow each other in minutes try twice as often",
-        double="factors that were disturbed stay for twice as long",
-    )
-
-
-POLICY = LearnPolicy()
 
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
@@ -214,7 +127,7 @@ def learn(communicator: TrialGroup, *, shares_memory: bool = False) -> Learned:
         shares_memory: the ranks do: short calls go through that, and the first job leaves trials to the next.
 
     Cost: some 0.3 s on one host; seconds on a slow network. Where the cache knows it a broadcast and a few calls, some
-        30 ms, and 0.3 s if nobody has tried yet or for POLICY.again_after_s.
+        30 ms, and 0.3 s if nobody has tried yet or for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
     # Whether there may be trials, whether what is known is old, and its text.
@@ -246,7 +159,7 @@ def _measured(communicator: TrialGroup) -> MeasuredLinks:
     """As measure_links, with whether others were busy on a machine of the group meanwhile."""
     meter = LoadMeter()
     measured = measure_links(communicator)
-    if communicator.world_size > POLICY.max_probed_ranks or communicator.transport.capabilities.stream_ordered:
+    if communicator.world_size > MAX_PROBED_RANKS or communicator.transport.capabilities.stream_ordered:
         return measured
     return measured._replace(busy=bool(meter.foreign_cores(communicator) > BUSY_CORES))
 
@@ -261,14 +174,14 @@ def was_disturbed(communicator: TrialGroup, links: Links, *, busy: bool = False)
 
     Cost: some 20 ms on one host, a few times 20 us a rank on a network of 1 Gbit/s.
     """
-    if communicator.world_size > POLICY.max_probed_ranks:
+    if communicator.world_size > MAX_PROBED_RANKS:
         return False
-    part = trial_array(communicator, POLICY.probe_nbytes // 4)
+    part = trial_array(communicator, PROBE_NBYTES // 4)
     whole = trial_array(communicator, part.size * communicator.world_size)
     took_s = _time(communicator, partial(communicator.all_gather, part, whole, algorithm="ring"))
     schedule = priced_schedule("all_gather", "ring", communicator.world_size, None)
     predicted_s = price(schedule, whole.nbytes, links).makespan_s
-    if took_s < (POLICY.disturbed_busy if busy else POLICY.disturbed) * predicted_s:
+    if took_s < (DISTURBED_BUSY if busy else DISTURBED) * predicted_s:
         log.info("the links are measured anew: a call took %.3g s, expected %.3g s by the cache", took_s, predicted_s)
         return True
     return False
@@ -301,10 +214,10 @@ def measure_links(communicator: TrialGroup) -> MeasuredLinks:
         load = _load_together(nodes)
         communicator.barrier(algorithm="dissemination")
         if load > 1:
-            part = trial_array(rail, POLICY.sharing_nbytes // 4)
+            part = trial_array(rail, SHARING_NBYTES // 4)
             call = partial(rail.all_gather, part, trial_array(rail, part.size * rail.world_size), algorithm="ring")
-            rows = [partial(_repeat, each, POLICY.sharing_calls) for each in (call if place == 0 else _nothing, call)]
-            alone_s, together_s = time_calls(communicator, rows, POLICY.repeats).min(axis=0)
+            rows = [partial(_repeat, each, SHARING_CALLS) for each in (call if place == 0 else _nothing, call)]
+            alone_s, together_s = time_calls(communicator, rows, REPEATS).min(axis=0)
             shared = bool(together_s > alone_s * (1 + load) / 2)
     # Rank 0 is one of the first ranks; the largest node has an inside.
     largest = max(nodes, key=len)
@@ -347,13 +260,13 @@ def measure_model(communicator: TrialGroup) -> CostModel:
     All ranks run at once, so that what a message costs the executor, and what sharing cores and links costs, is in it.
     """
     world_size = communicator.world_size
-    fitting = [nbytes for nbytes in MESSAGE_NBYTES if nbytes * world_size <= POLICY.max_buffer_nbytes]
+    fitting = [nbytes for nbytes in MESSAGE_NBYTES if nbytes * world_size <= MAX_BUFFER_NBYTES]
     sizes: list[int] = []
     rounds_s: list[float] = []
     for nbytes in fitting or MESSAGE_NBYTES[:1]:
         sizes.append(nbytes)
         rounds_s.append(_ring_round_s(communicator, nbytes))
-        if rounds_s[-1] * (world_size - 1) > TRIALS.enough_s:
+        if rounds_s[-1] * (world_size - 1) > ENOUGH_S:
             break
     # What adding costs shows in long messages; the longest take long.
     at = len(sizes) - 1 - (len(sizes) > 1 and _is_one_host(communicator))
@@ -373,16 +286,14 @@ def _ring_round_s(communicator: TrialGroup, nbytes: int, *, adds: bool = False) 
     call = partial(communicator.all_gather, part, whole, algorithm="ring")
     if adds:
         call = partial(communicator.reduce_scatter, whole, part, algorithm="ring")
-    return (
-        _time(communicator, call, int(min(POLICY.max_at_once, -(-POLICY.at_once_nbytes // (nbytes * others))))) / others
-    )
+    return _time(communicator, call, int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * others))))) / others
 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
     on_host, over_network = (
-        (POLICY.host_repeats, POLICY.host_s, POLICY.host_pause_s),
-        (POLICY.repeats, TRIALS.measure_s, TRIALS.pause_s),
+        (HOST_REPEATS, HOST_S, HOST_PAUSE_S),
+        (REPEATS, MEASURE_S, PAUSE_S),
     )
     limits = on_host if _is_one_host(communicator) else over_network
     return float(time_calls(communicator, [partial(_repeat, call, calls)], *limits).min()) / calls
@@ -402,7 +313,7 @@ def fit(
 ) -> CostModel:
     """The CostModel of messages of `sizes` bytes that took `times_s`: a line, or pieces.
 
-    Pieces where it misses one of them by more than POLICY.misfit. The line is fitted by relative error, so that small
+    Pieces where it misses one of them by more than MISFIT. The line is fitted by relative error, so that small
     messages count as much as large ones. Sizes ascend: what took longer than a larger one was disturbed, and counts as
     that.
     """
@@ -410,7 +321,7 @@ def fit(
     design = np.stack([1 / y, x / y], axis=1)
     (alpha, beta), *_ = np.linalg.lstsq(design, np.ones(len(x)), rcond=None)
     misses = np.abs(alpha + beta * x - y) / y
-    if alpha >= 0 and beta >= 0 and misses.max() <= POLICY.misfit:
+    if alpha >= 0 and beta >= 0 and misses.max() <= MISFIT:
         return CostModel(float(alpha), float(beta), gamma_s_per_byte, serial_messages=serial_messages)
     pieces = []
     for i in range(len(x) - 1):
@@ -447,9 +358,9 @@ def _read(file: Path) -> tuple[bytes, bool]:
     except OSError:
         return b"", True
     known = _parse(text) if len(text) <= MAX_FILE_NBYTES else None
-    if known is None or abs(time.time() - known[0]) > POLICY.max_age_s:
+    if known is None or abs(time.time() - known[0]) > MAX_AGE_S:
         return b"", True
-    return text, abs(time.time() - written_s) > POLICY.again_after_s
+    return text, abs(time.time() - written_s) > AGAIN_AFTER_S
 
 
 def _write(file: Path, measured_s: float, measured: MeasuredLinks, factors: Sequence[Factor]) -> None:

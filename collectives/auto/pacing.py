@@ -6,7 +6,7 @@ delays whatever comes behind it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 import numpy as np
@@ -15,7 +15,6 @@ from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.transport.base import Transport
-from lanterne.transport.steering import steers, value
 
 
 class Traffic(Enum):
@@ -40,139 +39,54 @@ ROUNDS, STREAM, PIECES, EXCHANGES, CROSSINGS = Traffic
 NEIGHBOUR_CREDITS = 8
 
 
-@steers
-@dataclass(frozen=True)
-class PacingPolicy:
-    """How large messages are, and how many are under way.
-
-    Origins that name a network are calls of 16 MiB on 8 hosts at 200 Mbit/s, in multiples of the time that a buffer
-    takes on the wire; the least that a ring can take there is 1.75.
-    """
-
-    # Cells of this size overlap transfer with reduction; chunks are cut into at most max_segments.
-    segment_nbytes: int = value(
-        2 << 20,
-        "mpi, 4 ranks on 2 cores, 16 MiB: 0.72 of MPI_Allreduce's time",
-        half="0.79 of that time: smaller cells cost more than they hide",
-        double="less of the transfer is overlapped with reduction",
-    )
-    max_segments: int = value(
-        64,
-        "chosen: cells of 2 MiB up to chunks of 128 MiB",
-        half="less overlap in larger chunks than 64 MiB",
-        double="longer programs of large chunks",
-    )
-    # On slower networks they are such that their bytes take this many times their start.
-    segment_starts: int = value(
-        32,
-        "ring, 256 KiB there: 1.79 to 1.86 (2 MiB 2.06, 1 MiB 1.95)",
-        half="starts are 6 % of the time, not 3",
-        double="hardly another time there; later first cells",
-    )
-    least_segment_nbytes: int = value(
-        64 << 10,
-        "chosen: the executor's own work is some 0.1 ms a message",
-        half="that work counts twice on networks that start quickly",
-        double="ranks wait longer for the first cell there",
-    )
-    # Where all that a rank receives comes from one peer, shorter ones, `credits` of them under way: what a rank was
-    # granted stands in the queue before its own grants, so that with more of it one that begins 2 ms after its
-    # neighbours loses 10 to 40, and all behind it. But not so short that the executor's own work counts. Exchanges with
-    # many peers lose by it (rhd 1.84 to 1.94).
-    stream_starts: int = value(
-        12,
-        "ring, 50 to 128 KB there: 1.78 to 1.79",
-        half="hardly another time there",
-        double="up to 1.86 where a rank begins late",
-    )
-    least_stream_s: float = value(
-        1e-3,
-        "the executor's own work is some 0.1 ms a message",
-        half="that work is a fifth of a message's time",
-        double="who begins late loses more, on networks that start quickly",
-    )
-    # But no more parts of a chunk than these: they cost their sender and receiver some 0.2 ms of a core each, and a
-    # longer one delays the end by itself once.
-    stream_segments: int = value(
-        4,
-        "ring there: 1.6 to 2.0 s of CPU a GB, with 8 parts 2.4 to 3.2, and as long",
-        half="4 MiB there 1.79 for 1.76; no CPU time less",
-        double="half as much CPU time again",
-    )
-    # Under load a network takes several unloaded starts to answer, since what grants the next message queues behind
-    # bulk. So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it,
-    # in `credits` messages, one of them as yet on its way to be granted.
-    loaded_starts: int = value(
-        12,
-        "late_join, starts of 0.35 ms, 75 to 100 KB under way there: 1.03 to 1.04; 4 hosts at 1 Gbit/s, 100 KB: 1.07",
-        half="the network may idle between messages (not measured)",
-        double="1.09 to 1.39 there, 1.15 to 1.5 at 1 Gbit/s: flows meet at ports",
-    )
-    credits: int = value(
-        2,
-        "one message comes while the next is granted",
-        half="nothing comes while a message is granted",
-        double="ranks that share a NIC: 1.40 for 1.20 of the time, 4 a NIC",
-    )
-    least_piece_nbytes: int = value(
-        32 << 10,
-        "starts of 0.15 ms there: a call of 4 MiB 1.03, a queue of 8 of them 1.05",
-        half="1.05, 1.11, and half as much CPU time again",
-        double="a queue 1.06 to 1.13: flows meet at ports",
-    )
-    # Chunks are cut in halves at least, unless those would be shorter: a rank hands one on while the other comes.
-    least_half_nbytes: int = value(
-        16 << 10,
-        "tcp grants no shorter ones: late_join of 4 MiB in 182 chunks there 1.02 of the time whole, 1.25 in halves",
-        half="more messages of short chunks",
-        double="chunks of 32 to 64 KiB are handed on whole",
-    )
-    # The part of a start-up time that counts where the next message is posted before the last has come.
-    overlapped: float = value(
-        0.1,
-        "what is left is the executor's own work",
-        half="series of short messages are predicted too short",
-        double="series of short messages are predicted too long",
-    )
-    # The same where chunks of a late-rank algorithm are counted: each takes a core that work on every rank.
-    of_a_chunk: float = value(
-        0.4,
-        "some 60 us of starts of 0.15 ms: a rank's CPU time there 0.05 s a call of 4 MiB, with 0.1 0.08",
-        half="more CPU time; two late ranks by 1.1 in virtual time: 1.206 of a buffer, not 1.216; one 1.06, not 1.03",
-        double="chunks so long that the first ones come late",
-    )
-    # What takes a start is a message of so many bytes: an empty one is over so soon that what it took varies by half
-    # from one measurement to the next, and pieces with it.
-    start_nbytes: int = value(
-        4 << 10,
-        "8 hosts on 2 cores: 0.35 to 0.39 ms; empty messages 0.23 to 0.58",
-        half="starts, and so pieces, vary more from job to job",
-        double="starts contain more of what bytes take",
-    )
-    # From the least size of a model's last piece to the greatest one that was measured.
-    large: int = value(
-        4,
-        "the largest sizes that are measured, 1 and 4 MiB",
-        half="bandwidths of messages that caches, or a token bucket, made fast",
-        double="bandwidths of sizes that nobody has measured",
-    )
-
-
-POLICY = PacingPolicy()
+# Cells of this size overlap transfer with reduction; chunks are cut into at most max_segments.
+SEGMENT_NBYTES = 2 << 20  # mpi, 4 ranks on 2 cores, 16 MiB: 0.72 of MPI_Allreduce's time
+MAX_SEGMENTS = 64  # chosen: cells of 2 MiB up to chunks of 128 MiB
+# On slower networks they are such that their bytes take this many times their start.
+SEGMENT_STARTS = 32  # ring, 256 KiB there: 1.79 to 1.86 (2 MiB 2.06, 1 MiB 1.95)
+LEAST_SEGMENT_NBYTES = 64 << 10  # chosen: the executor's own work is some 0.1 ms a message
+# Where all that a rank receives comes from one peer, shorter ones, `credits` of them under way: what a rank was
+# granted stands in the queue before its own grants, so that with more of it one that begins 2 ms after its
+# neighbours loses 10 to 40, and all behind it. But not so short that the executor's own work counts. Exchanges with
+# many peers lose by it (rhd 1.84 to 1.94).
+STREAM_STARTS = 12  # ring, 50 to 128 KB there: 1.78 to 1.79
+LEAST_STREAM_S = 1e-3  # the executor's own work is some 0.1 ms a message
+# But no more parts of a chunk than these: they cost their sender and receiver some 0.2 ms of a core each, and a
+# longer one delays the end by itself once.
+STREAM_SEGMENTS = 4  # ring there: 1.6 to 2.0 s of CPU a GB, with 8 parts 2.4 to 3.2, and as long
+# Under load a network takes several unloaded starts to answer, since what grants the next message queues behind
+# bulk. So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it,
+# in `credits` messages, one of them as yet on its way to be granted.
+# late_join, starts of 0.35 ms, 75 to 100 KB under way there: 1.03 to 1.04; 4 hosts at 1 Gbit/s, 100 KB: 1.07
+LOADED_STARTS = 12
+CREDITS = 2  # one message comes while the next is granted
+LEAST_PIECE_NBYTES = 32 << 10  # starts of 0.15 ms there: a call of 4 MiB 1.03, a queue of 8 of them 1.05
+# Chunks are cut in halves at least, unless those would be shorter: a rank hands one on while the other comes.
+# tcp grants no shorter ones: late_join of 4 MiB in 182 chunks there 1.02 of the time whole, 1.25 in halves
+LEAST_HALF_NBYTES = 16 << 10
+# The part of a start-up time that counts where the next message is posted before the last has come.
+OVERLAPPED = 0.1  # what is left is the executor's own work
+# The same where chunks of a late-rank algorithm are counted: each takes a core that work on every rank.
+OF_A_CHUNK = 0.4  # some 60 us of starts of 0.15 ms: a rank's CPU time there 0.05 s a call of 4 MiB, with 0.1 0.08
+# What takes a start is a message of so many bytes: an empty one is over so soon that what it took varies by half
+# from one measurement to the next, and pieces with it.
+START_NBYTES = 4 << 10  # 8 hosts on 2 cores: 0.35 to 0.39 ms; empty messages 0.23 to 0.58
+# From the least size of a model's last piece to the greatest one that was measured.
+LARGE = 4  # the largest sizes that are measured, 1 and 4 MiB
 
 
 def start_s(model: CostModel) -> float:
     """What it takes to start a message, s, steadier than alpha."""
-    return float(model.message_s(POLICY.start_nbytes)) if model.pieces else model.alpha_s
+    return float(model.message_s(START_NBYTES)) if model.pieces else model.alpha_s
 
 
 def sustained(model: CostModel, part: float | None = None) -> CostModel:
     """`model` for long series of messages that are posted ahead: one line, with a `part` of a start."""
     # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
-    nbytes = POLICY.large * model.pieces[-1].nbytes if model.pieces else 1.0
+    nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
     slope = model.pieces[-1].beta_s_per_byte if model.pieces else 0.0
     beta = max(slope, (float(model.message_s(nbytes)) - model.alpha_s) / nbytes)
-    alpha_s = (POLICY.overlapped if part is None else part) * start_s(model)
+    alpha_s = (OVERLAPPED if part is None else part) * start_s(model)
     return CostModel(alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages)
 
 
@@ -222,26 +136,26 @@ def traffic_of(
 
 def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic = ROUNDS, sharers: int = 1) -> int:
     """Bytes of a cell of a chunk of `chunk_nbytes`, where up to `sharers` share a NIC; all ranks must use the same."""
-    most, least = POLICY.segment_nbytes, POLICY.least_half_nbytes
+    most, least = SEGMENT_NBYTES, LEAST_HALF_NBYTES
     if model is not None and traffic == CROSSINGS:
         piece = max(least, piece_nbytes(model) // sharers)
         most = min(most, max(least, -(-chunk_nbytes // max(1, chunk_nbytes // piece))))
     elif model is not None and traffic != EXCHANGES:
-        ideal = bytes_of_starts(model, POLICY.segment_starts)
+        ideal = bytes_of_starts(model, SEGMENT_STARTS)
         if traffic == STREAM:
-            ideal = max(bytes_of_starts(model, POLICY.stream_starts), _bytes_within(model, POLICY.least_stream_s))
-            ideal = max(ideal, chunk_nbytes / POLICY.stream_segments)
-        most = int(min(most, max(ideal, POLICY.least_segment_nbytes)))
+            ideal = max(bytes_of_starts(model, STREAM_STARTS), _bytes_within(model, LEAST_STREAM_S))
+            ideal = max(ideal, chunk_nbytes / STREAM_SEGMENTS)
+        most = int(min(most, max(ideal, LEAST_SEGMENT_NBYTES)))
         if traffic == PIECES:
             half = -(-chunk_nbytes // 2)
             most = min(most, piece_nbytes(model), half if half >= least else max(least, chunk_nbytes))
-    return max(most, -(-chunk_nbytes // POLICY.max_segments))
+    return max(most, -(-chunk_nbytes // MAX_SEGMENTS))
 
 
 def piece_nbytes(model: CostModel) -> int:
     """Bytes of a message of a late-rank algorithm, at most."""
-    ideal = bytes_of_starts(model, POLICY.loaded_starts) / POLICY.credits
-    return int(max(POLICY.least_piece_nbytes, min(ideal, POLICY.segment_nbytes)))
+    ideal = bytes_of_starts(model, LOADED_STARTS) / CREDITS
+    return int(max(LEAST_PIECE_NBYTES, min(ideal, SEGMENT_NBYTES)))
 
 
 def credits(
@@ -262,8 +176,8 @@ def credits(
 
 def window(model: CostModel, nbytes: int, traffic: Traffic, sharers: int = 1) -> int | None:
     """The `credits` of a transport on which posting a receive paces its sender."""
-    if traffic == ROUNDS or (traffic == STREAM and segment_nbytes(model, 0, STREAM) == POLICY.segment_nbytes):
+    if traffic == ROUNDS or (traffic == STREAM and segment_nbytes(model, 0, STREAM) == SEGMENT_NBYTES):
         return None
     if traffic not in (PIECES, CROSSINGS):
-        return POLICY.credits
-    return max(1, POLICY.credits * piece_nbytes(model) // (nbytes * sharers))
+        return CREDITS
+    return max(1, CREDITS * piece_nbytes(model) // (nbytes * sharers))

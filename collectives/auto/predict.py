@@ -18,8 +18,7 @@ from lanterne.collectives.algorithms.catalogue import (
     on_leaves,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
-from lanterne.collectives.auto.pacing import POLICY as PACING
-from lanterne.collectives.auto.pacing import STREAM, over_nodes, segment_nbytes, start_s, sustained
+from lanterne.collectives.auto.pacing import LARGE, OVERLAPPED, STREAM, over_nodes, segment_nbytes, start_s, sustained
 from lanterne.collectives.auto.queued import queued_s, stand_in_line
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
@@ -251,7 +250,7 @@ def _predicted(line: Algorithm, world_size: int, nbytes: int, links: Links, node
 def starts_part(line: Algorithm, num_chunks: int, nbytes: float, links: Links) -> float:
     """The part of a start that each round of `line` takes; the rest passes beside bytes.
 
-    PACING.overlapped of a stream, where ranks send parts of a chunk on before the whole has come; of a stream of nodes,
+    OVERLAPPED of a stream, where ranks send parts of a chunk on before the whole has come; of a stream of nodes,
     where these have two chunks or more each on every rail, so that the next one is posted while one crosses. Of a join,
     or of nodes that hang on others, too, but for the rounds that fill the pipeline: in virtual time, 3 and 4 hosts at
     200 Mbit/s, starts of 0.1 and 0.4 ms, 64 KiB to 1 MiB, hier_late_join takes within 7 % of that.
@@ -269,8 +268,8 @@ def starts_part(line: Algorithm, num_chunks: int, nbytes: float, links: Links) -
         # Of those on which others hang the law has the most rounds that there may be.
         c = min(c, len(nodes)) if line.leaves else c
         fills = c / (a * -(-num_chunks // num_rails(nodes)) + c)
-        return fills + (1 - fills) * PACING.overlapped
-    return PACING.overlapped if overlaps else 1.0
+        return fills + (1 - fills) * OVERLAPPED
+    return OVERLAPPED if overlaps else 1.0
 
 
 def _fills_rails(num_chunks: int, nodes: Nodes) -> bool:
@@ -293,7 +292,7 @@ def port_s(links: Links, nbytes: float) -> float:
     """
     if isinstance(links, Topology) or not links.pieces:
         return 0.0
-    if nbytes >= PACING.large * links.pieces[-1].nbytes:
+    if nbytes >= LARGE * links.pieces[-1].nbytes:
         return nbytes * sustained(links).beta_s_per_byte
     return float(links.message_s(nbytes))
 
@@ -312,7 +311,7 @@ def correction(
         return 1.0
     sizes, values = np.array(tried).T
     beyond = max(1.0, nbytes / sizes[-1])
-    part = PACING.overlapped if overlaps and beyond > 1 else 1.0
+    part = OVERLAPPED if overlaps and beyond > 1 else 1.0
     return float(1 + part * (np.interp(np.log(max(nbytes, 1)), np.log(sizes), values) - 1) / beyond)
 
 

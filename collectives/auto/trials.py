@@ -11,7 +11,6 @@ apart in half the rounds that medians of times need.
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -32,145 +31,47 @@ from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.cuda.runtime import CudaRuntime
 from lanterne.kernels.staging import wait_for
 from lanterne.transport.base import Transport
-from lanterne.transport.steering import steers, value
 
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
 TRIED = "all_reduce"
 # In this order, so that what lies between is interpolated from the first job on.
 TRIED_NBYTES = tuple(1 << exponent for exponent in (10, 16, 22, 18, 14, 20, 12, 24, 26))
-# After so many rounds, who takes so many times what the best takes is out; rounds of over POLICY.long_s differ less
+# After so many rounds, who takes so many times what the best takes is out; rounds of over LONG_S differ less
 # from each other.
 CUTS, LONG_CUTS = {4: 1.35, 8: 1.25}, {2: 1.35, 3: 1.2}
 
 
-@steers
-@dataclass(frozen=True)
-class TrialPolicy:
-    """What is tried when a group is new, and for how long its program waits for that."""
+# At most so many algorithms, none predicted to take more than so many times what the cheapest takes; again, by
+# later jobs, those near the best.
+MAX_TRIED = 4
+TRIED_WITHIN = 4.0
+AGAIN_WITHIN = 1.3
+# They are called in turn, so often at most and for so long, pauses included, or the fewest times in the longest.
+TRIALS = 16
+TRIALS_S = 0.08  # chosen: the program waits
+FEWEST_TRIALS = 4  # a median of fewer tells little
+LONGEST_S = 0.15  # chosen: half of most_s
+# Rounds that take longer differ less from each other: fewer are needed.
+LONG_S = 40e-3
+# Later jobs call so often, at sizes where all of it is predicted to take so long at most.
+AGAIN = 3  # a median of the fewest
+AGAIN_S = 0.1
+# What the few calls of a later job say of an algorithm beside the others counts so much; what was known the rest.
+AGAIN_WEIGHT = 0.25
+LEAST_REPEATS = 2  # the first of a series is slow still
+# No larger message is measured once a call took so long.
+ENOUGH_S = 0.25  # slow networks are measured in seconds, large messages are linear
+# A job tries nothing more once its trials took so long together, nor what is predicted to take longer than is left.
+MOST_S = 0.3  # chosen: the program waits
+# A measurement of links takes so long at most, however quick its calls are.
+MEASURE_S = 0.6  # chosen: the program waits
+# Nothing is tried that has larger buffers than this on all ranks, nor in larger groups.
+MAX_TRIED_NBYTES = 256 << 20  # chosen: memory that a start may take
+MAX_TRIED_RANKS = 64  # the predictions themselves would take seconds
+# Between the barrier before a call and the call. Programs compute meanwhile: what comes first in a call that
+# follows another at once is not what comes first when caches and cores have had other things to do.
+PAUSE_S = 2.5e-3
 
-    # At most so many algorithms, none predicted to take more than so many times what the cheapest takes; again, by
-    # later jobs, those near the best.
-    max_tried: int = value(
-        4,
-        "chosen",
-        half="the best is more often not tried",
-        double="fewer sizes are tried in the same time",
-    )
-    tried_within: float = value(
-        4.0,
-        "chosen",
-        half="the best is more often not tried",
-        double="bad algorithms take the time of good ones",
-    )
-    again_within: float = value(
-        1.3,
-        "chosen",
-        half="whom a disturbed job thought slow is never tried again",
-        double="later jobs try fewer sizes again",
-    )
-    # They are called in turn, so often at most and for so long, pauses included, or the fewest times in the longest.
-    trials: int = value(
-        16,
-        "chosen",
-        half="short calls are told apart less well",
-        double="short calls take up to trials_s of the program's start",
-    )
-    trials_s: float = value(
-        0.08,
-        "chosen: the program waits",
-        half="algorithms are told apart less well",
-        double="fewer sizes are tried by the first job",
-    )
-    fewest_trials: int = value(
-        4,
-        "a median of fewer tells little",
-        half="algorithms of long calls are told apart less well",
-        double="fewer sizes are tried by the first job",
-    )
-    longest_s: float = value(
-        0.15,
-        "chosen: half of most_s",
-        half="algorithms of long calls are told apart less well",
-        double="one size may take all the time there is",
-    )
-    # Rounds that take longer differ less from each other: fewer are needed.
-    long_s: float = value(
-        40e-3,
-        "chosen",
-        half="fewer rounds of calls that are disturbed",
-        double="fewer sizes are tried where calls take 40 to 80 ms",
-    )
-    # Later jobs call so often, at sizes where all of it is predicted to take so long at most.
-    again: int = value(
-        3,
-        "a median of the fewest",
-        half="one disturbed call turns a factor",
-        double="later jobs wait twice as long",
-    )
-    again_s: float = value(
-        0.1,
-        "chosen",
-        half="large sizes are never tried again",
-        double="later jobs wait twice as long",
-    )
-    # What the few calls of a later job say of an algorithm beside the others counts so much; what was known the rest.
-    again_weight: float = value(
-        0.25,
-        "chosen",
-        half="a job that was disturbed decides for the others twice as long",
-        double="a few calls that were disturbed decide more",
-    )
-    least_repeats: int = value(
-        2,
-        "the first of a series is slow still",
-        half="slow calls are measured once, with what disturbed them",
-        double="slow networks are measured for twice as long",
-    )
-    # No larger message is measured once a call took so long.
-    enough_s: float = value(
-        0.25,
-        "slow networks are measured in seconds, large messages are linear",
-        half="bandwidths of slow networks are those of shorter messages",
-        double="slow networks are measured for twice as long",
-    )
-    # A job tries nothing more once its trials took so long together, nor what is predicted to take longer than is left.
-    most_s: float = value(
-        0.3,
-        "chosen: the program waits",
-        half="more jobs until all sizes are known",
-        double="a program's first call comes 0.3 s later",
-    )
-    # A measurement of links takes so long at most, however quick its calls are.
-    measure_s: float = value(
-        0.6,
-        "chosen: the program waits",
-        half="models are less exact",
-        double="a program's first call comes 0.6 s later",
-    )
-    # Nothing is tried that has larger buffers than this on all ranks, nor in larger groups.
-    max_tried_nbytes: int = value(
-        256 << 20,
-        "chosen: memory that a start may take",
-        half="large calls go by the model alone",
-        double="twice the memory at a start",
-    )
-    max_tried_ranks: int = value(
-        64,
-        "the predictions themselves would take seconds",
-        half="groups of 33 to 64 ranks go by the model alone",
-        double="starts of groups of 65 to 128 ranks take seconds longer",
-    )
-    # Between the barrier before a call and the call. Programs compute meanwhile: what comes first in a call that
-    # follows another at once is not what comes first when caches and cores have had other things to do.
-    pause_s: float = value(
-        2.5e-3,
-        "chosen",
-        half="what is best back to back is taken for the best",
-        double="fewer trials in the same time",
-    )
-
-
-POLICY = TrialPolicy()
 
 Call: TypeAlias = Callable[[], object]
 
@@ -213,19 +114,19 @@ def measure_factors(
     """
     factors = list(known)
     spent_s = 0.0
-    if communicator.world_size > POLICY.max_tried_ranks:
+    if communicator.world_size > MAX_TRIED_RANKS:
         return tuple(factors)
     for nbytes in TRIED_NBYTES:
-        if any(row.nbytes == nbytes for row in known) or nbytes * communicator.world_size > POLICY.max_tried_nbytes:
+        if any(row.nbytes == nbytes for row in known) or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
             continue
-        left_s = POLICY.most_s - spent_s
-        if left_s < (1 + POLICY.least_repeats) * 2 * POLICY.pause_s:
+        left_s = MOST_S - spent_s
+        if left_s < (1 + LEAST_REPEATS) * 2 * PAUSE_S:
             break
         rows = predictions(TRIED, communicator.world_size, nbytes, model)
         if shares_memory and goes_through_memory(TRIED, communicator.world_size, nbytes, rows[0].time_s):
             continue
-        near = [row for row in rows if row.time_s <= POLICY.tried_within * rows[0].time_s][: POLICY.max_tried]
-        if (1 + POLICY.least_repeats) * sum(row.time_s + POLICY.pause_s for row in near) > left_s:
+        near = [row for row in rows if row.time_s <= TRIED_WITHIN * rows[0].time_s][:MAX_TRIED]
+        if (1 + LEAST_REPEATS) * sum(row.time_s + PAUSE_S for row in near) > left_s:
             continue
         took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
         found = {row.algorithm: time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)}
@@ -243,16 +144,16 @@ def try_again(communicator: TrialGroup, model: Links, factors: Sequence[Factor])
     updated = {row[:3]: row.factor for row in factors}
     for nbytes in sorted({row.nbytes for row in factors}):
         rows = corrected(predictions(TRIED, communicator.world_size, nbytes, model), factors, TRIED, nbytes)
-        near = [row for row in rows if row.time_s <= POLICY.again_within * rows[0].time_s][: POLICY.max_tried]
-        if POLICY.again * sum(row.time_s for row in near) > POLICY.again_s:
+        near = [row for row in rows if row.time_s <= AGAIN_WITHIN * rows[0].time_s][:MAX_TRIED]
+        if AGAIN * sum(row.time_s for row in near) > AGAIN_S:
             break
-        took_s = usual_s(time_calls(communicator, _calls(communicator, near, nbytes), POLICY.again))
+        took_s = usual_s(time_calls(communicator, _calls(communicator, near, nbytes), AGAIN))
         gains = np.log([time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)])
         for key in updated:
             if key[2] == nbytes:
                 updated[key] *= float(np.exp(min(0.0, gains.mean())))
         for row, gain in zip(near, gains, strict=True):
-            updated[TRIED, row.algorithm, nbytes] *= float(np.exp(POLICY.again_weight * (gain - gains.mean())))
+            updated[TRIED, row.algorithm, nbytes] *= float(np.exp(AGAIN_WEIGHT * (gain - gains.mean())))
     return tuple(Factor(*key, factor) for key, factor in updated.items())
 
 
@@ -272,15 +173,15 @@ def _contest(communicator: TrialGroup, calls: Sequence[Call]) -> tuple[list[floa
     spent_s = 0.0
     # The first round makes plans and connections; the second is slow still.
     first_s = round_s = _round(communicator, calls, 0).sum()
-    if first_s < POLICY.trials_s:
+    if first_s < TRIALS_S:
         round_s = min(first_s, _round(communicator, calls, 1).sum())
-    cuts = LONG_CUTS if round_s > POLICY.long_s else CUTS
-    for number in range(POLICY.trials):
+    cuts = LONG_CUTS if round_s > LONG_S else CUTS
+    for number in range(TRIALS):
         rounds_s.append(np.full(len(calls), np.nan))
         rounds_s[-1][left] = _round(communicator, [calls[i] for i in left], number)
-        spent_s += np.nansum(rounds_s[-1] + POLICY.pause_s)
-        most_s = POLICY.trials_s if number + 1 >= POLICY.fewest_trials else POLICY.longest_s
-        if number + 1 >= POLICY.least_repeats and spent_s > most_s:
+        spent_s += np.nansum(rounds_s[-1] + PAUSE_S)
+        most_s = TRIALS_S if number + 1 >= FEWEST_TRIALS else LONGEST_S
+        if number + 1 >= LEAST_REPEATS and spent_s > most_s:
             break
         if number + 1 in cuts:
             found_s = usual_s(rounds_s)
@@ -305,8 +206,8 @@ def time_calls(
     communicator: TrialGroup,
     calls: Sequence[Call],
     repeats: int,
-    most_s: float = POLICY.measure_s,
-    pause_s: float = POLICY.pause_s,
+    most_s: float = MEASURE_S,
+    pause_s: float = PAUSE_S,
 ) -> NDArray[np.float64]:
     """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (repeats, len(calls)), equal on all.
 
@@ -314,12 +215,12 @@ def time_calls(
     """
     # The first round makes plans and connections.
     in_time = int(most_s / (_round(communicator, calls, 0, pause_s) + pause_s).sum())
-    repeats = max(POLICY.least_repeats, min(repeats, in_time))
+    repeats = max(LEAST_REPEATS, min(repeats, in_time))
     return np.stack([_round(communicator, calls, i, pause_s) for i in range(repeats)])
 
 
 def _round(
-    communicator: TrialGroup, calls: Sequence[Call], number: int, pause_s: float = POLICY.pause_s
+    communicator: TrialGroup, calls: Sequence[Call], number: int, pause_s: float = PAUSE_S
 ) -> NDArray[np.float64]:
     """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, SHARED, Algorithm, find_algorithm
 from lanterne.collectives.auto.learn import learn
-from lanterne.collectives.auto.pacing import POLICY as PACING
-from lanterne.collectives.auto.pacing import over_nodes, sustained
+from lanterne.collectives.auto.pacing import LEAST_HALF_NBYTES, OF_A_CHUNK, over_nodes, sustained
 from lanterne.collectives.auto.predict import (
     MIN_CHUNK_NBYTES,
     Factor,
@@ -106,6 +105,9 @@ class Tuning:
             learned = learn(self._communicator, shares_memory=shares_memory)
             self.adopt(learned.model, learned.source, learned.factors, learned.topology)
             log.info("cost model (%s): %s", self.source, self.links)
+            if self.topology is not None:
+                # Numba loads the event loops now, not in the user's first call.
+                self.choose("all_reduce", 1)
 
     @property
     def links(self) -> Links | None:
@@ -225,8 +227,8 @@ def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links)
     """
     if isinstance(links, Topology):
         return chunk_count(line, world_size, nbytes, links)
-    least_nbytes = MIN_CHUNK_NBYTES if line.several else 2 * PACING.least_half_nbytes
-    return chunk_count(line, world_size, nbytes, sustained(links, PACING.of_a_chunk), least_nbytes)
+    least_nbytes = MIN_CHUNK_NBYTES if line.several else 2 * LEAST_HALF_NBYTES
+    return chunk_count(line, world_size, nbytes, sustained(links, OF_A_CHUNK), least_nbytes)
 
 
 def override(collective: str, world_size: int) -> str | None:

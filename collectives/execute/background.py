@@ -16,102 +16,46 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
 from lanterne.collectives.auto.tuning import Tuning
-from lanterne.collectives.execute.control import POLICY as CONTROL
+from lanterne.collectives.execute.control import READ_EVERY_S
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.base import Transport
 from lanterne.transport.machine import Descriptor, Lock, Machine, Running, Wakeup
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import Pausing
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 
-@steers
-@dataclass(frozen=True)
-class EnginePolicy:
-    """How calls advance in the background."""
-
-    # After it was woken and that was not enough, the thread, or a wait, lets more arrive for so long at most: each look
-    # costs as much, however much there is. The thread does so after each wake while the program computes.
-    gather_s: float = value(
-        1e-3,
-        "each look costs as much, however much there is",
-        half="twice the looks, finer overlap",
-        double="calls advance in steps of 2 ms",
-    )
-    # Where a connection takes no more for now, it looks again after this: far less than what was taken needs to leave.
-    full_s: float = value(
-        1e-4,
-        "chosen: what a full connection holds takes longer to leave",
-        half="twice the looks",
-        double="links idle 0.1 ms more",
-    )
-    # How often it looks for deaths.
-    deaths_s: float = value(0.05, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
-    # How long the end of a process waits for it.
-    stop_s: float = value(
-        1.0,
-        "chosen",
-        half="the end may leave the thread behind",
-        double="a stuck thread holds the end up 2 s",
-    )
-    # While calls are under way, so long at most a thread that runs Python code keeps the interpreter from it.
-    switch_s: float = value(
-        5e-4,
-        "Python's own is 5 ms",
-        half="the program loses more to switches",
-        double="calls advance later beside Python loops",
-    )
-    # A wait for what wakes it yields so long before it sleeps, and naps no shorter: waking up costs some 30 us.
-    spin_s: float = value(
-        50e-6,
-        "as the waits of one message: waking costs 30 us",
-        half="small exchanges take longer",
-        double="cores are taken from those that have work",
-    )
-    # A wait that sleeps on descriptors looks at the latest after this: another thread of the process may have taken
-    # what would have woken it.
-    listen_s: float = value(
-        5e-3,
-        "chosen: 200 looks a second are 1 % of a core",
-        half="what another thread took is seen 2.5 ms sooner, idle waits cost twice",
-        double="what another thread took is seen 10 ms late",
-    )
-    # What woke it and was not enough, as the first part of a message, is followed by more: so long it lets that come,
-    # as part of its wait so far, and at most.
-    gather_part: float = value(
-        0.5,
-        "8 hosts at 25 MB/s, 16 MiB: late_join 1.07 of s/rate and a tenth less CPU time, with 0.1 after each 1.11",
-        half="more looks a message",
-        double="waits for long messages last longer",
-    )
-    # A wait whose last parts were long is not over soon: it yields no longer than this part of what they lasted.
-    spin_part: float = value(
-        0.1,
-        "chosen; 2 hosts at 25 MB/s, ring, yields for a gigabyte 17,000 to 5,000",
-        half="what comes each millisecond is not yielded for either: it is seen a waking later",
-        double="a fifth of each quarter of a millisecond is yielded away",
-    )
-    # The program computes where its other threads take more than this part of a core.
-    computes_part: float = value(
-        0.2,
-        "chosen: a thread that waits takes less, one that computes all it gets",
-        half="programs that rest count as computing: calls advance in steps of 1 ms",
-        double="on crowded cores a program that computes is disturbed by each message",
-    )
-    # How often it looks whether the program computes.
-    computes_s: float = value(
-        0.01, "chosen: 1 us a look", half="0.02 % of a core", double="it is seen 10 ms late that it rests"
-    )
-
-
-POLICY = EnginePolicy()
+# After it was woken and that was not enough, the thread, or a wait, lets more arrive for so long at most: each look
+# costs as much, however much there is. The thread does so after each wake while the program computes.
+GATHER_S = 1e-3  # each look costs as much, however much there is
+# Where a connection takes no more for now, it looks again after this: far less than what was taken needs to leave.
+FULL_S = 1e-4  # chosen: what a full connection holds takes longer to leave
+# How often it looks for deaths.
+DEATHS_S = 0.05
+# How long the end of a process waits for it.
+STOP_S = 1.0
+# While calls are under way, so long at most a thread that runs Python code keeps the interpreter from it.
+SWITCH_S = 5e-4  # Python's own is 5 ms
+# A wait for what wakes it yields so long before it sleeps, and naps no shorter: waking up costs some 30 us.
+SPIN_S = 50e-6  # as the waits of one message: waking costs 30 us
+# A wait that sleeps on descriptors looks at the latest after this: another thread of the process may have taken
+# what would have woken it.
+LISTEN_S = 5e-3  # chosen: 200 looks a second are 1 % of a core
+# What woke it and was not enough, as the first part of a message, is followed by more: so long it lets that come,
+# as part of its wait so far, and at most.
+# 8 hosts at 25 MB/s, 16 MiB: late_join 1.07 of s/rate and a tenth less CPU time, with 0.1 after each 1.11
+GATHER_PART = 0.5
+# A wait whose last parts were long is not over soon: it yields no longer than this part of what they lasted.
+SPIN_PART = 0.1  # chosen; 2 hosts at 25 MB/s, ring, yields for a gigabyte 17,000 to 5,000
+# The program computes where its other threads take more than this part of a core.
+COMPUTES_PART = 0.2  # chosen: a thread that waits takes less, one that computes all it gets
+# How often it looks whether the program computes.
+COMPUTES_S = 0.01  # chosen: 1 us a look
 
 
 class Advanced(Protocol):
@@ -176,13 +120,13 @@ class Lull:
 
     def spins(self, now_s: float) -> bool:
         """Whether it has just begun, and others were so short that what comes may come at once."""
-        return self._lasts(now_s) < POLICY.spin_s and POLICY.spin_part * self._usual_s < POLICY.spin_s
+        return self._lasts(now_s) < SPIN_S and SPIN_PART * self._usual_s < SPIN_S
 
     def gather(self) -> None:
         """It was woken: let more come first, where that has not been enough before."""
         if self._wakes:
-            more_s = min(POLICY.gather_s, POLICY.gather_part * self._lasts(self._machine.now_s()))
-            if more_s > POLICY.spin_s:
+            more_s = min(GATHER_S, GATHER_PART * self._lasts(self._machine.now_s()))
+            if more_s > SPIN_S:
                 self._machine.sleep(more_s)
         self._wakes += 1
 
@@ -203,9 +147,9 @@ class Computing:
     def look(self) -> bool:
         """Whether other threads take a core, or much of it, since about `computes_s`."""
         now_s = self._machine.now_s()
-        if now_s >= self._at_s + POLICY.computes_s:
+        if now_s >= self._at_s + COMPUTES_S:
             others_s = self._machine.others_cpu_s()
-            self._computes = others_s - self._others_s > POLICY.computes_part * (now_s - self._at_s)
+            self._computes = others_s - self._others_s > COMPUTES_PART * (now_s - self._at_s)
             self._at_s, self._others_s = now_s, others_s
         return self._computes
 
@@ -240,9 +184,9 @@ class Listening:
         if ready is None:
             # Something has moved that the next look finds, or a connection is full.
             if idle > 2:
-                self.machine.sleep(POLICY.full_s)
+                self.machine.sleep(FULL_S)
             return False
-        if self._descriptors.readable(ready, max(0.0, min(POLICY.listen_s, due_s - now_s))):
+        if self._descriptors.readable(ready, max(0.0, min(LISTEN_S, due_s - now_s))):
             self._lull.gather()
         return True
 
@@ -349,7 +293,7 @@ class Engine:
         if self._thread is not None and self._wakes is not None:
             self._transport.machine.not_at_exit(self.stop)
             self._wakes.set()
-            self._thread.join(POLICY.stop_s)
+            self._thread.join(STOP_S)
             if not self._thread.is_alive():
                 self._wakes.close()
             self._thread = self._wakes = None
@@ -365,7 +309,7 @@ class Engine:
             serving = self._is_serving()
             usual_s = _switch_soon(serving, usual_s)
             watched: tuple[int, ...] = ()
-            limit_s = CONTROL.read_every_s if self._attends else None
+            limit_s = READ_EVERY_S if self._attends else None
             self.tell()
             if serving:
                 with lock:
@@ -379,16 +323,16 @@ class Engine:
                     if moved:
                         machine.give_way()
                     else:
-                        machine.sleep(POLICY.full_s)
+                        machine.sleep(FULL_S)
                     continue
-                watched, limit_s = ready, min(transport.background_s or POLICY.deaths_s, POLICY.deaths_s)
+                watched, limit_s = ready, min(transport.background_s or DEATHS_S, DEATHS_S)
             if not serving:
                 lull = Lull(machine)
             if descriptors.readable((wakes, *watched), limit_s):
                 wakes.clear()
                 if serving and computing.look():
                     # Each look would take the core, or the interpreter, from the program.
-                    machine.sleep(POLICY.gather_s)
+                    machine.sleep(GATHER_S)
                 elif serving:
                     lull.gather()
             elif not serving:
@@ -431,7 +375,7 @@ class Engine:
         now_s = self._transport.machine.now_s()
         if now_s < self._deaths_s:
             return
-        self._deaths_s = now_s + POLICY.deaths_s
+        self._deaths_s = now_s + DEATHS_S
         for communicator in list(self.busy):
             try:
                 communicator.look()
@@ -451,7 +395,7 @@ def _switch_soon(serving: bool, usual_s: float) -> float:
     """While `serving` is true, have threads hand over the interpreter soon; the usual interval, 0 where it is set."""
     if serving and not usual_s:
         usual_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(POLICY.switch_s, usual_s))
+        sys.setswitchinterval(min(SWITCH_S, usual_s))
     elif not serving and usual_s:
         sys.setswitchinterval(usual_s)
         usual_s = 0.0

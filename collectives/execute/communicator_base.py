@@ -4,7 +4,6 @@ A communicator's plans, requests, messages and late ranks know it as a Communica
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,7 +17,6 @@ from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTime
 from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Lock
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.waiting import wait
 
@@ -26,42 +24,14 @@ if TYPE_CHECKING:
     from lanterne.collectives.execute.device import DeviceSide
 
 
-@steers
-@dataclass(frozen=True)
-class FailurePolicy:
-    """How long a failing rank asks why."""
-
-    # Calls that are under way at once, at most: each has a lane (message_lanes.BOARD_LANES).
-    max_ahead: int = value(
-        64,
-        "a lane each",
-        half="shorter queues behind a late rank",
-        double="more lanes than there are",
-    )
-    # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
-    reason_s: float = value(
-        0.05,
-        "a notice on one network",
-        half="the cause is more often unknown",
-        double="failures come 50 ms later",
-    )
-    # And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
-    death_s: float = value(
-        1.0,
-        "notices of deaths take some 0.3 s",
-        half="the cause is more often unknown",
-        double="failures come a second later",
-    )
-    # So often, while a rank waits for the first of a group, it looks whether that has died.
-    deaths_s: float = value(
-        0.2,
-        "notices of deaths take some 0.3 s",
-        half="twice the requests to the store",
-        double="such a death is told 0.2 s later",
-    )
-
-
-POLICY = FailurePolicy()
+# Calls that are under way at once, at most: each has a lane (message_lanes.BOARD_LANES).
+MAX_AHEAD = 64  # a lane each
+# How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
+REASON_S = 0.05  # a notice on one network
+# And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
+DEATH_S = 1.0  # notices of deaths take some 0.3 s
+# So often, while a rank waits for the first of a group, it looks whether that has died.
+DEATHS_S = 0.2  # notices of deaths take some 0.3 s
 
 
 class QueuedCall(Protocol):
@@ -243,7 +213,7 @@ class CommunicatorBase(CommunicatorPlace):
         if not first._goes_ahead:
             return False
         moved, before = False, first._progress
-        for call in self._calls[1 : POLICY.max_ahead]:
+        for call in self._calls[1:MAX_AHEAD]:
             if not call._goes_ahead:
                 break
             before = call._go_ahead(before)
@@ -390,7 +360,7 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
         try:
             if communicator.failing.heard is not None:
                 raise communicator.failing.heard
-            communicator.control.listen(POLICY.reason_s)
+            communicator.control.listen(REASON_S)
             if not isinstance(error, PeerFailed):
                 communicator.transport.check_peers(communicator.ranks)
         except (InputError, PeerFailed, TransportTimeout) as told:
@@ -402,7 +372,7 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
             pass  # Another one that does not know.
         return isinstance(error, PeerFailed)
 
-    wait(look, POLICY.death_s, communicator.pauses)
+    wait(look, DEATH_S, communicator.pauses)
     if isinstance(reason, PeerFailed) and not reason.told:
         # Who died first may be why others ended.
         first = communicator.transport.first_death(communicator.ranks)

@@ -15,7 +15,6 @@ import contextlib
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 
 from lanterne.errors import InputError, LanterneError, PeerFailed, Revoked, TransportError, TransportTimeout
 from lanterne.transport.base import Recv, Request, Send, Transport
-from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import MOVED, Moved, never, wait
 
 NOTICE_NBYTES = 512
@@ -35,38 +33,15 @@ MAX_RANKS = 32
 IN_CALL, MISMATCH, TIMEOUT, PEER_FAILED, FAILED, REVOKED = range(6)
 
 
-@steers
-@dataclass(frozen=True)
-class ControlPolicy:
-    """What ranks tell each other while they wait."""
-
-    stall_s: float = value(
-        0.1,
-        "chosen: longer than a call of small arrays",
-        half="notices in calls that only take long",
-        double="a death's victims are named later",
-    )
-    read_every_s: float = value(1.0, "chosen", half="twice the reads", double="a mismatch is seen a second later")
-    history: int = value(
-        1024,
-        "calls that ranks may be apart",
-        half="ranks further apart are not told what differs",
-        double="twice the memory",
-    )
-    # How long a rank that failed waits for its notices to leave.
-    farewell_s: float = value(0.2, "chosen", half="the others may not hear why", double="failing ranks end 0.2 s later")
-    # A rank that waits tells so, and for whom, so often in the time that it waits at most; one of which nothing came in
-    # a third of that is silent.
-    tells_per_limit: int = value(8, "chosen", half="who fell silent is known less well", double="twice the notices")
-    silent_limits: float = value(
-        1 / 3,
-        "chosen",
-        half="a rank that was stopped is called silent",
-        double="few silent ranks are found in time",
-    )
-
-
-POLICY = ControlPolicy()
+STALL_S = 0.1  # chosen: longer than a call of small arrays
+READ_EVERY_S = 1.0
+HISTORY = 1024  # calls that ranks may be apart
+# How long a rank that failed waits for its notices to leave.
+FAREWELL_S = 0.2
+# A rank that waits tells so, and for whom, so often in the time that it waits at most; one of which nothing came in
+# a third of that is silent.
+TELLS_PER_LIMIT = 8
+SILENT_LIMITS = 1 / 3
 
 
 class Report(NamedTuple):
@@ -107,7 +82,7 @@ class Control:
         self._reports: dict[int, Report] = {}
         # Signatures of this rank's latest calls, by number.
         self._calls: OrderedDict[int, str] = OrderedDict()
-        self._next_read_s = self._transport.machine.now_s() + POLICY.read_every_s
+        self._next_read_s = self._transport.machine.now_s() + READ_EVERY_S
 
     def begin(self, number: int, signature: str) -> None:
         """This rank starts its call `number` (rising) with `signature`; those before it may be under way.
@@ -118,7 +93,7 @@ class Control:
         Cost: 0.2 us; once a second, a microsecond per member.
         """
         self._calls[number] = signature
-        if len(self._calls) > POLICY.history:
+        if len(self._calls) > HISTORY:
             self._calls.popitem(last=False)
         if self._transport.machine.now_s() > self._next_read_s:
             self.read()
@@ -135,17 +110,17 @@ class Control:
         """
         number, signature = self.number, self._calls.get(self.number, "")
         now_s = self._transport.machine.now_s()
-        again_s = max(POLICY.stall_s, limit_s / POLICY.tells_per_limit)
+        again_s = max(STALL_S, limit_s / TELLS_PER_LIMIT)
         for peer in self._others():
             told_number, told_s = self._told.get(peer, (-1, -inf))
-            if now_s - told_s >= (POLICY.stall_s if told_number != number else again_s):
+            if now_s - told_s >= (STALL_S if told_number != number else again_s):
                 self._told[peer] = number, now_s
                 self._send(peer, IN_CALL, waits_for, number, signature)
         self.read()
 
     def read(self) -> None:
         """Take in what the others have told. Raises as `report`."""
-        self._next_read_s = self._transport.machine.now_s() + POLICY.read_every_s
+        self._next_read_s = self._transport.machine.now_s() + READ_EVERY_S
         for peer in self._others():
             if peer not in self._receives:
                 # What a rank has told before it left is there all the same: whoever was late then learns why.
@@ -176,7 +151,7 @@ class Control:
 
     def silent(self, waits_for: Sequence[int], limit_s: float) -> list[int]:
         """Transport ranks for which, over others, `waits_for` wait, and which told nothing of late; else those."""
-        since_s = self._transport.machine.now_s() - limit_s * POLICY.silent_limits
+        since_s = self._transport.machine.now_s() - limit_s * SILENT_LIMITS
         index = {rank: peer for peer, rank in enumerate(self._ranks)}
         own, found = self._ranks[self._rank], set[int]()
         seen, ahead = {own}, list(waits_for)
@@ -197,7 +172,7 @@ class Control:
         kind, ranks = _kind(error, self._ranks[self._rank])
         for peer in self._others():
             self._send(peer, kind, ranks, 0, str(getattr(error, "reason", error)))
-        wait(self._have_left, POLICY.farewell_s, self._transport.pauses)
+        wait(self._have_left, FAREWELL_S, self._transport.pauses)
 
     def listen(self, limit_s: float) -> None:
         """Read for up to `limit_s`: whoever caused what this rank suffers from may have told so. Raises as `report`."""

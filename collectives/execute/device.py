@@ -208,10 +208,8 @@ class EventRequest:
         self._runtime = runtime
         self._event: Event = runtime.record(stream)
 
-    def test(self) -> bool:
+    def poll(self) -> bool:
         return self._runtime.is_done(self._event)
-
-    seen = test
 
     def pending_peers(self) -> list[int]:
         return []

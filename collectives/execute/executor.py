@@ -283,7 +283,7 @@ class Execution:
         """
         idle = True
         for queue in self._queues:
-            while queue and queue[0][0].seen():
+            while queue and queue[0][0].poll():
                 self._finish(queue.popleft()[1])
                 idle = False
         if idle and self._idle:
@@ -296,7 +296,7 @@ class Execution:
 
     def _begin(self, ready: Iterable[int]) -> None:
         """Start the actions `ready`, and all that can start as a consequence."""
-        post, steps, next_post, waits = self.transport.post, self._steps, self.program.next_post, self._waits
+        post, steps, next_post, waits = self.transport._post, self._steps, self.program.next_post, self._waits
         for first in ready:
             index, step = first, steps[first]
             if step[0] is None:

@@ -6,17 +6,15 @@ Users have `test`, `wait` and `done`; names with an underscore are for lanterne'
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lanterne.collectives.execute.arguments import Form
 from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
-from lanterne.collectives.execute.control import POLICY as CONTROL
+from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
 from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.transport.base import Request, timeout_error
-from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import MOVED, Moved, wait
 
@@ -26,29 +24,11 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 
-@steers
-@dataclass(frozen=True)
-class RequestPolicy:
-    """What counts as waiting."""
-
-    # Of the time between two tests, at most so much counts as waiting: the rest is the user's own work.
-    test_gap_s: float = value(
-        1.0,
-        "chosen",
-        half="programs that test rarely wait longer than they said",
-        double="their own work counts as waiting",
-    )
-    # How often a wait for a call looks at its peers: a system call and a look at each, which in waits of tenths of a
-    # second took a tenth of a rank's time when it was done each millisecond.
-    peers_s: float = value(
-        5e-3,
-        "8 hosts at 25 MB/s, 16 MiB: a look takes some 10 us with its call into the kernel",
-        half="deaths are seen 2.5 ms sooner, at twice the cost",
-        double="deaths are seen 5 ms later",
-    )
-
-
-POLICY = RequestPolicy()
+# Of the time between two tests, at most so much counts as waiting: the rest is the user's own work.
+TEST_GAP_S = 1.0
+# How often a wait for a call looks at its peers: a system call and a look at each, which in waits of tenths of a
+# second took a tenth of a rank's time when it was done each millisecond.
+PEERS_S = 5e-3  # 8 hosts at 25 MB/s, 16 MiB: a look takes some 10 us with its call into the kernel
 
 
 class CollectiveRequest:
@@ -94,7 +74,7 @@ class CollectiveRequest:
                     return True
                 if self._patience is None:
                     self._patience = _Patience(communicator.timeout_s, communicator.machine.now_s())
-                self._patience.look(self, communicator.machine.now_s(), POLICY.test_gap_s)
+                self._patience.look(self, communicator.machine.now_s(), TEST_GAP_S)
             return False
         finally:
             communicator.engine.tell()
@@ -377,14 +357,14 @@ class _Patience:
 
     def __init__(self, limit_s: float, now_s: float) -> None:
         self._limit_s = limit_s
-        self._stall_s = min(CONTROL.stall_s, limit_s / 4)
+        self._stall_s = min(STALL_S, limit_s / 4)
         self._waited_s = self._reported_s = 0.0
         self._checked_s = now_s
 
     def look(self, request: CollectiveRequest, now_s: float, gap_s: float = inf) -> None:
         """Look, if the last time was long ago; of the time since then at most `gap_s` counts."""
         since_s = now_s - self._checked_s
-        if since_s < POLICY.peers_s:
+        if since_s < PEERS_S:
             return
         self._checked_s = now_s
         self._waited_s += min(since_s, gap_s)

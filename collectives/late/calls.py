@@ -21,7 +21,6 @@ without the last few (late_policy.starts).
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
@@ -42,104 +41,44 @@ from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTime
 from lanterne.transport.base import Request
 from lanterne.transport.board.late_policy import MAX_LATE, Policy, to_text
 from lanterne.transport.board.seat import Seat
-from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MISMATCH, NORMAL, SEEN, TIMEOUT, Record
-from lanterne.transport.board.sequencer import POLICY as SEQUENCER
-from lanterne.transport.steering import steers, value
+from lanterne.transport.board.sequencer import (
+    ABORT,
+    DIED,
+    JOIN,
+    MAX_SIGNATURES,
+    MISMATCH,
+    NORMAL,
+    SEEN,
+    TIMEOUT,
+    Record,
+)
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 
-@steers
-@dataclass(frozen=True)
-class LateCallPolicy:
-    """Which calls ask the board, by which options (options.py) they may begin, and what is kept of it."""
-
-    # Calls that are predicted to take less than the first, `shared` times as much where ranks share cores, or that have
-    # fewer bytes do not ask: scheduling keeps ranks apart by a few ms there without any being late.
-    least_normal_s: float = value(
-        2e-3,
-        "the board costs 0.05 ms a call, up to 1 ms where ranks share cores",
-        half="it costs up to 5 % of the calls that ask",
-        double="ranks that are late to calls of 2 to 4 ms hold all up",
-    )
-    shared: int = value(
-        4,
-        "up to 1 ms a call is an eighth of 8 ms",
-        half="it costs up to a quarter of the calls that ask",
-        double="late ranks hold up calls of 8 to 16 ms there",
-    )
-    least_nbytes: int = value(
-        64 << 10,
-        "chosen: starts, not bytes, are the time of smaller ones",
-        half="calls ask that a late-rank algorithm hardly shortens",
-        double="late ranks hold up calls of 64 to 128 KiB",
-    )
-    # A part of the chunks joins late (late_hybrid) in calls that take so long.
-    least_cut_s: float = value(
-        20e-3,
-        "each choice has a plan, made at the first call that needs it",
-        half="more plans, of calls that gain little by them",
-        double="calls of 20 to 40 ms join whole",
-    )
-    # Without several ranks begin calls that take so long, where the join takes such a part of the ordinary time.
-    least_several_s: float = value(
-        50e-3,
-        "each set of ranks has a plan of its own",
-        half="more plans, of calls that gain little by them",
-        double="several late ranks hold up calls of 50 to 100 ms",
-    )
-    # A start without several ranks, or where hosts have several ranks or unlike NICs, is to leave at most such a part
-    # of the ordinary call after the last arrival.
-    most_join: float = value(
-        0.9,
-        "8 hosts at 25 MB/s, one NIC at a quarter, another rank late: begun 4.8 of s/rate, else 4.09",
-        half="calls with two late ranks mostly wait for both",
-        double="calls begin without ranks although that saves nothing",
-    )
-    # After its time is over a rank gives the board, and others that finish what they began, this long.
-    grace_s: float = value(
-        5.0,
-        "chosen: a busy store answers within a second",
-        half="ranks on busy machines blame each other, not the late one",
-        double="errors of a lost board come 5 s later",
-    )
-    # The plans of calls by the board that are kept.
-    max_plans: int = value(
-        64,
-        "chosen",
-        half="programs with many signatures make plans again",
-        double="twice the scratch memory of such programs",
-    )
-    # Calls go ahead of others while these have less scratch memory than this.
-    ahead_nbytes: int = value(
-        256 << 20,
-        "chosen",
-        half="shorter queues of large calls behind a late rank",
-        double="twice the memory behind a late rank",
-    )
-    # So many calls that did not ask are reported together, or at the next one that asks.
-    max_unreported: int = value(
-        64,
-        "chosen",
-        half="twice the messages to the board",
-        double="who was late is known 64 calls later",
-    )
-    # Of calls of microseconds one in `short_stride` is reported, after so many that all were.
-    short_calls: int = value(
-        256,
-        "chosen",
-        half="who is late to a program's first calls is less exact",
-        double="256 calls more are reported",
-    )
-    short_stride: int = value(
-        17,
-        "odd: what recurs every few calls is not missed",
-        half="short calls are reported twice as often",
-        double="who is late to short calls is known half as soon",
-    )
-
-
-POLICY = LateCallPolicy()
+# Calls that are predicted to take less than the first, `shared` times as much where ranks share cores, or that have
+# fewer bytes do not ask: scheduling keeps ranks apart by a few ms there without any being late.
+LEAST_NORMAL_S = 2e-3  # the board costs 0.05 ms a call, up to 1 ms where ranks share cores
+SHARED = 4  # up to 1 ms a call is an eighth of 8 ms
+LEAST_NBYTES = 64 << 10  # chosen: starts, not bytes, are the time of smaller ones
+# A part of the chunks joins late (late_hybrid) in calls that take so long.
+LEAST_CUT_S = 20e-3  # each choice has a plan, made at the first call that needs it
+# Without several ranks begin calls that take so long, where the join takes such a part of the ordinary time.
+LEAST_SEVERAL_S = 50e-3  # each set of ranks has a plan of its own
+# A start without several ranks, or where hosts have several ranks or unlike NICs, is to leave at most such a part
+# of the ordinary call after the last arrival.
+MOST_JOIN = 0.9  # 8 hosts at 25 MB/s, one NIC at a quarter, another rank late: begun 4.8 of s/rate, else 4.09
+# After its time is over a rank gives the board, and others that finish what they began, this long.
+GRACE_S = 5.0  # chosen: a busy store answers within a second
+# The plans of calls by the board that are kept.
+MAX_PLANS = 64
+# Calls go ahead of others while these have less scratch memory than this.
+AHEAD_NBYTES = 256 << 20
+# So many calls that did not ask are reported together, or at the next one that asks.
+MAX_UNREPORTED = 64
+# Of calls of microseconds one in `short_stride` is reported, after so many that all were.
+SHORT_CALLS = 256
+SHORT_STRIDE = 17  # odd: what recurs every few calls is not missed
 
 
 class LateRanks:
@@ -163,7 +102,7 @@ class LateRanks:
         self._turns: dict[int, Turn] = {}
         self._unreported: list[tuple[float, str]] = []
         self._short = 0
-        self.plans: Plans = Plans(communicator, [None] * POLICY.max_plans)
+        self.plans: Plans = Plans(communicator, [None] * MAX_PLANS)
         self.ready: ReadyPrograms = ReadyPrograms(self.plans.programs, communicator.rank, communicator.world_size)
         self.arrivals: ArrivalLog = ArrivalLog(communicator.world_size)
         self.ran: Counter[str] = Counter()
@@ -179,7 +118,7 @@ class LateRanks:
     @property
     def has_room(self) -> bool:
         """Whether a call may take scratch memory while those before it have theirs."""
-        return self._communicator.scratch.lent_nbytes < POLICY.ahead_nbytes
+        return self._communicator.scratch.lent_nbytes < AHEAD_NBYTES
 
     @property
     def is_idle(self) -> bool:
@@ -193,7 +132,7 @@ class LateRanks:
     def _set_free(self, signature: str, number: int, calls: int) -> None:
         """Those of the `calls` after call `number` that have `signature` are not to be asked about."""
         self._free[signature] = number + calls
-        if len(self._free) > SEQUENCER.max_signatures:
+        if len(self._free) > MAX_SIGNATURES:
             del self._free[next(iter(self._free))]
         for turn in self._turns.values():
             if turn.signature == signature and turn.number > number and self.is_free(turn):
@@ -205,7 +144,7 @@ class LateRanks:
         Cost: under 1 us.
         """
         self._unreported.append((self._communicator.machine.now_s(), signature))
-        if len(self._unreported) >= POLICY.max_unreported:
+        if len(self._unreported) >= MAX_UNREPORTED:
             self.report()
 
     def came_shortly(self) -> None:
@@ -214,7 +153,7 @@ class LateRanks:
         The board takes as long over a call as that does.
         """
         self._short += 1
-        if self._short <= POLICY.short_calls or self._short % POLICY.short_stride == 0:
+        if self._short <= SHORT_CALLS or self._short % SHORT_STRIDE == 0:
             self.came()
 
     def report(self) -> None:
@@ -294,7 +233,7 @@ class LateRanks:
         """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
         communicator = self._communicator
         model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
-        if size < POLICY.least_nbytes or collective != "all_reduce" or communicator.deterministic or model is None:
+        if size < LEAST_NBYTES or collective != "all_reduce" or communicator.deterministic or model is None:
             return None
         key = collective, size, model
         if key not in self._policies:
@@ -308,7 +247,7 @@ class LateRanks:
             return None
         many = n > MAX_PRICED_RANKS
         normal_s = communicator.tuning.ordinary_s(collective, nbytes)
-        least_s = POLICY.least_normal_s * (POLICY.shared if communicator.pauses.shared else 1)
+        least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
         if normal_s < least_s or self.seat is None:
             return None
         links = communicator.tuning.links
@@ -317,16 +256,16 @@ class LateRanks:
         options = single_options(collective, n, nbytes, links, many)
         if over_nodes and not many:
             # Without some ranks it may not pay to begin: for these all others wait. Laws are not as exact.
-            options = [option for option in options if option.join_s < POLICY.most_join * normal_s]
+            options = [option for option in options if option.join_s < MOST_JOIN * normal_s]
         if many:
             return to_text(Policy(normal_s, tuple(options)))
-        if normal_s >= POLICY.least_cut_s and not over_nodes:
+        if normal_s >= LEAST_CUT_S and not over_nodes:
             options += cut_options(options[0], n)
-        if normal_s >= POLICY.least_several_s:
+        if normal_s >= LEAST_SEVERAL_S:
             numbers = range(2, min(MAX_LATE, n - 1) + 1)
             group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
-            options += [option for option in several if option.join_s < POLICY.most_join * normal_s]
+            options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
         return to_text(Policy(normal_s, tuple(undominated(options))))
 
 
@@ -560,7 +499,7 @@ class LateRequest(CollectiveRequest):
         if self._gave_up_s is None and self._turn.waits:
             self._gave_up_s = now_s
             self._late.give_up(self._turn.number)
-        if self._gave_up_s is None or now_s > self._gave_up_s + POLICY.grace_s:
+        if self._gave_up_s is None or now_s > self._gave_up_s + GRACE_S:
             super()._expire(limit_s)
 
     def test(self) -> bool:

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 from typing import NamedTuple
@@ -31,7 +31,6 @@ from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.passes import waiting_part
 from lanterne.collectives.topology.topology import Topology
 from lanterne.transport.board.late_policy import Option
-from lanterne.transport.steering import steers, value
 
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
@@ -58,50 +57,18 @@ APART = 1.03
 _making = threading.Lock()
 
 
-@steers
-@dataclass(frozen=True)
-class OptionPolicy:
-    """Which late-rank algorithms are weighed, and how exactly they are priced."""
-
-    # Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
-    most_crowded: float = value(
-        0.96,
-        "a network likes many messages at once less than the model does",
-        half="hardly ever taken: small buffers join later",
-        double="taken wherever they can be, also where they are slower",
-    )
-    # Of more ranks on equal links, those are none.
-    crowded_ranks: int = value(
-        16,
-        "chosen: a rank that has messages with more at once meets them at its port",
-        half="9 to 16 ranks join up to 5 % later",
-        double="schedules of 1,000 messages a round are priced when a signature is new",
-    )
-    # And late_hybrid only where it may save such a part of the join: a cut that was too low costs several times what a
-    # good one saves.
-    least_gain: float = value(
-        0.04,
-        "chosen: models measured under load are wrong by more",
-        half="more bad cuts",
-        double="cuts that save 4 to 8 % are not tried",
-    )
-    # Of schedules with more chunks, so many for each rank that is there are priced.
-    priced_slices: int = value(
-        16,
-        "chosen",
-        half="prices of long pipelines are less exact",
-        double="pricing takes twice as long when a signature is new",
-    )
-    # Of more ranks, nodes are told apart by whether they are slow alone, and only the slow ones may hang on the others.
-    placed_ranks: int = value(
-        32,
-        "counted: of 64 ranks all kinds take three times as long to price as two, seconds at a signature's first call",
-        half="clusters of 17 to 32 ranks have options that fit who is late less well",
-        double="pricing takes up to three times as long on uneven clusters of 33 to 64 ranks",
-    )
-
-
-POLICY = OptionPolicy()
+# Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
+MOST_CROWDED = 0.96  # a network likes many messages at once less than the model does
+# Of more ranks on equal links, those are none.
+CROWDED_RANKS = 16  # chosen: a rank that has messages with more at once meets them at its port
+# And late_hybrid only where it may save such a part of the join: a cut that was too low costs several times what a
+# good one saves.
+LEAST_GAIN = 0.04  # chosen: models measured under load are wrong by more
+# Of schedules with more chunks, so many for each rank that is there are priced.
+PRICED_SLICES = 16
+# Of more ranks, nodes are told apart by whether they are slow alone, and only the slow ones may hang on the others.
+# counted: of 64 ranks all kinds take three times as long to price as two, seconds at a signature's first call
+PLACED_RANKS = 32
 
 
 class RankKind(NamedTuple):
@@ -157,7 +124,7 @@ def _places_in(kind: RankKind, names: Sequence[str], collective: str, nbytes: in
     places = []
     for ranks, chained in _by_chain(kind.ranks, least_s, _chain_s(collective, topology, nbytes)):
         options = usual if chained is None else usual | {CHAIN: option(CHAIN, chained)}
-        soon_s = POLICY.most_crowded * min(each.join_s for each in options.values())
+        soon_s = MOST_CROWDED * min(each.join_s for each in options.values())
         crowded = (option(name, slowest) for name in CROWDED_ALGORITHMS)
         places.append(Place(ranks, (*options.values(), *(each for each in crowded if each.join_s < soon_s))))
     return places
@@ -166,7 +133,7 @@ def _places_in(kind: RankKind, names: Sequence[str], collective: str, nbytes: in
 def _by_join(kind: RankKind, names: Sequence[str], collective: str, nbytes: int, topology: Topology) -> list[RankKind]:
     """`kind` by what joins take without each node, where NICs differ: by where the node stands in their order."""
     first = {topology.node_of[rank]: rank for rank in reversed(kind.ranks)}
-    if len(first) == 1 or not topology.is_uneven or topology.world_size > POLICY.placed_ranks:
+    if len(first) == 1 or not topology.is_uneven or topology.world_size > PLACED_RANKS:
         return [kind]
     samples = first | {topology.node_of[kind.sample]: kind.sample}
     joins_s = {
@@ -197,7 +164,7 @@ def _by_chain(
         chain_s: of each rank.
     """
     slowest = max(ranks, key=chain_s.__getitem__)
-    if len(chain_s) > POLICY.placed_ranks:
+    if len(chain_s) > PLACED_RANKS:
         yield tuple(ranks), slowest if chain_s[slowest] < least_s else None
         return
     found: dict[float, list[int]] = {}
@@ -258,7 +225,7 @@ def _cost_together(one: Place, other: Place) -> float:
 
 def _crowded_names(collective: str, world_size: int, nbytes: int, links: Links) -> tuple[str, ...]:
     """Those of CROWDED_ALGORITHMS that pay on equal links, each with the chunk count that whole starts like best."""
-    if world_size > POLICY.crowded_ranks:
+    if world_size > CROWDED_RANKS:
         return ()
     late = _likely_absent(world_size, links, 1)
     with _making:
@@ -266,7 +233,7 @@ def _crowded_names(collective: str, world_size: int, nbytes: int, links: Links) 
             name: _option(collective, name, world_size, nbytes, links, late, ahead=False).join_s
             for name in (*LATE_ALGORITHMS, *CROWDED_ALGORITHMS)
         }
-    least_s = POLICY.most_crowded * min(join_s[name] for name in LATE_ALGORITHMS)
+    least_s = MOST_CROWDED * min(join_s[name] for name in LATE_ALGORITHMS)
     return tuple(name for name in CROWDED_ALGORITHMS if join_s[name] < least_s)
 
 
@@ -293,9 +260,9 @@ def group_name(links: Links) -> str:
 
 
 def _priced_leaf_sets(links: Links) -> tuple[tuple[int, ...], ...]:
-    """Which nodes may hang on the others; of more than POLICY.placed_ranks ranks the slow ones alone."""
+    """Which nodes may hang on the others; of more than PLACED_RANKS ranks the slow ones alone."""
     leaf_sets = leaf_sets_of(links)
-    return leaf_sets[:1] if isinstance(links, Topology) and links.world_size > POLICY.placed_ranks else leaf_sets
+    return leaf_sets[:1] if isinstance(links, Topology) and links.world_size > PLACED_RANKS else leaf_sets
 
 
 def _over_leaves(leaves: tuple[int, ...]) -> str:
@@ -307,11 +274,11 @@ def kinds_of(topology: Topology) -> list[RankKind]:
 
     Ranks are alike by their own NIC, and their nodes by their NICs, their numbers of ranks, and whether they may hang
     on the others. By all of these, or where these are more kinds than may be priced by the last ones, and by the others
-    as far as that leaves room; and where ranks are more than POLICY.placed_ranks by whether they hang.
+    as far as that leaves room; and where ranks are more than PLACED_RANKS by whether they hang.
     """
     takes, leaf_sets = [round(float(each), 1) for each in topology.node_takes], _priced_leaf_sets(topology)
     hangs = [tuple(node in leaves for leaves in leaf_sets) for node in range(len(topology.nodes))]
-    is_large = topology.world_size > POLICY.placed_ranks
+    is_large = topology.world_size > PLACED_RANKS
     numbers: list[tuple[float, ...]] = [
         (takes[node], len(topology.nodes[node]), round(slowdown, 1))
         for node, slowdown in zip(topology.node_of, topology.nic_slowdown, strict=True)
@@ -381,7 +348,7 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
     for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
         before_s = whole.before_s * joined / chunks
         cut_s = whole.before_s - before_s
-        if cut_s / world_size >= POLICY.least_gain * whole.join_s:
+        if cut_s / world_size >= LEAST_GAIN * whole.join_s:
             choice = f"late_hybrid/{chunks}/{joined}"
             options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
     return options
@@ -421,7 +388,7 @@ def _option(
         assert chunks is not None, "of each in late_names"
         return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, paced), late)
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
-    priced = chunks if late == 1 or chunks is None else min(chunks, POLICY.priced_slices * (world_size - late))
+    priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
     nodes = nodes_of_links(links) if line.nodes else None
     schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
     # Where links and nodes are alike joins take as long by rounds.

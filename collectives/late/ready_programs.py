@@ -11,7 +11,7 @@ from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.plans import MAX_CHECKED_RANKS, RankPrograms, is_in_roles
 from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.board.late_policy import from_text, likely
-from lanterne.transport.board.sequencer import POLICY as SEQUENCER
+from lanterne.transport.board.sequencer import MAX_SIGNATURES
 
 # What calls alike share: their key, whether they are in place, and the board's policy as text.
 Signature: TypeAlias = tuple[Key, bool, str]
@@ -38,7 +38,7 @@ class ReadyPrograms:
         signature = call.key, call.in_place, policy
         if call.entry is not None or signature in self._seen:
             return
-        if len(self._seen) >= SEQUENCER.max_signatures:
+        if len(self._seen) >= MAX_SIGNATURES:
             self._seen.clear()  # What is still kept (RankPrograms) is found, not made again.
         self._seen.add(signature)
         self._left[signature] = call.dtype

@@ -9,11 +9,9 @@ does what needs nobody to be late, but behind a join that is to be done.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, TIMEOUT, WITHOUT, Record
-from lanterne.transport.steering import steers, value
 
 # What a rank does next in a call: say that it has come, or that it is ready; begin without the late rank; run the rest
 # of that; run all; end it, as the record says.
@@ -29,22 +27,9 @@ BUSY, NEARLY, WAITING, ENDING, LEAVING, COMPLETE = range(6)
 _NEEDS = {WITHOUT: WAITING, NORMAL: LEAVING, JOIN: ENDING, ABORT: COMPLETE}
 
 
-@steers
-@dataclass(frozen=True)
-class TurnPolicy:
-    """When a call gets ready to begin without a late rank."""
-
-    # Not sooner than needed: one that the board has told to begin so does, whenever its turn is, though the rank may
-    # have come by then, which costs it the difference to the ordinary algorithm.
-    ready_left: float = value(
-        0.25,
-        "8 hosts at 25 MB/s, eight calls of 4 MiB, late by half of them: the board answers in 1/30 of a call",
-        half="in short calls the board's word comes after the call before it has nothing more to send",
-        double="half of all late ranks come to a call that is to begin without them, although it had not",
-    )
-
-
-POLICY = TurnPolicy()
+# Not sooner than needed: one that the board has told to begin so does, whenever its turn is, though the rank may
+# have come by then, which costs it the difference to the ordinary algorithm.
+READY_LEFT = 0.25  # 8 hosts at 25 MB/s, eight calls of 4 MiB, late by half of them: the board answers in 1/30 of a call
 
 
 class TurnStep(NamedTuple):
@@ -141,6 +126,6 @@ class Turn:
             return (LEAVING if done else ENDING) if left <= 0 else WAITING
         if self._state == _OVER and drained:
             return LEAVING
-        if self._state in (_EARLY, _OVER) and left <= POLICY.ready_left:
+        if self._state in (_EARLY, _OVER) and left <= READY_LEFT:
             return WAITING if left <= 0 else NEARLY
         return BUSY

@@ -26,6 +26,7 @@ OP_NAMES = ("copy", "reduce")
 # Of a schedule, one entry per transfer.
 Column: TypeAlias = NDArray[np.int32]
 Ints: TypeAlias = NDArray[np.int64]
+Numbers: TypeAlias = NDArray[np.float64]
 # The rank that is expected last, several of them, or none.
 LateRank: TypeAlias = int | tuple[int, ...] | None
 # Src, dst, chunk and op of transfers of one round, to be broadcast together.

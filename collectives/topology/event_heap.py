@@ -1,14 +1,16 @@
-"""What is to come, soonest first: a heap of times and numbers, for loops that are compiled beforehand."""
+"""A binary heap of (time, number) in two arrays, for the compiled event loops.
 
-import numpy as np
-from numpy.typing import NDArray
+Importing it loads Numba, so import it where prices by events are needed, not at the top of a module.
+"""
 
-Ints = NDArray[np.int64]
-Numbers = NDArray[np.float64]
+from numba import njit
+
+from lanterne.collectives.schedule.ir import Ints, Numbers
 
 
+@njit(cache=True)
 def push(heap_s: Numbers, heap: Ints, size: int, time_s: float, what: int) -> int:
-    """Put `what` at `time_s` into the heap of `size`; its new size. Of what is at once the least comes first."""
+    """Insert `what` at `time_s` and return the new size. The least number of equal times comes first."""
     at = size
     while at:
         above = (at - 1) >> 1
@@ -22,8 +24,9 @@ def push(heap_s: Numbers, heap: Ints, size: int, time_s: float, what: int) -> in
     return size + 1
 
 
+@njit(cache=True)
 def pop(heap_s: Numbers, heap: Ints, size: int) -> int:
-    """Take out the first of the heap of `size`; its new size."""
+    """Remove the first entry and return the new size."""
     size -= 1
     time_s = heap_s[size]
     what = heap[size]

@@ -1,10 +1,13 @@
-"""The loop over events of flows.py, which is compiled beforehand (see compiled_loops.py).
+"""The event loop of flows.py, compiled by Numba on first use and kept in Numba's cache.
 
 Sizes come first; then arrays, of messages, of turns (see flows.Turns), and to work in. The heap has turns that begin,
 by their numbers, and messages that begin to flow, behind those.
 """
 
-from lanterne.collectives.topology.event_heap import Ints, Numbers, pop, push
+from numba import njit
+
+from lanterne.collectives.schedule.ir import Ints, Numbers
+from lanterne.collectives.topology.event_heap import pop, push
 
 # A flow with so small a part left is done; events are at once that differ by such a part of the time.
 DONE, AT_ONCE = 1e-9, 1e-12
@@ -12,6 +15,66 @@ DONE, AT_ONCE = 1e-9, 1e-12
 ENDLESS, NEVER_S = 1e30, float("inf")
 
 
+@njit(cache=True)
+def share(
+    num_links: int,
+    columns: int,
+    flowing: int,
+    links: Ints,
+    capacity: Numbers,
+    active: Ints,
+    rate: Numbers,
+    waiting: Ints,
+    spare: Numbers,
+    least: Numbers,
+    users: Ints,
+) -> None:
+    """Max-min: a link that leaves each of its flows less than their other links do fixes their rates; and again."""
+    for place in range(flowing):
+        waiting[place] = active[place]
+    for link in range(num_links):
+        spare[link] = capacity[link]
+    unfixed = flowing
+    while unfixed:
+        for link in range(num_links):
+            users[link] = 0
+        for place in range(unfixed):
+            for column in range(columns):
+                users[links[waiting[place] * columns + column]] += 1
+        for link in range(num_links):
+            if users[link]:
+                least[link] = spare[link] / users[link]
+        # A link where some flow gets less elsewhere has to wait for that: it has no users here.
+        for place in range(unfixed):
+            flow = waiting[place]
+            its = NEVER_S
+            for column in range(columns):
+                its = min(its, least[links[flow * columns + column]])
+            rate[flow] = its
+            for column in range(columns):
+                if least[links[flow * columns + column]] > its:
+                    users[links[flow * columns + column]] = 0
+        kept = 0
+        for place in range(unfixed):
+            flow = waiting[place]
+            its = rate[flow]
+            fixed = False
+            for column in range(columns):
+                link = links[flow * columns + column]
+                fixed = fixed or (users[link] > 0 and least[link] == its)
+            if not fixed:
+                waiting[kept] = flow
+                kept += 1
+                continue
+            rate[flow] = min(its, ENDLESS)
+            for column in range(columns):
+                link = links[flow * columns + column]
+                if spare[link] < NEVER_S:
+                    spare[link] = max(spare[link] - its, 0.0)
+        unfixed = kept
+
+
+@njit(cache=True, nogil=True)
 def run_events(
     num_ranks: int,
     num_turns: int,
@@ -113,61 +176,3 @@ def run_events(
                     size = push(heap_s, heap, size, then_s, turn + 1)
         flowing = kept
         stale = True
-
-
-def share(
-    num_links: int,
-    columns: int,
-    flowing: int,
-    links: Ints,
-    capacity: Numbers,
-    active: Ints,
-    rate: Numbers,
-    waiting: Ints,
-    spare: Numbers,
-    least: Numbers,
-    users: Ints,
-) -> None:
-    """Max-min: a link that leaves each of its flows less than their other links do fixes their rates; and again."""
-    for place in range(flowing):
-        waiting[place] = active[place]
-    for link in range(num_links):
-        spare[link] = capacity[link]
-    unfixed = flowing
-    while unfixed:
-        for link in range(num_links):
-            users[link] = 0
-        for place in range(unfixed):
-            for column in range(columns):
-                users[links[waiting[place] * columns + column]] += 1
-        for link in range(num_links):
-            if users[link]:
-                least[link] = spare[link] / users[link]
-        # A link where some flow gets less elsewhere has to wait for that: it has no users here.
-        for place in range(unfixed):
-            flow = waiting[place]
-            its = NEVER_S
-            for column in range(columns):
-                its = min(its, least[links[flow * columns + column]])
-            rate[flow] = its
-            for column in range(columns):
-                if least[links[flow * columns + column]] > its:
-                    users[links[flow * columns + column]] = 0
-        kept = 0
-        for place in range(unfixed):
-            flow = waiting[place]
-            its = rate[flow]
-            fixed = False
-            for column in range(columns):
-                link = links[flow * columns + column]
-                fixed = fixed or (users[link] > 0 and least[link] == its)
-            if not fixed:
-                waiting[kept] = flow
-                kept += 1
-                continue
-            rate[flow] = min(its, ENDLESS)
-            for column in range(columns):
-                link = links[flow * columns + column]
-                if spare[link] < NEVER_S:
-                    spare[link] = max(spare[link] - its, 0.0)
-        unfixed = kept

@@ -5,23 +5,18 @@ message starts when both its ranks are there. Then it waits for the start-up tim
 flows at the rate that all flows of that moment leave it. What happens at the same time is done at once. Where links
 or nodes differ, prices are what this says; elsewhere it shares none of the model, and judges it.
 
-The loop over events (flow_events.py) is compiled when it first runs, in some 20 ms. Then 16 ranks take a millisecond,
-and 1,024 ranks in the rounds of a hierarchical all-reduce a second or some more.
+The loop over events (flow_events.py) is compiled by Numba. Then 16 ranks take a millisecond, and 1,024 ranks in the
+rounds of a hierarchical all-reduce a second or some more.
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanterne.collectives.schedule.cost import CostModel, chunk_nbytes, num_messages
-from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Ints
-from lanterne.collectives.topology.compiled_loops import addresses, compiled
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Ints, Numbers
 from lanterne.collectives.topology.crossing import SharedLinks
-from lanterne.collectives.topology.event_heap import Numbers
-from lanterne.collectives.topology.flow_events import run_events
 
 # The beta of links without an end to their rate, s per byte.
 LEAST_BETA = 1e-30
@@ -76,14 +71,13 @@ def simulate_flows(
         start_s: (world_size,) when each rank comes; None: all at 0.
     """
     finish_s = np.zeros(schedule.world_size) if start_s is None else np.array(start_s, float)
-    arguments = arguments_of(schedule, nbytes, topology, finish_s)
-    _events()(*addresses(arguments))
+    from lanterne.collectives.topology.flow_events import run_events
+
+    run_events(*arguments_of(schedule, nbytes, topology, finish_s))
     return finish_s
 
 
-def arguments_of(
-    schedule: CollectiveSchedule, nbytes: float, topology: SharedLinks, finish_s: Numbers
-) -> list[int | float | Numbers | Ints]:
+def arguments_of(schedule: CollectiveSchedule, nbytes: float, topology: SharedLinks, finish_s: Numbers) -> list[Any]:
     """The arguments of run_events, of which `finish_s` is the last; otherwise as of simulate_flows."""
     unit = chunk_nbytes(schedule, nbytes)
     messages = messages_of(schedule, unit, topology)
@@ -104,12 +98,7 @@ def arguments_of(
         *(numbers(num_links), numbers(num_links), ints(num_links), finish_s),
     )
     sizes = schedule.world_size, len(turns.rank), num_links, messages.links.shape[1]
-    return [*sizes, topology.gamma_s_per_byte * unit, *map(np.ascontiguousarray, arrays)]
-
-
-@functools.cache
-def _events() -> Callable[..., None]:
-    return compiled(run_events)
+    return [*sizes, float(topology.gamma_s_per_byte * unit), *map(np.ascontiguousarray, arrays)]
 
 
 def messages_of(schedule: CollectiveSchedule, unit: float, topology: SharedLinks) -> Messages:

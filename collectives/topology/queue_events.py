@@ -1,11 +1,15 @@
-"""The loop over events of queues.py, which is compiled beforehand (see compiled_loops.py).
+"""The event loop of queues.py, compiled by Numba on first use and kept in Numba's cache.
 
 A message becomes ready, leaves, enters and arrives: number `message` of each kind, one kind behind the other.
 """
 
-from lanterne.collectives.topology.event_heap import Ints, Numbers, pop, push
+from numba import njit
+
+from lanterne.collectives.schedule.ir import Ints, Numbers
+from lanterne.collectives.topology.event_heap import pop, push
 
 
+@njit(cache=True, nogil=True)
 def run_queues(
     num_ranks: int,
     num_messages: int,

@@ -12,20 +12,15 @@ A link carries one message after the other, the one first that came first, as so
 messages of some 10 to 100 KB. Streams, which go by rounds, share links by flows instead (flows.py).
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanterne.collectives.schedule.cost import chunk_nbytes
-from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints, Phase
-from lanterne.collectives.topology.compiled_loops import addresses, compiled
+from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints, Numbers, Phase
 from lanterne.collectives.topology.crossing import SharedLinks
-from lanterne.collectives.topology.event_heap import Numbers
 from lanterne.collectives.topology.flows import Messages, messages_of
-from lanterne.collectives.topology.queue_events import run_queues
 
 # Slots of scratch for each sum that comes in the fullest round, as of execute/scratch.py.
 SLOTS = 2
@@ -61,16 +56,13 @@ def simulate_queues(
         node_of: (world_size,) the node of each rank.
         starts_s: (calls, world_size) when each rank comes.
     """
+    from lanterne.collectives.topology.queue_events import run_queues
+
     arguments = arguments_of(cut(schedule, pacing.cells), nbytes, topology, node_of, pacing)
     finish_s = np.array(starts_s, float, order="C")
     for its_s in finish_s:
-        _events()(*addresses([*arguments, its_s]))
+        run_queues(*[*arguments, its_s])
     return finish_s
-
-
-@functools.cache
-def _events() -> Callable[..., None]:
-    return compiled(run_queues)
 
 
 def cut(schedule: CollectiveSchedule, cells: int) -> CollectiveSchedule:
@@ -96,7 +88,7 @@ def arguments_of(
     topology: SharedLinks,
     node_of: Ints,
     pacing: Pacing = UNPACED,
-) -> list[int | Numbers | Ints]:
+) -> list[Any]:
     """The arguments of run_queues but for the last one, of a schedule that is cut; otherwise as of simulate_queues."""
     unit = chunk_nbytes(schedule, nbytes)
     messages = messages_of(schedule, unit, topology)

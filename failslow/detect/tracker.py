@@ -24,7 +24,7 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 
 One fact is one event: what is told of again within 8 rows, in the same direction, only makes the level better known.
 
-Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/detector/bocd.py has it),
+Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (evaluation/detector/bocd.py has it),
 medians instead of means, provisional and confirmed events, the slow path, re-anchoring.
 """
 
@@ -63,7 +63,7 @@ class Tracker:
 
     Attributes: `row`: rows seen.
 
-    Cost: see bench/results/cpu-2-cores.md; memory is constant but for the confirmed events.
+    Cost: see evaluation/results/cpu-2-cores.md; memory is constant but for the confirmed events.
     """
 
     def __init__(self) -> None:

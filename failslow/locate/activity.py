@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable
 from lanterne.failslow.locate.trace import Trace, filled
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,70 +25,19 @@ if TYPE_CHECKING:
     from lanterne.failslow.locate.replay import Array, Operation, StageLink
 
 
-@steers
-@dataclass(frozen=True)
-class ActivityPolicy:
-    """What calls tell of compute, and what not."""
+# A label marks steps where so many of the ranks have it, so often.
+MARKED_RANKS = 0.8
+MARKED_STEPS = 4
+BROKEN = 4.0  # chosen: times its usual that a rank's step with missing rows seems to take
+TOGETHER_S = 2e-5  # chosen: calls that begin within it are posted together
+WAITING = 0.1  # chosen: share of the time between calls by which a send lasts longer that waits
+# chosen: times as far that compute is from usual when told from the beginnings of sends that wait, if these do not
+# block
+STEADIER = 0.995
+MAX_STEPS = 512  # chosen: of more steps several are one, by their medians, as what is slow for long shows there too
+TOLD_BY = 64  # chosen: messages that a step begins with, of which those of two steps are compared
+LEAST_TOLD = 0.25  # chosen: share of the operations of a rank, and of a step, that must be told; the rest is filled in
 
-    # A label marks steps where so many of the ranks have it, so often.
-    marked_ranks: float = value(
-        0.8,
-        "chosen",
-        half="labels of a few ranks mark steps",
-        double="it is above 1: no label marks steps",
-    )
-    marked_steps: int = value(
-        4,
-        "chosen",
-        half="labels of a warm-up mark steps",
-        double="short records have no steps",
-    )
-    broken: float = value(
-        4.0,
-        "chosen: times its usual that a rank's step with missing rows seems to take",
-        half="ranks of half their speed are taken for missing rows",
-        double="steps with missing rows look slow",
-    )
-    together_s: float = value(
-        2e-5,
-        "chosen: calls that begin within it are posted together",
-        half="calls of slow machines count as one after the other",
-        double="calls one after the other count as posted together",
-    )
-    waiting: float = value(
-        0.1,
-        "chosen: share of the time between calls by which a send lasts longer that waits",
-        half="messages that are long are taken for waiting",
-        double="short waits say nothing of whether sends block",
-    )
-    steadier: float = value(
-        0.995,
-        "chosen: times as far that compute is from usual when told from the beginnings of sends that wait, if these "
-        "do not block",
-        half="sends of few long waits are taken for blocking: who waits for a slow rank seems fast",
-        double="sends that block are taken for ones that do not",
-    )
-    max_steps: int = value(
-        512,
-        "chosen: of more steps several are one, by their medians, as what is slow for long shows there too",
-        half="short spells vanish from long records",
-        double="replays take twice as long",
-    )
-    told_by: int = value(
-        64,
-        "chosen: messages that a step begins with, of which those of two steps are compared",
-        half="where half of these are lost the numbers of steps may be taken wrongly",
-        double="four times the comparisons",
-    )
-    least_told: float = value(
-        0.25,
-        "chosen: share of the operations of a rank, and of a step, that must be told; the rest is filled in",
-        half="ranks are judged by what was filled in",
-        double="ranks of broken records are not judged",
-    )
-
-
-POLICY = ActivityPolicy()
 
 # Of a forward and a backward with no message between them: a backward takes twice a forward.
 SHARES = {"F": 1 / 3, "B": 2 / 3}
@@ -138,7 +86,7 @@ def _activity(
     """The Activity of (S, D, operations) seconds of each stage, NaN where not known, which is filled in."""
     import numpy as np
 
-    if (block := -(-len(ids) // POLICY.max_steps)) > 1:
+    if (block := -(-len(ids) // MAX_STEPS)) > 1:
         ids, compute_s = ids[::block], [_thinned(durations, block) for durations in compute_s]
         links = {link: _thinned(alone, block) for link, alone in links.items()}
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -146,13 +94,11 @@ def _activity(
         for durations in compute_s:
             usual = np.nanmedian(durations, axis=0)
             # What takes no time is no compute: a call was still on when the next began.
-            durations[(durations > POLICY.broken * usual) | (durations <= POLICY.together_s)] = np.nan
+            durations[(durations > BROKEN * usual) | (durations <= TOGETHER_S)] = np.nan
     told = np.stack([np.isfinite(durations).mean(axis=2) for durations in compute_s], axis=2)
     # A step that most ranks lack, as the first or the last, is none.
-    whole = np.median(told, axis=(1, 2)) >= POLICY.least_told
-    replicas = (
-        (told[whole].mean(axis=0) >= POLICY.least_told).all(axis=1) if whole.any() else np.zeros(len(layout), bool)
-    )
+    whole = np.median(told, axis=(1, 2)) >= LEAST_TOLD
+    replicas = (told[whole].mean(axis=0) >= LEAST_TOLD).all(axis=1) if whole.any() else np.zeros(len(layout), bool)
     if not replicas.any():
         return Activity(None, "no step is told by most ranks with the calls around it", ())
     compute_s = [durations[whole][:, replicas] for durations in compute_s]
@@ -263,7 +209,7 @@ def _marker(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.bool_] | N
     for one in np.unique(label[collective]).tolist():
         rows = collective & (label == one)
         counts = np.unique(table.rank[rows], return_counts=True)[1]
-        if len(counts) >= POLICY.marked_ranks * ranks and np.median(counts) >= POLICY.marked_steps:
+        if len(counts) >= MARKED_RANKS * ranks and np.median(counts) >= MARKED_STEPS:
             size = int(sizes[table.group[np.argmax(rows)]])
             found.append((float(np.median(counts)), -size, one))
     if not found:
@@ -327,7 +273,7 @@ def _started_sends(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.boo
     if not is_send.any():
         return started
     # Those that are posted together begin together.
-    batch = np.cumsum(np.append(True, (np.diff(start_s) > POLICY.together_s) | (np.diff(rank) != 0))) - 1
+    batch = np.cumsum(np.append(True, (np.diff(start_s) > TOGETHER_S) | (np.diff(rank) != 0))) - 1
     at = np.flatnonzero(np.diff(batch, prepend=-1))
     received_s, to = start_s[at].copy(), np.full(len(at), -1)
     np.maximum.at(received_s, batch[~is_send], end_s[~is_send])
@@ -342,9 +288,9 @@ def _started_sends(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.boo
     if not len(own):
         return started
     both_s = [begins_s[here + 1] - free_s for free_s in over_s]
-    waits = both_s[0] - both_s[1] > POLICY.waiting * np.median(both_s[0])
+    waits = both_s[0] - both_s[1] > WAITING * np.median(both_s[0])
     spread_s = [_spread(keys, values, waits) for values in both_s]
-    if spread_s[0] < POLICY.steadier * spread_s[1]:
+    if spread_s[0] < STEADIER * spread_s[1]:
         started[rows[is_send]] = True
     return started
 
@@ -380,7 +326,7 @@ def _calls_of(
     rows = np.flatnonzero(known & (table.rank == rank))
     rows = rows[np.argsort(table.start_s[rows], kind="stable")]
     start_s, before_s = table.start_s[rows], np.maximum.accumulate(free_s[rows])
-    first = np.append(True, np.diff(start_s) > POLICY.together_s)[: len(rows)]
+    first = np.append(True, np.diff(start_s) > TOGETHER_S)[: len(rows)]
     at = np.flatnonzero(first)
     return rows, np.cumsum(first) - 1, np.append(np.nan, np.maximum(0.0, start_s[at][1:] - before_s[at[1:] - 1]))
 
@@ -609,7 +555,7 @@ def _period(numbers: NDArray[np.int64], step: NDArray[np.int64]) -> int:
     import numpy as np
 
     # In the order of their beginnings: those that a step begins with say enough.
-    steps = [(one, numbers[step == one][: POLICY.told_by]) for one in np.unique(step).tolist()]
+    steps = [(one, numbers[step == one][:TOLD_BY]) for one in np.unique(step).tolist()]
     grown = [
         (ahead // (later - one))[ahead % (later - one) == 0]
         for (one, own), (later, other) in pairwise(steps)

@@ -8,13 +8,11 @@ shortest, on whatever clock. A rank that wrote nothing is a suspect. Where nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
 from lanterne.failslow.locate.locate import Verdict, locate
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,44 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@steers
-@dataclass(frozen=True)
-class CallsPolicy:
-    """From where on calls blame a rank."""
+LAST_SHARE = 0.8  # chosen: share of the calls that a blamed rank comes last to
+WAIT_SHARE = 0.1  # chosen: share of their time that the others wait for it
+LEAST_CALLS = 5
+REGULAR = 0.7  # chosen: share of the calls that a blamed rank comes last to, of those as far apart as most that it does
+SILENT_SHARE = 0.25  # chosen: of more the records were not made, rather than the ranks lost
 
-    last_share: float = value(
-        0.8,
-        "chosen: share of the calls that a blamed rank comes last to",
-        half="ranks that are last by chance in small groups are blamed",
-        double="it is above 1: nobody is blamed",
-    )
-    wait_share: float = value(
-        0.1,
-        "chosen: share of their time that the others wait for it",
-        half="noise is blamed",
-        double="what costs less than a fifth is not told",
-    )
-    least_calls: int = value(
-        5,
-        "chosen",
-        half="two calls may be noise",
-        double="short records blame nobody",
-    )
-    regular: float = value(
-        0.7,
-        "chosen: share of the calls that a blamed rank comes last to, of those as far apart as most that it does",
-        half="who is late in steps here and there is blamed",
-        double="it is above 1: nobody is blamed",
-    )
-    silent_share: float = value(
-        0.25,
-        "chosen: of more the records were not made, rather than the ranks lost",
-        half="of a lost host with a quarter of the ranks nothing is told",
-        double="ranks whose records were not collected are called lost",
-    )
-
-
-POLICY = CallsPolicy()
 
 NEEDS = (
     "beginnings and durations of calls tell who computes slowly: NCCL_INSPECTOR_DUMP_VERBOSE=1, "
@@ -149,7 +115,7 @@ def _read(table: CallTable) -> set[int]:
 
 def _silent(table: CallTable, unread: Sequence[int]) -> list[Verdict]:
     """The ranks of which nothing was read, where they are few, or a single one."""
-    if not unread or len(unread) > max(1, POLICY.silent_share * len(table.expected)):
+    if not unread or len(unread) > max(1, SILENT_SHARE * len(table.expected)):
         return []
     because = "nothing of it was read: lost, or the one that all wait for; its host's own records would tell"
     return [Verdict("worker", tuple(unread), None, 0.0, {"state": "silent", "because": because})]
@@ -184,7 +150,7 @@ def _latest(
 ) -> Verdict | None:  # fmt: skip
     import numpy as np
 
-    clear = whole & (wait_s > POLICY.wait_share * usual_s)
+    clear = whole & (wait_s > WAIT_SHARE * usual_s)
     ranks = np.unique(last[clear])
     shares = {rank: float(wait_s[clear & (last == rank)].sum() / wait_s[whole].sum()) for rank in ranks.tolist()}
     if not shares:
@@ -193,11 +159,11 @@ def _latest(
     own = clear & (last == rank)
     groups = np.unique(table.group[table.rank == rank])
     cost = float(wait_s[own].sum() / max(usual_s[whole].sum(), 1e-30))
-    if own.sum() < POLICY.least_calls or shares[rank] < POLICY.last_share or cost < POLICY.wait_share:
+    if own.sum() < LEAST_CALLS or shares[rank] < LAST_SHARE or cost < WAIT_SHARE:
         return None
     judged = np.flatnonzero(whole)
     come, of = _recurring(table.group[rows[judged]], table.number[rows[judged]], own[judged])
-    if come < POLICY.least_calls or come < POLICY.regular * of:
+    if come < LEAST_CALLS or come < REGULAR * of:
         return None
     evidence: dict[str, Any] = {
         "state": "late",

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.locate.replay import Operation, step_s
 from lanterne.failslow.locate.trace import Trace
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,98 +27,20 @@ if TYPE_CHECKING:
     from lanterne.failslow.locate.replay import Array
 
 
-@steers
-@dataclass(frozen=True)
-class LocatePolicy:
-    """From where on a difference is blamed; of ratios above 1, half and double are of what is above 1."""
-
-    slow_worker: float = value(
-        1.05,
-        "chosen: times the peers' computing",
-        half="workers 3 % slow are blamed where noise allows",
-        double="workers up to 10 % slow are not blamed",
-    )
-    slow_link: float = value(
-        1.5,
-        "chosen: times the peers' messages",
-        half="messages 25 % slow are blamed, as other traffic makes them",
-        double="links at 60 % of their rate are not blamed",
-    )
-    slow_stage: float = value(
-        1.05,
-        "chosen: times the other stages' computing",
-        half="partitions that are 3 % uneven are told",
-        double="partitions that are 10 % uneven are not",
-    )
-    persistent: float = value(
-        0.8,
-        "chosen: share of the steps of a span that are slow",
-        half="what is slow in two steps of five is blamed",
-        double="nothing is ever blamed: it is above 1",
-    )
-    min_steps: int = value(
-        5,
-        "chosen: the least span; a quarter of the trace where that is more",
-        half="two steps may be noise",
-        double="short traces blame nobody",
-    )
-    least_told: float = value(
-        0.25,
-        "chosen: share of its operations that a worker must tell in a step that is to say whether it is slow",
-        half="steps are judged by what was filled in, which is as usual",
-        double="of short records with lost rows too few steps are left",
-    )
-    rarely_slow: float = value(
-        0.02,
-        "chosen: share of slow steps that any worker may have",
-        half="spans are less often put down to chance",
-        double="short spans of noisy jobs are put down to chance",
-    )
-    by_chance: float = value(
-        0.01,
-        "chosen: such spans expected among all workers by chance",
-        half="spans must be a step longer",
-        double="spans may be a step shorter: more wrong blame",
-    )
-    clear_errors: float = value(
-        6.0,
-        "chosen: standard errors by which a worker must differ",
-        half="noise of many workers is blamed",
-        double="small slowdowns need four times the steps",
-    )
-    min_saving: float = value(
-        0.01,
-        "chosen: share of the step that an incident must cost",
-        half="what costs nearly nothing is told",
-        double="what costs 1 to 2 % is not told",
-    )
-    min_structural_saving: float = value(
-        0.03,
-        "chosen: share of the step that stages or data must cost",
-        half="ordinary unevenness is told",
-        double="what costs 3 to 6 % is not told",
-    )
-    also: float = value(
-        0.6,
-        "chosen: share of the first structural cause's cost from which the second is told too",
-        half="lesser causes are told beside the first",
-        double="it is above 1: no structure is told",
-    )
-    same_data: float = value(
-        0.9,
-        "chosen: correlation of forwards and backwards that are long together",
-        half="what merely correlates is put down to data",
-        double="it is above 1: data is never blamed",
-    )
-    shared_data: float = value(
-        0.5,
-        "half of what microbatches differ by",
-        half="what a quarter explains is taken for data",
-        double="it is 1: nothing is taken for data",
-    )
-
-
-POLICY = LocatePolicy()
+SLOW_WORKER = 1.05  # chosen: times the peers' computing
+SLOW_LINK = 1.5  # chosen: times the peers' messages
+SLOW_STAGE = 1.05  # chosen: times the other stages' computing
+PERSISTENT = 0.8  # chosen: share of the steps of a span that are slow
+MIN_STEPS = 5  # chosen: the least span; a quarter of the trace where that is more
+LEAST_TOLD = 0.25  # chosen: share of its operations that a worker must tell in a step that is to say whether it is slow
+RARELY_SLOW = 0.02  # chosen: share of slow steps that any worker may have
+BY_CHANCE = 0.01  # chosen: such spans expected among all workers by chance
+CLEAR_ERRORS = 6.0  # chosen: standard errors by which a worker must differ
+MIN_SAVING = 0.01  # chosen: share of the step that an incident must cost
+MIN_STRUCTURAL_SAVING = 0.03  # chosen: share of the step that stages or data must cost
+ALSO = 0.6  # chosen: share of the first structural cause's cost from which the second is told too
+SAME_DATA = 0.9  # chosen: correlation of forwards and backwards that are long together
+SHARED_DATA = 0.5  # half of what microbatches differ by
 
 
 # Of steps, by their place in a Trace: (first, stop).
@@ -216,7 +137,7 @@ def _stages_vary_together(trace: Trace) -> bool:
         logs = [x - np.nanmean(x, axis=2, keepdims=True) for x in logs]
     pairs = [_correlation(one, other) for one, other in pairwise(logs)]
     told = [pair for pair in pairs if pair is not None]
-    return len(told) == len(pairs) and float(np.median(told)) >= POLICY.shared_data
+    return len(told) == len(pairs) and float(np.median(told)) >= SHARED_DATA
 
 
 def _recorded_logs(trace: Trace, compute_s: Sequence[Array]) -> list[Array]:
@@ -238,17 +159,17 @@ def _correlation(one: Array, other: Array) -> float | None:
 
 
 def _worst_span(slow: NDArray[np.bool_]) -> Span | None:
-    """The longest Span of steps of which POLICY.persistent are slow; None where it is too short.
+    """The longest Span of steps of which PERSISTENT are slow; None where it is too short.
 
     It begins and ends with a slow one.
     """
     import numpy as np
 
     count = np.concatenate(([0], np.cumsum(slow)))
-    least = max(POLICY.min_steps, len(slow) // 4)
+    least = max(MIN_STEPS, len(slow) // 4)
     for length in range(len(slow), least - 1, -1):
         share = (count[length:] - count[:-length]) / length
-        if share.max() >= POLICY.persistent:
+        if share.max() >= PERSISTENT:
             first = int(np.argmax(share))
             own = first + np.flatnonzero(slow[first : first + length])
             return int(own[0]), int(own[-1]) + 1
@@ -265,9 +186,9 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
         return [], compute_s
     slowness = _slowness(trace)
     # A step counts as slow from half the effect: noise takes some of the others' away.
-    slow = slowness >= np.log(POLICY.slow_worker) / 2
+    slow = slowness >= np.log(SLOW_WORKER) / 2
     # The lower median: of two workers the share of the one that is not slow.
-    usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), POLICY.rarely_slow)
+    usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), RARELY_SLOW)
     for stage, (ratios, is_told) in enumerate(zip(slowness, _told(trace), strict=True)):
         # From step to step, for a worker may be slow in half of them.
         noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
@@ -277,10 +198,10 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
             if span is None:
                 continue
             steps = steps[slice(*span)]
-            if slow.size * usual ** slow[stage, steps, replica].sum() > POLICY.by_chance:
+            if slow.size * usual ** slow[stage, steps, replica].sum() > BY_CHANCE:
                 continue
             effect = float(np.median(ratios[steps, replica]))
-            if effect < max(np.log(POLICY.slow_worker), POLICY.clear_errors * 1.25 * noise / len(steps) ** 0.5):
+            if effect < max(np.log(SLOW_WORKER), CLEAR_ERRORS * 1.25 * noise / len(steps) ** 0.5):
                 continue
             compute_s[stage][steps, replica] /= np.exp(effect)
             found.append((stage, replica, steps, effect))
@@ -290,11 +211,11 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
         # What costs nothing even once the others are taken out is not blamed beside them.
         costs = [_cost_beside(trace, compute_s, *suspect) for suspect in found]
         least = int(np.argmin(costs))
-        if costs[least] >= POLICY.min_saving:
+        if costs[least] >= MIN_SAVING:
             break
         compute_s = _slowed(compute_s, *found.pop(least))
     saving = _most_saved(trace, trace.compute_s, compute_s)
-    if saving < POLICY.min_saving:
+    if saving < MIN_SAVING:
         return [], [durations.copy() for durations in trace.compute_s]
     evidence = [_worker_evidence(trace, base_s, slowness, *suspect) for suspect in found]
     evidence.sort(key=lambda record: -record["saving_alone"])
@@ -312,7 +233,7 @@ def _told(trace: Trace) -> list[NDArray[np.bool_]]:
 
     if not trace.known:
         return [np.ones(durations.shape[:2], bool) for durations in trace.compute_s]
-    return [known.mean(axis=2) >= POLICY.least_told for known in trace.known]
+    return [known.mean(axis=2) >= LEAST_TOLD for known in trace.known]
 
 
 def _slowed(compute_s: Sequence[Array], stage: int, replica: int, steps: Steps, effect: float) -> list[Array]:
@@ -360,7 +281,7 @@ def _worker_evidence(
         "stage": stage,
         "replica": replica,
         "slowdown": float(np.exp(effect)),
-        "slow_step_share": float((ratios >= np.log(POLICY.slow_worker) / 2).mean()),
+        "slow_step_share": float((ratios >= np.log(SLOW_WORKER) / 2).mean()),
         "first_step": int(trace.steps[steps[0]]),
         "last_step": int(trace.steps[steps[-1]]),
         "idle_share": float(idle[replica]),
@@ -398,7 +319,7 @@ def _links(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
             continue
         ratios = _against_peers(alone)
         for replica in range(trace.replicas):
-            span = _worst_span(ratios[:, replica] >= np.log(POLICY.slow_link))
+            span = _worst_span(ratios[:, replica] >= np.log(SLOW_LINK))
             if span is None:
                 continue
             steps = slice(*span)
@@ -406,7 +327,7 @@ def _links(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
             fixed = {**trace.links, (boundary, direction): alone.copy()}
             fixed[boundary, direction][steps, replica] /= effect
             saving = _saving(base_s, step_s(trace.order, compute_s, fixed))
-            if saving < POLICY.min_saving:
+            if saving < MIN_SAVING:
                 continue
             ends = tuple(int(rank) for rank in trace.ranks[replica, boundary : boundary + 2])
             verdicts.append(Verdict("link", ends, boundary, saving, {
@@ -445,13 +366,13 @@ def _groups(trace: Trace, base_s: Array) -> list[Verdict]:
             continue
         ratios = _against_peers(alone)
         for stage in range(trace.stages):
-            span = _worst_span(ratios[:, stage] >= np.log(POLICY.slow_link))
+            span = _worst_span(ratios[:, stage] >= np.log(SLOW_LINK))
             if span is None:
                 continue
             steps = slice(*span)
             effect = float(np.exp(np.median(ratios[steps, stage])))
             saving = float((alone[steps, stage] * (1 - 1 / effect)).sum() / base_s.sum())
-            if saving >= POLICY.min_saving:
+            if saving >= MIN_SAVING:
                 ranks = tuple(map(int, trace.ranks[:, stage]))
                 evidence = {
                     "collective": kind,
@@ -467,7 +388,7 @@ def _structure(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
     base_s = step_s(trace.order, compute_s, trace.links)
     found = [v for v in (_stage(trace, compute_s, base_s), _data(trace, compute_s, base_s)) if v is not None]
     found.sort(key=lambda verdict: -verdict.saving)
-    return [v for v in found if v.saving >= POLICY.also * found[0].saving]
+    return [v for v in found if v.saving >= ALSO * found[0].saving]
 
 
 def _by_kind(order: Sequence[Operation]) -> dict[str, list[int]]:
@@ -483,12 +404,12 @@ def _stage(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict |
     usual = np.stack([np.median(durations.sum(axis=2), axis=1) for durations in compute_s], axis=1)
     heaviest = int(np.argmax(np.median(usual, axis=0)))
     ratios = usual[:, heaviest] / np.median(np.delete(usual, heaviest, axis=1), axis=1)
-    if (ratios >= POLICY.slow_stage).mean() < POLICY.persistent:
+    if (ratios >= SLOW_STAGE).mean() < PERSISTENT:
         return None
     even = usual.mean(axis=1) / usual.T
     fixed = [durations * even[stage][:, None, None] for stage, durations in enumerate(compute_s)]
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
-    if saving < POLICY.min_structural_saving:
+    if saving < MIN_STRUCTURAL_SAVING:
         return None
     evidence = {
         "stage_ranks": [int(rank) for rank in trace.ranks[:, heaviest] if rank >= 0],
@@ -538,15 +459,15 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
     if trace.coarse and not _replicas_vary_together(compute_s):
         return None
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
-    if within and np.median(within) < POLICY.shared_data:
+    if within and np.median(within) < SHARED_DATA:
         return None
-    if saving < POLICY.min_structural_saving:
+    if saving < MIN_STRUCTURAL_SAVING:
         return None
     if not correlations and trace.split:
         # Forwards and backwards are known by their sums alone: then the stages must tell the same of a microbatch.
         same, told = _stages_vary_together(trace), {}
     else:
-        same = bool(correlations) and float(np.median(correlations)) >= POLICY.same_data
+        same = bool(correlations) and float(np.median(correlations)) >= SAME_DATA
         told = {"forward_backward_correlation": float(np.median(correlations))} if correlations else {}
     if not same:
         return None
@@ -566,7 +487,7 @@ def _replicas_vary_together(compute_s: Sequence[Array]) -> bool:
     if min(x.std() for x in logs) == 0.0:
         return False
     pairs = [float(np.corrcoef(one, other)[0, 1]) for one, other in pairwise(logs)]
-    return float(np.median(pairs)) >= POLICY.shared_data
+    return float(np.median(pairs)) >= SHARED_DATA
 
 
 def variance_shares(compute_s: Sequence[Array]) -> dict[str, dict[str, float]]:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import isnan
 from statistics import median
 from typing import NamedTuple
@@ -10,35 +9,11 @@ from typing import NamedTuple
 from lanterne.failslow.mitigate.baseline import Evidence
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.pipeline.adapt.suspect import Suspect
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class SuspicionPolicy:
-    """How long something is looked at before it is judged again."""
-
-    recent: int = value(
-        5,
-        "chosen: iterations whose severities are kept of each",
-        half="single iterations decide how slow something is",
-        double="a blamed rank that became slower is planned for five iterations later",
-    )
-    unsure: int = value(
-        3,
-        "chosen: iterations until a suspect is examined again of which an examination could not say whether it is slow",
-        half="examinations cost more",
-        double="slow ones go on three iterations longer",
-    )
-    much_worse: float = value(
-        3.0,
-        "chosen: times what a suspect was acquitted of that make it one again at once",
-        half="noise has healthy ones examined again",
-        double="what became five times worse waits until its time is over",
-    )
-
-
-POLICY = SuspicionPolicy()
+RECENT = 5  # chosen: iterations whose severities are kept of each
+# chosen: iterations until a suspect is examined again of which an examination could not say whether it is slow
+UNSURE = 3
+MUCH_WORSE = 3.0  # chosen: times what a suspect was acquitted of that make it one again at once
 
 
 class Acquittal(NamedTuple):
@@ -68,7 +43,7 @@ class Suspicion:
         """Take the Evidence of one more iteration; `blamed`: what is blamed by now."""
         self._slow = {name: self._slow.get(name, 0) + 1 for name, (_, slow) in evidence.found.items() if slow}
         for name in self._slow:
-            self._recent.setdefault(name, deque(maxlen=POLICY.recent)).append(evidence.found[name][0])
+            self._recent.setdefault(name, deque(maxlen=RECENT)).append(evidence.found[name][0])
         for name in self._recent.keys() - self._slow.keys() - set(blamed):
             del self._recent[name]
         # What was not seen keeps its count.
@@ -96,9 +71,7 @@ class Suspicion:
     def _is_other(self, name: Suspect, blamed: float) -> bool:
         """Whether a blamed rank is slow, but not as slow as was planned for. Of links only an examination knows."""
         return (
-            name.is_rank
-            and self._slow.get(name, 0) >= POLICY.recent
-            and not 0.7 < median(self._recent[name]) / blamed < 1.4
+            name.is_rank and self._slow.get(name, 0) >= RECENT and not 0.7 < median(self._recent[name]) / blamed < 1.4
         )
 
     def severity(self, name: Suspect) -> float:
@@ -114,7 +87,7 @@ class Suspicion:
 
         If that was not sure, at first for some iterations only.
         """
-        first = self._settings.acquitted if is_sure else POLICY.unsure
+        first = self._settings.acquitted if is_sure else UNSURE
         patience = max(2 * self._acquitted[name].patience, first) if name in self._acquitted else first
         self._acquitted[name] = Acquittal(iteration + patience, patience, _excess(name, self.severity(name)))
 
@@ -124,12 +97,12 @@ class Suspicion:
         return (
             last is not None
             and iteration < last.until
-            and _excess(name, self.severity(name)) < POLICY.much_worse * last.excess
+            and _excess(name, self.severity(name)) < MUCH_WORSE * last.excess
         )
 
     def measured(self, name: Suspect, severity: float) -> None:
         """An examination knows the severity of `name` better."""
-        self._recent[name] = deque([severity], maxlen=POLICY.recent)
+        self._recent[name] = deque([severity], maxlen=RECENT)
 
     def confirmed(
         self, suspects: Collection[Suspect], found: Mapping[Suspect, float], iteration: int, unit_s: float

@@ -23,7 +23,7 @@ from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import Decision
 from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
-from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
+from lanterne.failslow.record.iteration_log import KEPT_EVENTS, LATEST_TIMES, RECENT
 from lanterne.failslow.record.job_ledger import about_run, utc
 from lanterne.pipeline.adapt.suspect import Suspect
 
@@ -66,7 +66,7 @@ class TrainingStatus:
         self._begun_early = begun_early
         self._about = about_run(program)
         self._tracker = Tracker()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=ITERATIONS.recent)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._count = 0
         self._total_s = 0.0
         # (row of the tracker, what to add for the iteration's number) where that changes: some have no time.
@@ -93,7 +93,7 @@ class TrainingStatus:
         if not self._shifts or self._shifts[-1][1] != iteration - row:
             self._shifts = [*self._shifts[1 - MAX_SHIFTS :], (row, iteration - row)]
         self._tracker.update(time_s)
-        self._forgotten += self._tracker.forget(ITERATIONS.kept_events)
+        self._forgotten += self._tracker.forget(KEPT_EVENTS)
 
     def _iteration(self, row: int) -> int:
         """The number of the tracker's row; near it where it is older than all shifts that are known."""
@@ -119,7 +119,7 @@ class TrainingStatus:
         # Of those that are told of no more it need not be known.
         self._since = {one["id"]: one["time"] for one in found}
         lasting = [one for one in found if one["lasts"]]
-        latest = [time_s for _, time_s in list(self._recent)[-ITERATIONS.latest_times :]]
+        latest = [time_s for _, time_s in list(self._recent)[-LATEST_TIMES:]]
         usual_s = self._tracker.level_s if blamed is None else blamed.usual_s
         known: dict[str, float] = {} if blamed is None else {"saved_s": blamed.saved_s}
         if self._begun_early is not None:

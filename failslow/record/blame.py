@@ -25,154 +25,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.failslow.detect.votes import LIKELY, MAX_RATE, PROVISIONAL, VoteRun
-from lanterne.failslow.record.lateness import POLICY as LATENESS
-from lanterne.failslow.record.lateness import Matched
-from lanterne.transport.steering import steers, value
+from lanterne.failslow.record.lateness import MAX_LATE, Matched
 
-
-@steers
-@dataclass(frozen=True)
-class BlamePolicy:
-    """Whom slow iterations are put down to, and of how many that is known."""
-
-    # Iterations that are kept, and those before a slow spell that tell what is usual.
-    kept: int = value(
-        1024,
-        "chosen: memory",
-        half="long spells are judged by their last 512 iterations",
-        double="twice the memory",
-    )
-    usual: int = value(
-        64,
-        "chosen",
-        half="what is usual is less well known",
-        double="older iterations, of another time of the job, count",
-    )
-    # Calls of the iteration that has not ended that are kept, and times that calls were told of before rows are made.
-    max_early: int = value(
-        4096,
-        "chosen: memory",
-        half="iterations of over 2,048 calls are not whole",
-        double="twice the memory",
-    )
-    max_sums: int = value(
-        64,
-        "chosen: memory; making rows costs more than keeping sums",
-        half="rows are made twice as often",
-        double="twice the memory",
-    )
-    max_spells: int = value(
-        512,
-        "chosen: memory",
-        half="causes of the last 256 spells are told",
-        double="twice the memory",
-    )
-    # A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
-    fair_share: float = value(
-        0.3,
-        "chosen: share of what the latest rank is late by",
-        half="ranks that come late because others do are named",
-        double="of two slow ranks one is named",
-    )
-    main_share: float = value(
-        0.5,
-        "half of what iterations take longer",
-        half="a rank that explains a quarter is named",
-        double="it is 1: hardly anything is named",
-    )
-    most: float = value(
-        0.6,
-        "chosen: share of iterations in which it must be",
-        half="a few large waits blame a rank",
-        double="it is above 1: nobody is blamed",
-    )
-    clear_errors: float = value(
-        3.0,
-        "chosen: standard errors that a rank's lateness must have grown by",
-        half="noise names ranks",
-        double="small slowdowns need four times the iterations",
-    )
-    whole: float = value(
-        0.5,
-        "chosen: share of the usual calls that an iteration has of which all are known",
-        half="parts of iterations count",
-        double="it is 1: iterations of fewer calls than usual do not count",
-    )
-    latest: int = value(
-        6,
-        "chosen: iterations that tell who is slow now",
-        half="single iterations blame another",
-        double="another cause is told six iterations later",
-    )
-    in_a_row: int = value(
-        3,
-        "chosen: times that another cause must be seen in a row before it is told",
-        half="chance changes who is blamed",
-        double="another cause is told three iterations later",
-    )
-    # A rank stands apart in an iteration in which it comes later than any other by so much; two, by twice as much:
-    # those that share a core are late together where something else wants it.
-    apart: float = value(
-        0.05,
-        "chosen: share of an iteration; half of what counts as slow",
-        half="of 18 changes in recorded noisy jobs 13 are told in time, as now; healthy jobs come nearer to blame",
-        double="of these 18 changes 11 are told in time",
-    )
-    # On a busy machine all come late by much the same: the latest must by so many times of what any other does.
-    beyond_rest: float = value(
-        2.0,
-        "chosen: of 16 recorded healthy jobs beside up to 10 busy processes two were blamed without it, none from 2 on",
-        half="ranks are named that others are nearly as late as",
-        double="recorded slow jobs are told of alike; beside a rank that varies much a slow one is named later",
-    )
-    # Only what ranks wait for cores between calls tells that others have them: in calls they spin while they wait.
-    starved_share: float = value(
-        0.1,
-        "chosen: share of what iterations take longer",
-        half="a slow link beside little else that runs is put down to the host",
-        double="a link is blamed in recorded healthy jobs on shared cores",
-    )
-    least_starved_s: float = value(
-        2e-3,
-        "less than a slice of a core's time is how long it takes to wake up",
-        half="waking up is taken for waiting where an iteration has tens of calls",
-        double="links are blamed for less than 40 ms where ranks share cores",
-    )
-    # Of calls that last longer on a busy host some are as quick as ever, and ranks wait longer for cores between them.
-    same_wait: float = value(
-        0.05,
-        "chosen: share of what iterations take longer; of 133 recorded jobs without a slow link none is told of one",
-        half="of seven recorded slow links of ranks that share cores two are put down to their host for a while",
-        double="of those 133 one is said to have a slow link",
-    )
-    most_waiting: float = value(
-        0.25,
-        "chosen: share of an iteration; with a slow link it was up to 0.16, beside 8 to 12 others on a core 0.5",
-        half="slow links of ranks that share cores are put down to their host",
-        double="a healthy job beside 8 to 12 busy processes on its core is said to have a slow link",
-    )
-    quick_share: float = value(
-        0.3,
-        "chosen: share of what iterations take longer, of the lower tenth of calls' times; at 0.2 jobs are told alike",
-        half="calls of a busy host that are mostly long may be put down to a link",
-        double="slow links of ranks that share cores are put down to their host",
-    )
-    # Iterations, all but one of them, in which those that were late are so no more.
-    gone: int = value(
-        8,
-        "chosen: seven of eight below the middle are no chance",
-        half="incidents of noisy jobs come and go",
-        double="recovery of a noisy job is told eight iterations later",
-    )
-    least_usual: int = value(
-        16,
-        "chosen: iterations that tell how often a rank stands apart as a rule, at least",
-        half="how often is not known when they begin to count",
-        double="who becomes late before iteration 40 is told by iteration times alone",
-    )
-
-
-POLICY = BlamePolicy()
+# Iterations that are kept, and those before a slow spell that tell what is usual.
+KEPT = 1024  # chosen: memory
+USUAL = 64
+# Calls of the iteration that has not ended that are kept, and times that calls were told of before rows are made.
+MAX_EARLY = 4096  # chosen: memory
+MAX_SUMS = 64  # chosen: memory; making rows costs more than keeping sums
+MAX_SPELLS = 512  # chosen: memory
+# A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
+FAIR_SHARE = 0.3  # chosen: share of what the latest rank is late by
+MAIN_SHARE = 0.5  # half of what iterations take longer
+MOST = 0.6  # chosen: share of iterations in which it must be
+CLEAR_ERRORS = 3.0  # chosen: standard errors that a rank's lateness must have grown by
+WHOLE = 0.5  # chosen: share of the usual calls that an iteration has of which all are known
+LATEST = 6  # chosen: iterations that tell who is slow now
+IN_A_ROW = 3  # chosen: times that another cause must be seen in a row before it is told
+# A rank stands apart in an iteration in which it comes later than any other by so much; two, by twice as much:
+# those that share a core are late together where something else wants it.
+APART = 0.05  # chosen: share of an iteration; half of what counts as slow
+# On a busy machine all come late by much the same: the latest must by so many times of what any other does.
+# chosen: of 16 recorded healthy jobs beside up to 10 busy processes two were blamed without it, none from 2 on
+BEYOND_REST = 2.0
+# Only what ranks wait for cores between calls tells that others have them: in calls they spin while they wait.
+STARVED_SHARE = 0.1  # chosen: share of what iterations take longer
+LEAST_STARVED_S = 2e-3  # less than a slice of a core's time is how long it takes to wake up
+# Of calls that last longer on a busy host some are as quick as ever, and ranks wait longer for cores between them.
+# chosen: share of what iterations take longer; of 133 recorded jobs without a slow link none is told of one
+SAME_WAIT = 0.05
+# chosen: share of an iteration; with a slow link it was up to 0.16, beside 8 to 12 others on a core 0.5
+MOST_WAITING = 0.25
+# chosen: share of what iterations take longer, of the lower tenth of calls' times; at 0.2 jobs are told alike
+QUICK_SHARE = 0.3
+# Iterations, all but one of them, in which those that were late are so no more.
+GONE = 8  # chosen: seven of eight below the middle are no chance
+LEAST_USUAL = 16  # chosen: iterations that tell how often a rank stands apart as a rule, at least
 
 
 class Cause(NamedTuple):
@@ -234,10 +122,10 @@ class LateArrivals:
     """
 
     def __init__(self) -> None:
-        self._rows: deque[IterationArrivals] = deque(maxlen=POLICY.kept)
+        self._rows: deque[IterationArrivals] = deque(maxlen=KEPT)
         # When the latest ended; how many have, by which they are numbered, of how many there are rows; how many had
         # when calls were taken last; the last index.
-        self._ends: deque[float] = deque(maxlen=POLICY.kept)
+        self._ends: deque[float] = deque(maxlen=KEPT)
         self._ended = self._made = self._added = self._index = 0
         self._sums: deque[ArrivalSums] = deque()
         self._early: Matched | None = None
@@ -306,11 +194,8 @@ class LateArrivals:
         self._early = None
         if (at == count).any():
             early, late_early = at == count, late_at == count
-            calls = (column[early][-POLICY.max_early :] for column in (start_s, transfer_s, starved_s))
-            lates = (
-                column[late_early][-LATENESS.max_late * POLICY.max_early :]
-                for column in (late_at_s, late_rank, late_s, core_s)
-            )
+            calls = (column[early][-MAX_EARLY:] for column in (start_s, transfer_s, starved_s))
+            lates = (column[late_early][-MAX_LATE * MAX_EARLY :] for column in (late_at_s, late_rank, late_s, core_s))
             self._early = Matched(*calls, *lates)
         if count:
             inside, late_inside = (at < count) & (start_s >= before_s), (late_at < count) & (late_at_s >= before_s)
@@ -325,13 +210,13 @@ class LateArrivals:
         oldest = self._ended - len(self._ends)
         while self._sums and self._sums[0].begin + len(self._sums[0].calls) <= oldest:
             self._sums.popleft()
-        if len(self._sums) > POLICY.max_sums:
+        if len(self._sums) > MAX_SUMS:
             self._tell_rows()
 
     def between(self, first: int, end: int | None) -> list[IterationArrivals]:
         """Iterations [first, end) of those that are kept and had most of their calls in the sample."""
         rows = self.rows
-        least = POLICY.whole * median([row.calls for row in islice(reversed(rows), POLICY.usual) if row.calls] or [0])
+        least = WHOLE * median([row.calls for row in islice(reversed(rows), USUAL) if row.calls] or [0])
         chosen = (row for row in rows if row.index >= first and (end is None or row.index < end))
         return [row for row in chosen if row.calls and row.calls >= least]
 
@@ -373,12 +258,12 @@ def attribute(
     grown = _grown_by_rank([row.late_s for row in before], [row.late_s for row in during])
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
     calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
-    if top >= max(POLICY.main_share * extra_s, calls_s if slower else 0.0, least_s):
-        share = POLICY.fair_share if late is None else POLICY.main_share
+    if top >= max(MAIN_SHARE * extra_s, calls_s if slower else 0.0, least_s):
+        share = FAIR_SHARE if late is None else MAIN_SHARE
         ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= share * top]
         ranks.sort(key=lambda rank: -grown[rank][0])
         rest_s = max((late_s for rank, (late_s, _) in grown.items() if rank not in ranks), default=0.0)
-        if top < POLICY.beyond_rest * rest_s:
+        if top < BEYOND_REST * rest_s:
             return Cause("unknown", None, "all come late by much the same: a busy machine, or what they share")
         if world_size is not None and len(ranks) > world_size // 2:
             return Cause("unknown", None, "most ranks come late: a busy machine, or what they share")
@@ -388,13 +273,13 @@ def attribute(
         text = f"{text}: slow computing, or waiting for what only they need"
         return Cause("rank", ranks[0], text, tuple(ranks), since)
     waits = _grown_by_rank([row.core_s for row in before], [row.core_s for row in during])
-    starved = [rank for rank, (wait_s, clear) in waits.items() if clear and wait_s >= POLICY.fair_share * extra_s]
+    starved = [rank for rank, (wait_s, clear) in waits.items() if clear and wait_s >= FAIR_SHARE * extra_s]
     # Whether or not they did so before: calls of ranks that share cores last long in many ways.
     waited_s = median(row.starved_s for row in during)
-    are_starved = bool(starved) or waited_s >= max(POLICY.starved_share * extra_s, POLICY.least_starved_s)
-    slower = slower and calls_s >= POLICY.main_share * extra_s
+    are_starved = bool(starved) or waited_s >= max(STARVED_SHARE * extra_s, LEAST_STARVED_S)
+    slower = slower and calls_s >= MAIN_SHARE * extra_s
     own_s = max((waits[rank][0] for rank in starved), default=0.0)
-    alone = slower and own_s < POLICY.main_share * extra_s and _are_calls_alone(before, during, extra_s)
+    alone = slower and own_s < MAIN_SHARE * extra_s and _are_calls_alone(before, during, extra_s)
     if are_starved and not alone:
         starved.sort(key=lambda rank: -waits[rank][0])
         who = ", ".join(f"rank {rank} {min(waits[rank][0], extra_s) * 1e3:.3g} ms" for rank in starved)
@@ -421,9 +306,9 @@ def _are_calls_alone(before: Sequence[IterationArrivals], during: Sequence[Itera
     waited_s, waits_s = (median(row.starved_s for row in rows) for rows in (before, during))
     quick_s = now[len(now) // 10] - was[len(was) // 10]
     usual_s = median((b.end_s - a.end_s) / (b.index - a.index) for a, b in pairwise(before))
-    if waited_s > POLICY.most_waiting * usual_s:
+    if waited_s > MOST_WAITING * usual_s:
         return False
-    return waits_s - waited_s < POLICY.same_wait * extra_s and quick_s >= POLICY.quick_share * extra_s
+    return waits_s - waited_s < SAME_WAIT * extra_s and quick_s >= QUICK_SHARE * extra_s
 
 
 def _grown_by_rank(
@@ -442,8 +327,8 @@ def _grown_s(was: Sequence[float], now: Sequence[float]) -> tuple[float, bool]:
     usual_s, late_s = median(was), median(now)
     grown_s = late_s - usual_s
     error_s = sum(_spread(values) ** 2 / len(values) for values in (was, now)) ** 0.5
-    most = sum(value > usual_s + grown_s / 2 for value in now) >= POLICY.most * len(now)
-    return grown_s, grown_s > POLICY.clear_errors * error_s and most
+    most = sum(value > usual_s + grown_s / 2 for value in now) >= MOST * len(now)
+    return grown_s, grown_s > CLEAR_ERRORS * error_s and most
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -473,7 +358,7 @@ class Latecomers:
         self._arrivals = arrivals
         self._next = first
         # Of iterations before a spell: the ranks that stood apart, none of most.
-        self._usual: deque[frozenset[int]] = deque(maxlen=POLICY.usual)
+        self._usual: deque[frozenset[int]] = deque(maxlen=USUAL)
         self._runs: dict[frozenset[int], VoteRun] = {}
         # By rank that comes late as a rule: whether it does so no more.
         self._leaving: dict[int, VoteRun] = {}
@@ -498,7 +383,7 @@ class Latecomers:
         for at in range(max(last + self._next, 0), last + index + 1):
             row, found = rows[at], None
             if row.calls:
-                apart = _apart(row.late_s, POLICY.apart * usual_s)
+                apart = _apart(row.late_s, APART * usual_s)
                 found = self._vote(apart, row.index)
                 self.left = self._vote_on_leaving(apart, row.index)
                 if learns:
@@ -514,7 +399,7 @@ class Latecomers:
 
     def _vote(self, apart: frozenset[int], index: int) -> Latecomer | None:
         """Iteration `index` votes for the ranks that stood apart in it, and against all others."""
-        if len(self._usual) < POLICY.least_usual:
+        if len(self._usual) < LEAST_USUAL:
             return None
         if apart:
             self._runs.setdefault(apart, VoteRun(0.0))
@@ -532,7 +417,7 @@ class Latecomers:
     def _vote_on_leaving(self, apart: frozenset[int], index: int) -> int | None:
         """Iteration `index` votes on whether who stood apart as a rule does so no more: since when it does not."""
         count = len(self._usual)
-        if count < POLICY.least_usual:
+        if count < LEAST_USUAL:
             return None
         if not self._leaving:
             often = Counter(rank for ranks in self._usual for rank in ranks)
@@ -622,23 +507,23 @@ class Blame:
         told = self.causes.get(onset)
         if told is not None and late is not None and late.ranks <= {*told[-1].ranks}:
             late = None
-        since = last + 1 - POLICY.latest if late is None else late.since
+        since = last + 1 - LATEST if late is None else late.since
         during = self._arrivals.between(max(onset, since), last + 1)
-        if told is None or len(during) < POLICY.latest - 2:
+        if told is None or len(during) < LATEST - 2:
             return None
         before = self._arrivals.between(self._first, onset)
         if late is not None and told[-1].kind == "host":
             # What a busy host makes iterations longer by, too, is not put down to who became late meanwhile.
             busy = self._arrivals.between(onset, late.since)
-            if len(busy) >= POLICY.least_usual:
+            if len(busy) >= LEAST_USUAL:
                 before, usual_s = busy, median(b.end_s - a.end_s for a, b in pairwise(busy))
         # That a spell is over takes some iterations until it is certain: for what little is left nobody is blamed.
-        least_s = POLICY.apart * usual_s
+        least_s = APART * usual_s
         now = self._attribute(before, during, latest_s - usual_s, silent, late, least_s)
         if {now.kind, told[-1].kind} == {"host", "calls"}:
             # Six iterations of ranks that share cores may show either: what all of them since the onset show counts.
-            spell = self._arrivals.between(max(onset, last + 1 - POLICY.usual), last + 1)
-            if len(spell) < POLICY.least_usual:
+            spell = self._arrivals.between(max(onset, last + 1 - USUAL), last + 1)
+            if len(spell) < LEAST_USUAL:
                 return None
             spell_s = median(b.end_s - a.end_s for a, b in pairwise(spell))
             now = self._attribute(before, spell, spell_s - usual_s, silent, late, least_s)
@@ -651,7 +536,7 @@ class Blame:
             # Beside a slow rank others spin for longer, and it waits for its core then, too.
             return None
         # Beside those that are known another comes late by chance sooner than instead of them.
-        least = POLICY.latest if known and known < self._latest[1] else POLICY.in_a_row
+        least = LATEST if known and known < self._latest[1] else IN_A_ROW
         if self._times < least and (late is None or not late.ranks <= {*now.ranks}):
             return None
         now = now._replace(since=since) if now.since is None else now
@@ -663,23 +548,23 @@ class Blame:
         told = self.causes.get(onset)
         if told is None or not told[-1].ranks or told[-1].since is None:
             return None
-        since, until = told[-1].since, last + 1 - POLICY.gone
-        slow = self._arrivals.between(since, min(since + POLICY.usual, until))
+        since, until = told[-1].since, last + 1 - GONE
+        slow = self._arrivals.between(since, min(since + USUAL, until))
         before, latest = self._arrivals.between(self._first, onset), self._arrivals.between(max(since, until), last + 1)
-        if len(slow) < POLICY.in_a_row or not before:
+        if len(slow) < IN_A_ROW or not before:
             return None
         middle_s = {
             rank: sum(median(row.late_s.get(rank, 0.0) for row in part) for part in (before, slow)) / 2
             for rank in told[-1].ranks
         }
         low = [row.index for row in latest if all(row.late_s.get(rank, 0.0) < middle_s[rank] for rank in middle_s)]
-        return low[0] if len(low) >= POLICY.gone - 1 else None
+        return low[0] if len(low) >= GONE - 1 else None
 
     def recovered(
         self, first: int, relief: int, last: int, usual_s: float, slow_s: float, silent: Sequence[int] = ()
     ) -> Cause:
         """The job was slow from its start until `relief`: the Cause, from iterations since `first` and up to `last`."""
-        slow = self._arrivals.between(max(first, relief - POLICY.usual), relief)
+        slow = self._arrivals.between(max(first, relief - USUAL), relief)
         cause = self._attribute(self._arrivals.between(relief, last + 1), slow, slow_s - usual_s, silent)
         self._keep(first, cause)
         return cause
@@ -698,7 +583,7 @@ class Blame:
 
     def _keep(self, onset: int, cause: Cause) -> None:
         self.causes[onset] = [cause]
-        if len(self.causes) > POLICY.max_spells:
+        if len(self.causes) > MAX_SPELLS:
             del self.causes[next(iter(self.causes))]
 
     def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -10,54 +10,18 @@ from typing import Any, NamedTuple
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
-from lanterne.failslow.record.blame import POLICY as BLAME
-from lanterne.failslow.record.blame import UNKNOWN, Blame, Cause, LateArrivals, Latecomer, Latecomers
+from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals, Latecomer, Latecomers
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
 from lanterne.failslow.record.period import PeriodTracker
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class LogPolicy:
-    """How many iterations and events are kept."""
-
-    max_iterations: int = value(
-        1 << 16,
-        "chosen: memory",
-        half="the report's times are of the last 32,768",
-        double="twice the memory",
-    )
-    recent: int = value(
-        256,
-        "chosen: what a page of a status shows",
-        half="a status shows half as many",
-        double="statuses are twice as long",
-    )
-    # Iterations that calls may be told of after, of those that are kept for it (blame).
-    max_unjudged: int = value(
-        256,
-        "a quarter of the iterations that are kept for it",
-        half="judging twice as often costs more",
-        double="calls of half the kept iterations may be told of late",
-    )
-    # Of confirmed events, twice as many at most.
-    kept_events: int = value(
-        256,
-        "chosen: memory",
-        half="older incidents are only counted",
-        double="twice the memory",
-    )
-    latest_times: int = value(
-        6,
-        "chosen: the latest iterations tell how long they take now",
-        half="a single iteration moves it",
-        double="a change shows three iterations later",
-    )
-
-
-POLICY = LogPolicy()
+MAX_ITERATIONS = 1 << 16  # chosen: memory
+RECENT = 256  # chosen: what a page of a status shows
+# Iterations that calls may be told of after, of those that are kept for it (blame).
+MAX_UNJUDGED = 256  # a quarter of the iterations that are kept for it
+# Of confirmed events, twice as many at most.
+KEPT_EVENTS = 256  # chosen: memory
+LATEST_TIMES = 6  # chosen: the latest iterations tell how long they take now
 
 
 class Notice(NamedTuple):
@@ -137,7 +101,7 @@ class Spells:
         if self.lasting is None:
             return None
         onset, event, usual_s = self.lasting
-        latest_s = self._time_s(index - POLICY.latest_times + 1, index)
+        latest_s = self._time_s(index - LATEST_TIMES + 1, index)
         cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent(), late)
         return None if cause is None else Notice(event, f"iteration {index}: slow for another reason now", cause)
 
@@ -147,9 +111,9 @@ class Spells:
 
     def _usual(self, onset: int) -> tuple[int, float] | None:
         """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
-        first = max(onset - BLAME.usual, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
+        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
         # A spell before this one says nothing of what is usual, if some iterations between do.
-        if onset - self._calm_from >= POLICY.latest_times:
+        if onset - self._calm_from >= LATEST_TIMES:
             first = max(first, self._calm_from)
         return (first, self._time_s(first, onset - 1)) if first < onset else None
 
@@ -343,7 +307,7 @@ class IterationLog:
     """
 
     def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
-        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=POLICY.max_iterations)
+        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
         self.total_s: float = 0.0
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
@@ -389,7 +353,7 @@ class IterationLog:
 
     def recent(self) -> list[tuple[int, float]]:
         """The latest (index, seconds) that a status shows."""
-        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), POLICY.recent)][::-1]
+        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), RECENT)][::-1]
 
     def add(
         self,
@@ -431,9 +395,9 @@ class IterationLog:
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
         self._tell(world_size)
-        if self._unjudged >= POLICY.max_unjudged:
+        if self._unjudged >= MAX_UNJUDGED:
             self._learn(world_size)
-        self._unlisted += self._stretch.tracker.forget(POLICY.kept_events)
+        self._unlisted += self._stretch.tracker.forget(KEPT_EVENTS)
         found, self._found = self._found, []
         return found
 
@@ -461,7 +425,7 @@ class IterationLog:
         """
         self.judge(world_size)
         stretch = self._stretch
-        self._unlisted += stretch.tracker.forget(POLICY.kept_events)
+        self._unlisted += stretch.tracker.forget(KEPT_EVENTS)
         end = stretch.first_row + stretch.tracker.row
         for record in stretch.incidents():
             self._unlisted += len(self._earlier) == self._earlier.maxlen

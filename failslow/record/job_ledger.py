@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from lanterne.failslow.operate.publisher import Publisher
 from lanterne.failslow.operate.telemetry import changes
 from lanterne.failslow.operate.thresholds import ThresholdFile
 from lanterne.failslow.record.incidents import IncidentLog
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     from lanterne.failslow.record.hangs import Hang
@@ -34,26 +32,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-@steers
-@dataclass(frozen=True)
-class LedgerPolicy:
-    """How much is kept of what hosts tell."""
-
-    readings: int = value(
-        360,
-        "chosen: an hour",
-        half="half an hour is kept",
-        double="twice the memory",
-    )
-    max_hosts_of_calls: int = value(
-        16,
-        "chosen: memory of an incident",
-        half="an incident that is nobody's tells of fewer hosts",
-        double="incidents are twice as long",
-    )
-
-
-POLICY = LedgerPolicy()
+READINGS = 360  # chosen: an hour
+MAX_HOSTS_OF_CALLS = 16  # chosen: memory of an incident
 
 
 def about_run(program: Sequence[str]) -> dict[str, Any]:
@@ -175,7 +155,7 @@ class JobLedger:
     def troubles(self, hosts: Sequence[str], ago_s: float) -> list[str]:
         """What telemetry speaks for trouble, against that of `ago_s` ago; `hosts`: those to look at, none: all."""
         found = []
-        chosen = hosts or list(self._hosts)[: POLICY.max_hosts_of_calls]
+        chosen = hosts or list(self._hosts)[:MAX_HOSTS_OF_CALLS]
         for host in chosen:
             if told := self._hosts.get(host):
                 earlier = list(told)[:-1]
@@ -233,5 +213,5 @@ class JobLedger:
         if self._stamps.get(path) != stamp:
             told = json.loads(path.read_bytes())
             self._stamps[path] = stamp
-            kept = self._hosts.setdefault(str(told.pop("host")), deque(maxlen=POLICY.readings))
+            kept = self._hosts.setdefault(str(told.pop("host")), deque(maxlen=READINGS))
             kept.append((time.monotonic(), told))

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -21,65 +20,24 @@ import numpy as np
 
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.blame import POLICY as BLAME
-from lanterne.failslow.record.blame import LateArrivals
+from lanterne.failslow.record.blame import USUAL, LateArrivals
 from lanterne.failslow.record.call_ring import RECORD, RingReader
 from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, join_ranks
-from lanterne.failslow.record.iteration_log import POLICY as ITERATIONS
-from lanterne.failslow.record.iteration_log import IterationLog, Notice
+from lanterne.failslow.record.iteration_log import LATEST_TIMES, IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import NewCalls, symbols_of
 from lanterne.failslow.record.recorder import PATH_SUFFIX
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
-from lanterne.transport.steering import steers, value
 
+MAX_SYMBOLS = 256  # chosen: memory, and lines of a report
+# Calls are judged when that tells something, or so many have come, or a status is made so long after the last
+# time.
+MAX_UNSETTLED_NBYTES = 1 << 20  # chosen: memory; fewer calls at once cost more each
+SETTLE_S = 5.0  # chosen: a status a second need not cost that
+KEPT_NOTICES = 256  # chosen: memory
+LOOK_S = 16.0  # chosen: once every rank reports, until further logs are looked for
+LATE_ROWS = 16  # chosen: iterations of which a status says who comes late
 
-@steers
-@dataclass(frozen=True)
-class JobLogPolicy:
-    """How often logs are looked at and judged, and how much of them is kept."""
-
-    max_symbols: int = value(
-        256,
-        "chosen: memory, and lines of a report",
-        half="programs of many sizes are half counted",
-        double="twice the memory",
-    )
-    # Calls are judged when that tells something, or so many have come, or a status is made so long after the last
-    # time.
-    max_unsettled_nbytes: int = value(
-        1 << 20,
-        "chosen: memory; fewer calls at once cost more each",
-        half="judging twice as often costs more",
-        double="twice the memory",
-    )
-    settle_s: float = value(
-        5.0,
-        "chosen: a status a second need not cost that",
-        half="statuses cost twice as much",
-        double="who comes late now is up to 10 s old in a status",
-    )
-    kept_notices: int = value(
-        256,
-        "chosen: memory",
-        half="older notices go",
-        double="twice the memory",
-    )
-    look_s: float = value(
-        16.0,
-        "chosen: once every rank reports, until further logs are looked for",
-        half="twice the looks at the folder",
-        double="a second log of a rank is told of up to 16 s later",
-    )
-    late_rows: int = value(
-        16,
-        "chosen: iterations of which a status says who comes late",
-        half="single iterations show",
-        double="a change shows eight iterations later",
-    )
-
-
-POLICY = JobLogPolicy()
 
 # States of a process (whereabouts.py) that makes no calls any more, where another reports as its rank.
 OVER = ("ended", "gone", "unresponsive")
@@ -87,66 +45,23 @@ OVER = ("ended", "gone", "unresponsive")
 NAME_BITS = 16
 
 
-@steers
-@dataclass(frozen=True)
-class PollPolicy:
-    """When call logs are read. A thread that wakes up finds its caches cold: few reads cost less, of as many calls."""
-
-    # Between two looks at how many calls there are: as often as logs fill to `filled`, no more often or seldom than
-    # `longest_s`, or `calm_s` while iterations are as usual and nothing is open.
-    shortest_s: float = value(
-        0.05,
-        "chosen",
-        half="logs that fill faster than in a second are kept up with; 40 looks a second",
-        double="calls of logs that fill in less than 2 s are lost",
-    )
-    longest_s: float = value(
-        0.5,
-        "chosen",
-        half="what is slow, or hangs, is told a quarter of a second sooner; twice as many wake-ups",
-        double="it is told up to half a second later",
-    )
-    # The share of a log that is read at once.
-    filled: float = value(
-        1 / 16,
-        "chosen",
-        half="busy jobs are read twice as often",
-        double="a reader that is held up for seven eighths of a log's time loses calls",
-    )
-    calm_s: float = value(
-        1.0,
-        "a look costs some 0.5 ms where Python is slow, most of it for caches that have gone cold",
-        half="what is late is seen half a second sooner; twice as many looks",
-        double="a rank that has not come is told up to a second later",
-    )
-    # How old what was read may be then.
-    read_s: float = value(
-        4.0,
-        "a read costs some 2 ms for cold caches, and some 50 us an iteration",
-        half="watch costs some 0.1 % of a core more",
-        double="slowdowns below `slow_ratio` are told up to 4 s later",
-    )
-    # What is not calm: the lead begins no call for so many times as long as an iteration takes as a rule,
-    late_iterations: float = value(
-        1.25,
-        "one is no delay",
-        half="jobs are read twice an iteration, though nothing is late",
-        double="an iteration that takes 1.5 times as long is seen at the next read",
-    )
-    # or iterations since the last read take so many times as long.
-    slow_ratio: float = value(
-        1.05,
-        "half of what counts as slow",
-        half="below 1: jobs are read at each look",
-        double="what is less than twice as slow is seen at the next read",
-    )
-
-
-POLLS = PollPolicy()
+# Between two looks at how many calls there are: as often as logs fill to `filled`, no more often or seldom than
+# `longest_s`, or `calm_s` while iterations are as usual and nothing is open.
+SHORTEST_S = 0.05
+LONGEST_S = 0.5
+# The share of a log that is read at once.
+FILLED = 1 / 16
+CALM_S = 1.0  # a look costs some 0.5 ms where Python is slow, most of it for caches that have gone cold
+# How old what was read may be then.
+READ_S = 4.0  # a read costs some 2 ms for cold caches, and some 50 us an iteration
+# What is not calm: the lead begins no call for so many times as long as an iteration takes as a rule,
+LATE_ITERATIONS = 1.25  # one is no delay
+# or iterations since the last read take so many times as long.
+SLOW_RATIO = 1.05  # half of what counts as slow
 
 
 class CallTotals:
-    """How often calls were made, and how long they took, by name and size; of POLICY.max_symbols at most."""
+    """How often calls were made, and how long they took, by name and size; of MAX_SYMBOLS at most."""
 
     def __init__(self) -> None:
         # (name, bytes) -> [calls, seconds].
@@ -161,7 +76,7 @@ class CallTotals:
         took_s = np.bincount(which, rows["end_s"] - rows["start_s"])
         for code, count, total_s in zip(codes.tolist(), counts.tolist(), took_s.tolist(), strict=True):
             symbol = new.name(rank, code & (1 << NAME_BITS) - 1), code >> NAME_BITS
-            if symbol in self._calls or len(self._calls) < POLICY.max_symbols:
+            if symbol in self._calls or len(self._calls) < MAX_SYMBOLS:
                 known = self._calls.setdefault(symbol, [0, 0.0])
                 known[0] += count
                 known[1] += total_s
@@ -218,7 +133,7 @@ class CallLogs:
     def find(self, world_size: int | None, *, now: bool = False) -> list[int]:
         """Look for logs, where not all of so many ranks report, or now and then, or `now`; whose logs are new."""
         now_s = time.monotonic()
-        if len(self.readers) == world_size and now_s < self._found_s + POLICY.look_s and not now:
+        if len(self.readers) == world_size and now_s < self._found_s + LOOK_S and not now:
             return []
         self._found_s = now_s
         found = []
@@ -368,24 +283,24 @@ class JobLog:
         still, lead = self._finder.still, self._readers[self.lead]
         return (
             still.see(now_s, self.logs.begun()) < max(self.thresholds.status_s, STATUS_ITERATIONS * usual_s)
-            and still.age_s(self.lead) <= POLLS.late_iterations * usual_s
+            and still.age_s(self.lead) <= LATE_ITERATIONS * usual_s
             and not self._finder.told.lasts
             and not self._iterations.is_watched
-            and lead.spacing_s(self._iterations.records) <= POLLS.slow_ratio * usual_s
+            and lead.spacing_s(self._iterations.records) <= SLOW_RATIO * usual_s
         )
 
     def poll(self) -> list[Notice]:
         """Read what is new; return the Notices of it."""
         self._read()
         (found, self.hangs), self._untold = self._untold, ([], [])
-        self.notices = (self.notices + found)[-POLICY.kept_notices :]
+        self.notices = (self.notices + found)[-KEPT_NOTICES:]
         return found
 
     def _read(self) -> None:
         """Read what is new; what there is to say of it is `_untold`."""
         self._find_logs()
         self._take_records()
-        if self._unsettled.nbytes >= POLICY.max_unsettled_nbytes:
+        if self._unsettled.nbytes >= MAX_UNSETTLED_NBYTES:
             self._iterations.judge(self.world_size)
         self._untold[1].extend(self._find_hangs())
         self._untold[0].extend(self._iterations.take(self.world_size))
@@ -486,7 +401,7 @@ class JobLog:
         What is new is read; what there is to say of it is left to the next poll.
         """
         self._read()
-        if time.monotonic() - self._settled_s >= POLICY.settle_s:
+        if time.monotonic() - self._settled_s >= SETTLE_S:
             self._iterations.judge(self.world_size)
         return {
             "ranks": self.world_size or max(1, len(self._readers)),
@@ -531,11 +446,11 @@ def _paths(folder: Path) -> list[str]:
 
 def _usual_s(iterations: deque[tuple[int, float, float]]) -> float:
     """What an iteration takes as a rule."""
-    return median([time_s for _, _, time_s in islice(reversed(iterations), BLAME.usual)] or [0.0])
+    return median([time_s for _, _, time_s in islice(reversed(iterations), USUAL)] or [0.0])
 
 
 def _iterations_now(log: IterationLog) -> dict[str, Any]:
-    times_s = [time_s for *_, time_s in islice(reversed(log.iterations), ITERATIONS.latest_times)]
+    times_s = [time_s for *_, time_s in islice(reversed(log.iterations), LATEST_TIMES)]
     lasting = log.lasting
     return {
         "count": log.iterations[-1][0] + 1 if log.iterations else 0,
@@ -588,7 +503,7 @@ def _log_notes(readers: Mapping[int, RingReader], world_size: int | None, names:
 
 def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArrivals) -> list[dict[str, Any]]:
     """Of each rank, how late it comes now."""
-    rows = [row for row in islice(reversed(late.rows), POLICY.late_rows) if row.calls]
+    rows = [row for row in islice(reversed(late.rows), LATE_ROWS) if row.calls]
     return [
         {
             "rank": rank,

@@ -18,75 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.failslow.record.new_calls import NewCalls
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class LatenessPolicy:
-    """How many calls are matched, and of how many ranks and clocks is kept who came late."""
-
-    # Calls that wait for their other ranks.
-    max_open: int = value(
-        4096,
-        "chosen: beyond, the oldest are given up, as a rank that reports nothing ends nothing",
-        half="a rank that is read late has fewer calls matched",
-        double="twice the memory while a rank reports nothing",
-    )
-    max_matched: int = value(
-        1 << 14,
-        "chosen: memory",
-        half="the report tells delays of fewer calls",
-        double="twice the memory",
-    )
-    max_communicators: int = value(
-        1 << 16,
-        "chosen: a program may make new ones for ever",
-        half="programs of many communicators are half known",
-        double="twice the memory of such programs",
-    )
-    max_late: int = value(
-        16,
-        "chosen: the latest of a call's ranks",
-        half="of a slow host with many ranks some are not named",
-        double="twice the memory and time a call of many ranks",
-    )
-    # Of more calls than so many a second some are left out, by blocks of as many as some iterations have: most
-    # iterations of the sample are whole.
-    max_rate_per_s: int = value(
-        250,
-        "chosen: 1 us a call",
-        half="fewer whole iterations of programs of many calls",
-        double="twice the time of such programs",
-    )
-    rate_calls: int = value(
-        128,
-        "chosen: calls between two looks at how fast they come",
-        half="the rate is less steady",
-        double="bursts are taken whole for longer",
-    )
-    block_iterations: int = value(
-        4,
-        "chosen: iterations of a block",
-        half="more iterations of the sample are cut",
-        double="it takes longer until a slow spell is in the sample",
-    )
-    # Ends of calls that align another machine's clock.
-    least_ends: int = value(
-        16,
-        "chosen: the median of fewer may be off by what a call takes",
-        half="clocks of machines are worse aligned at the start",
-        double="twice the calls until machines are compared",
-    )
-    max_ends: int = value(
-        255,
-        "chosen: an odd number has a middle one",
-        half="clocks are worse aligned",
-        double="clocks that drift are followed half as fast",
-    )
-
-
-POLICY = LatenessPolicy()
+# Calls that wait for their other ranks.
+MAX_OPEN = 4096  # chosen: beyond, the oldest are given up, as a rank that reports nothing ends nothing
+MAX_MATCHED = 1 << 14  # chosen: memory
+MAX_COMMUNICATORS = 1 << 16  # chosen: a program may make new ones for ever
+MAX_LATE = 16  # chosen: the latest of a call's ranks
+# Of more calls than so many a second some are left out, by blocks of as many as some iterations have: most
+# iterations of the sample are whole.
+MAX_RATE_PER_S = 250  # chosen: 1 us a call
+RATE_CALLS = 128  # chosen: calls between two looks at how fast they come
+BLOCK_ITERATIONS = 4  # chosen: iterations of a block
+# Ends of calls that align another machine's clock.
+LEAST_ENDS = 16  # chosen: the median of fewer may be off by what a call takes
+MAX_ENDS = 255  # chosen: an odd number has a middle one
 
 
 Seconds: TypeAlias = NDArray[np.float64]
@@ -206,7 +151,7 @@ class Matcher:
 
     def set_spacing(self, calls: int) -> None:
         """An iteration has so many calls."""
-        self._sample.block = max(1, calls) * POLICY.block_iterations
+        self._sample.block = max(1, calls) * BLOCK_ITERATIONS
 
     def find_silent(self, world_size: int) -> None:
         """Ranks of `world_size` of which nothing is known, or not any more, are `silent`: no call waits for them."""
@@ -252,9 +197,7 @@ class Matcher:
 
     def _calls_of(self, communicator: int, ranks: int) -> OpenCalls | None:
         found = self._open.get(communicator)
-        if found is None and (
-            communicator in self._idle or len(self._open) + len(self._idle) < POLICY.max_communicators
-        ):
+        if found is None and (communicator in self._idle or len(self._open) + len(self._idle) < MAX_COMMUNICATORS):
             done = self._idle.pop(communicator, 0)
             found = self._open[communicator] = OpenCalls(ranks, done, done, done)
         return found
@@ -283,7 +226,7 @@ class Matcher:
             if calls.is_idle:
                 self._idle[communicator] = calls.done
                 del self._open[communicator]
-        excess = sum(len(calls.weights) for calls in self._open.values()) - POLICY.max_open
+        excess = sum(len(calls.weights) for calls in self._open.values()) - MAX_OPEN
         for calls in self._open.values() if excess > 0 else ():
             count = min(excess, len(calls.weights))
             calls.drop(calls.done + count)
@@ -317,7 +260,7 @@ class Matcher:
         # When they would have come, had none waited for a core: others may have waited as long as who is late.
         free_s = starts_s - core_s
         free_middle_s = _middle(np.sort(free_s, axis=0), early)
-        after = max(early, len(ranks) - POLICY.max_late)
+        after = max(early, len(ranks) - MAX_LATE)
         last, last_s = order[-1], came_s[-1]
         transfer_s = np.maximum(ends_s.min(axis=0) - last_s, 0.0) * weights
         rank_of = np.array(ranks)
@@ -329,7 +272,7 @@ class Matcher:
         self._fresh.append(Matched(last_s, transfer_s, starved_s, late_at_s, late_rank.ravel(), own_s, core_s))
         self.calls += len(weights)
         self._delays.append(np.array((rank_of[last], last_s - came_s[-2])))
-        while sum(map(np.size, self._delays)) > 2 * POLICY.max_matched and len(self._delays) > 1:
+        while sum(map(np.size, self._delays)) > 2 * MAX_MATCHED and len(self._delays) > 1:
             self._delays.popleft()
         lasts, waits_s = np.bincount(last, minlength=len(ranks)), (last_s - starts_s).sum(axis=1)
         for rank, times_last, waited_s in zip(ranks, lasts.tolist(), waits_s.tolist(), strict=True):
@@ -356,7 +299,7 @@ class Sample:
         # Calls that are left of the block, and whether it is chosen; calls until the next look at how fast they come.
         self._left = 0
         self._chosen = True
-        self._until = POLICY.rate_calls - 1
+        self._until = RATE_CALLS - 1
         self._since_s: float | None = None
 
     def weights(self, starts_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -369,8 +312,8 @@ class Sample:
             if self._until == 0:
                 # Another rank's clock, or a communicator that is read later, may be behind.
                 if (took_s := float(starts_s[at]) - self._since_s) > 0.0:
-                    self._stride = max(1.0, POLICY.rate_calls / took_s / POLICY.max_rate_per_s)
-                self._until, self._since_s = POLICY.rate_calls, float(starts_s[at])
+                    self._stride = max(1.0, RATE_CALLS / took_s / MAX_RATE_PER_S)
+                self._until, self._since_s = RATE_CALLS, float(starts_s[at])
             if self._left == 0:
                 self._left = self.block
                 self._chosen = self._random.random() * self._stride < 1.0
@@ -418,11 +361,11 @@ class Clocks:
             if self._clocks[rank] == self._clocks[ranks[0]]:
                 found.append(0.0)
                 continue
-            gaps = self._ends.setdefault((rank, ranks[0]), deque(maxlen=POLICY.max_ends))
+            gaps = self._ends.setdefault((rank, ranks[0]), deque(maxlen=MAX_ENDS))
             # An instant has no end that coincides with those of others.
             if end_s > start_s:
                 gaps.append(times[0][1] - end_s)
-            if len(gaps) < POLICY.least_ends:
+            if len(gaps) < LEAST_ENDS:
                 return None
             found.append(median(gaps))
         return found

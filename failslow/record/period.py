@@ -24,96 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.errors import InputError
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class PeriodPolicy:
-    """When calls are taken for the end of an iteration."""
-
-    longest_gram: int = value(
-        4,
-        "chosen: four symbols in a row make a number of 64 bits",
-        half="iterations that only three calls in a row mark are not found",
-        double="numbers of eight symbols overflow",
-    )
-    min_occurrences: int = value(
-        4,
-        "chosen; a sequence across the end of an iteration is seen once less in four iterations",
-        half="what recurs by chance is a marker for a while",
-        double="iterations are found four iterations later",
-    )
-    common: int = value(
-        8,
-        "chosen: what is rare is foreign, or a marker by itself",
-        half="sequences with foreign calls in them count",
-        double="markers of several symbols are found eight iterations later",
-    )
-    tolerance: float = value(
-        0.05,
-        "chosen: share by which spacings may differ",
-        half="two foreign calls in forty make an iteration uneven",
-        double="spacings that differ by a tenth count as one",
-    )
-    even_share: float = value(
-        0.75,
-        "chosen: share of what must agree",
-        half="what recurs unevenly is a marker",
-        double="it is above 1: nothing is even",
-    )
-    steady_share: float = value(
-        0.9,
-        "chosen: share of calls between two markers that recur alike",
-        half="chance markers pass",
-        double="it is above 1: no marker is steady",
-    )
-    max_checks: int = value(
-        24,
-        "chosen: candidates that are looked at, the longest spacing first",
-        half="programs of many loops are not understood",
-        double="looks at the log take twice as long",
-    )
-    least_added: float = value(
-        0.01,
-        "chosen: share of a shorter period that the end of a longer one takes",
-        half="every tenth iteration with a sum of losses is one",
-        double="short optimizers end no iteration",
-    )
-    added_errors: float = value(
-        3.0,
-        "chosen: standard errors of what that end seems to take",
-        half="noise makes longer iterations",
-        double="longer ones are found with four times the iterations",
-    )
-    max_calls: int = value(
-        65_536,
-        "chosen: memory, and 0.1 s a look",
-        half="iterations of over 10,000 calls are not found",
-        double="looks take twice as long",
-    )
-    lost_periods: int = value(
-        8,
-        "chosen: periods without the marker after which the program has changed",
-        half="pauses for other work begin anew",
-        double="a change is known eight iterations later",
-    )
-    # A marker is final once it has held this often and this long; until then a longer spacing may replace it.
-    settled_periods: int = value(
-        32,
-        "chosen: times that a marker that is final has held",
-        half="a loop of a warm-up may become final",
-        double="calls cost 3 us for twice the iterations",
-    )
-    settled_s: float = value(
-        300.0,
-        "chosen: for how long a marker that is final has held",
-        half="longer spacings are looked for for 150 s only",
-        double="calls cost 3 us for ten minutes",
-    )
-
-
-POLICY = PeriodPolicy()
+LONGEST_GRAM = 4  # chosen: four symbols in a row make a number of 64 bits
+MIN_OCCURRENCES = 4  # chosen; a sequence across the end of an iteration is seen once less in four iterations
+COMMON = 8  # chosen: what is rare is foreign, or a marker by itself
+TOLERANCE = 0.05  # chosen: share by which spacings may differ
+EVEN_SHARE = 0.75  # chosen: share of what must agree
+STEADY_SHARE = 0.9  # chosen: share of calls between two markers that recur alike
+MAX_CHECKS = 24  # chosen: candidates that are looked at, the longest spacing first
+LEAST_ADDED = 0.01  # chosen: share of a shorter period that the end of a longer one takes
+ADDED_ERRORS = 3.0  # chosen: standard errors of what that end seems to take
+MAX_CALLS = 65_536  # chosen: memory, and 0.1 s a look
+LOST_PERIODS = 8  # chosen: periods without the marker after which the program has changed
+# A marker is final once it has held this often and this long; until then a longer spacing may replace it.
+SETTLED_PERIODS = 32  # chosen: times that a marker that is final has held
+SETTLED_S = 300.0  # chosen: for how long a marker that is final has held
 
 
 # One to four symbols in a row.
@@ -143,7 +68,7 @@ def find_marker(symbols: Sequence[Hashable], times_s: Sequence[float]) -> Marker
 
     Cost: 0.1 to 0.4 s for 65,536 calls, by how many symbols they are; 0.4 us a call of some thousand.
     """
-    if len(symbols) < POLICY.min_occurrences:
+    if len(symbols) < MIN_OCCURRENCES:
         return None
     marker = _longest(_candidates(symbols), symbols, times_s)
     if marker is None or marker.spacing > 1:
@@ -152,7 +77,7 @@ def find_marker(symbols: Sequence[Hashable], times_s: Sequence[float]) -> Marker
     if gap_s is None:
         return marker
     after_pause = [i + 1 for i, (a, b) in enumerate(pairwise(times_s)) if b - a > gap_s]
-    found = _even(after_pause, len(symbols), POLICY.min_occurrences - 1)
+    found = _even(after_pause, len(symbols), MIN_OCCURRENCES - 1)
     return marker if found is None else Marker((symbols[0],), found[0], found[1], gap_s)
 
 
@@ -175,13 +100,13 @@ def _candidates(symbols: Sequence[Hashable]) -> dict[Gram, NDArray[np.intp]]:
     codes = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in symbols])
     found: dict[Gram, NDArray[np.intp]] = {(symbols[where[0]],): where for where in _positions(codes, 1)}
     # Common ones are few: four of them make a number of 64 bits.
-    common = np.bincount(codes) >= POLICY.common
+    common = np.bincount(codes) >= COMMON
     last = codes = np.where(common, np.cumsum(common) - 1, -1)[codes]
-    for length in range(2, POLICY.longest_gram + 1):
+    for length in range(2, LONGEST_GRAM + 1):
         last = last[1:]
         codes = codes[: len(last)]
         codes = np.where((codes >= 0) & (last >= 0), codes * common.sum() + last, -1)
-        for where in _positions(codes, POLICY.min_occurrences - 1):
+        for where in _positions(codes, MIN_OCCURRENCES - 1):
             found[tuple(symbols[where[0] : where[0] + length])] = where + length - 1
     return found
 
@@ -202,11 +127,11 @@ def _even(positions: Sequence[int] | NDArray[np.intp], calls: int, least: int) -
         return None
     spacings = np.sort(np.diff(positions))
     spacing = int(spacings[len(spacings) // 2])
-    limit = max(1.0, POLICY.tolerance * spacing)
+    limit = max(1.0, TOLERANCE * spacing)
     agree = spacings.searchsorted(spacing + limit, "right") - spacings.searchsorted(spacing - limit)
     even = float(agree / len(spacings))
     covered = positions[0] <= 1.5 * spacing and calls - positions[-1] <= 1.5 * spacing + 1
-    return (spacing, even) if covered and even >= POLICY.even_share else None
+    return (spacing, even) if covered and even >= EVEN_SHARE else None
 
 
 def _longest(
@@ -215,11 +140,11 @@ def _longest(
     """The marker of the longest even spacing between whose occurrences the calls are the same, and that adds time."""
     found = []
     for gram, where in positions.items():
-        least = POLICY.min_occurrences if len(gram) == 1 else POLICY.min_occurrences - 1
+        least = MIN_OCCURRENCES if len(gram) == 1 else MIN_OCCURRENCES - 1
         even = _even(where, len(symbols), least)
-        if even is not None and (len(gram) == 1 or even[1] == 1.0 or len(where) > POLICY.common):
+        if even is not None and (len(gram) == 1 or even[1] == 1.0 or len(where) > COMMON):
             found.append(Marker(gram, *even))
-    found.sort(key=lambda m: (-round(log(m.spacing) / POLICY.tolerance), -m.even, len(m.gram), m.spacing))
+    found.sort(key=lambda m: (-round(log(m.spacing) / TOLERANCE), -m.even, len(m.gram), m.spacing))
 
     @functools.cache
     def is_steady(marker: Marker) -> bool:
@@ -238,8 +163,8 @@ def _longest(
 
 
 def _first_steady(found: Sequence[Marker], is_steady: Callable[[Marker], bool]) -> Marker | None:
-    """The first of the Markers `found` that is steady; None where none of the first POLICY.max_checks is."""
-    found = found[: POLICY.max_checks]
+    """The first of the Markers `found` that is steady; None where none of the first MAX_CHECKS is."""
+    found = found[:MAX_CHECKS]
     for marker in found:
         # A long sequence is seen at each multiple of its spacing too; only then do the others matter.
         if is_steady(marker) and (
@@ -271,10 +196,10 @@ def _adds_time(positions: Sequence[int], shorter: Sequence[int], spacing: int, t
         return True
     # Of a median: 1.25 times that of a mean, and of a Gaussian half of all lie within 0.67 deviations.
     deviation = 1.25 / 0.67 * median(abs(took_s / usual_s - 1.0) for took_s in ordinary)
-    odd = [seen for seen in places.values() if sum(is_odd for is_odd, _ in seen) >= POLICY.even_share * len(seen)]
+    odd = [seen for seen in places.values() if sum(is_odd for is_odd, _ in seen) >= EVEN_SHARE * len(seen)]
     return not odd or any(
         median(took_s for _, took_s in seen) / usual_s - 1.0
-        > max(POLICY.least_added, POLICY.added_errors * deviation / len(seen) ** 0.5)
+        > max(LEAST_ADDED, ADDED_ERRORS * deviation / len(seen) ** 0.5)
         for seen in odd
     )
 
@@ -292,8 +217,8 @@ def _is_steady(positions: NDArray[np.intp], symbols: Sequence[Hashable]) -> bool
         usual = counts[len(counts) // 2]
         agree = sum(abs(count - usual) <= max(1, 0.005 * usual) for count in counts)
         total += sum(counts)
-        steady += sum(counts) if agree >= POLICY.even_share * len(counts) else 0
-    return steady >= POLICY.steady_share * total
+        steady += sum(counts) if agree >= EVEN_SHARE * len(counts) else 0
+    return steady >= STEADY_SHARE * total
 
 
 def _is_multiple(marker: Marker, other: Marker) -> bool:
@@ -317,7 +242,7 @@ class PeriodTracker:
     iteration times of different generations are not comparable; `dropped`: calls whose clock went backwards.
 
     Cost: 0.5 us a call once the marker is final; while learning, 3 us on average and 0.1 s for the longest look at
-    the log. Memory: POLICY.max_calls calls while learning, none afterwards.
+    the log. Memory: MAX_CALLS calls while learning, none afterwards.
     """
 
     def __init__(self, marker: Marker | None = None) -> None:
@@ -328,7 +253,7 @@ class PeriodTracker:
         self.dropped: int = 0
         self._symbols: list[Hashable] = []
         self._times_s: list[float] = []
-        self._next_look = POLICY.min_occurrences
+        self._next_look = MIN_OCCURRENCES
         self._recent: Gram = ()
         self._since = 0
         self._last_s: float | None = None
@@ -388,10 +313,10 @@ class PeriodTracker:
         if self._before_s is None or not self._before_s <= times_s[at] or times_s[-1] == inf:
             return at
         if not self._fixed:
-            end = min(end, at + POLICY.lost_periods * marker.spacing + POLICY.common - self._since)
+            end = min(end, at + LOST_PERIODS * marker.spacing + COMMON - self._since)
         if self._symbols and not self._fixed:
             end = min(end, at + self._next_look - 1 - len(self._symbols))
-            if end > at and times_s[end - 1] - self._found_s >= POLICY.settled_s:
+            if end > at and times_s[end - 1] - self._found_s >= SETTLED_S:
                 return at
         return end
 
@@ -434,8 +359,8 @@ class PeriodTracker:
     def _settled(self, time_s: float) -> bool:
         if self._fixed:
             return True
-        held = self.marker is not None and self._periods >= POLICY.settled_periods
-        if held and time_s - self._found_s >= POLICY.settled_s and self._symbols:
+        held = self.marker is not None and self._periods >= SETTLED_PERIODS
+        if held and time_s - self._found_s >= SETTLED_S and self._symbols:
             self._forget()
         return held and not self._symbols
 
@@ -447,28 +372,28 @@ class PeriodTracker:
             return
         found = self.marker if self._repeats() else find_marker(self._symbols, self._times_s)
         old = self.marker.spacing if self.marker is not None else 0
-        if found is not None and abs(found.spacing - old) > POLICY.tolerance * old:
+        if found is not None and abs(found.spacing - old) > TOLERANCE * old:
             self.marker = found
             self.generation += 1
             self._last_s = None
             self._found_s, self._found_at = time_s, len(self._symbols)
             self._since = self._periods = self._misses = 0
-        if len(self._symbols) >= POLICY.max_calls:
-            del self._symbols[: POLICY.max_calls // 2], self._times_s[: POLICY.max_calls // 2]
-            self._found_at = max(0, self._found_at - POLICY.max_calls // 2)
-        held = self.marker is not None and self._periods >= POLICY.settled_periods
+        if len(self._symbols) >= MAX_CALLS:
+            del self._symbols[: MAX_CALLS // 2], self._times_s[: MAX_CALLS // 2]
+            self._found_at = max(0, self._found_at - MAX_CALLS // 2)
+        held = self.marker is not None and self._periods >= SETTLED_PERIODS
         self._next_look = len(self._symbols) * (8 if held else 5) // 4 + 1
 
     def _repeats(self) -> bool:
         """Whether the calls since the marker was found repeat exactly: then none recurs evenly at a longer spacing."""
         marker = self.marker
-        if marker is None or marker.spacing < 2 or marker.gap_s is not None or self._periods < POLICY.settled_periods:
+        if marker is None or marker.spacing < 2 or marker.gap_s is not None or self._periods < SETTLED_PERIODS:
             return False
         calls = self._symbols[self._found_at :]
         return calls[marker.spacing :] == calls[: -marker.spacing]
 
     def _match(self, marker: Marker, symbol: Hashable, time_s: float) -> bool:
-        late = self._since > POLICY.lost_periods * marker.spacing + POLICY.common
+        late = self._since > LOST_PERIODS * marker.spacing + COMMON
         if late and self._since > 2 * len(self._symbols) / 3 and not self._fixed:
             self._restart()
             return False
@@ -487,7 +412,7 @@ class PeriodTracker:
             # A foreign call that looks like the marker; if they persist, the program has changed.
             self._misses += 1
             self._early = True
-            if self._misses > POLICY.settled_periods and not self._fixed:
+            if self._misses > SETTLED_PERIODS and not self._fixed:
                 self._restart()
             return None
         iteration_s = time_s - last_s if last_s is not None and self._since <= due + slack else None
@@ -502,7 +427,7 @@ class PeriodTracker:
     def _restart(self) -> None:
         self.marker = None
         self._forget()
-        self._next_look = POLICY.min_occurrences
+        self._next_look = MIN_OCCURRENCES
         self._misses = 0
 
     def _forget(self) -> None:

@@ -17,38 +17,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.failslow.record.call_ring import Channel
 from lanterne.kernels.cuda.clock import DeviceClock, EventSource
-from lanterne.transport.steering import steers, value
 
 # An event or a stream of the program's library.
 Event: TypeAlias = Any
 Stream: TypeAlias = Any
 
 
-@steers
-@dataclass(frozen=True)
-class StreamPolicy:
-    """How often devices are asked, and how far they may be behind."""
+LOOK_S = 0.05  # chosen: the times are known, whenever they are asked for
+MAX_PENDING = 4096  # chosen: memory, and events of the device
 
-    look_s: float = value(
-        0.05,
-        "chosen: the times are known, whenever they are asked for",
-        half="twice the looks",
-        double="a program's last calls are known later",
-    )
-    max_pending: int = value(
-        4096,
-        "chosen: memory, and events of the device",
-        half="calls of a device that is far behind are recorded as those are that are only queued",
-        double="twice the events",
-    )
-
-
-POLICY = StreamPolicy()
 
 CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -144,7 +125,7 @@ class QueuedCalls:
 
     def begin(self, stream: Stream) -> Mark | None:
         """A call begins on `stream`; None where it cannot be timed."""
-        if len(self._pending) >= POLICY.max_pending or self._ended.is_set():
+        if len(self._pending) >= MAX_PENDING or self._ended.is_set():
             return None
         start = None
         try:
@@ -174,7 +155,7 @@ class QueuedCalls:
 
     def _run(self) -> None:
         self._adopt()
-        while not self._ended.wait(POLICY.look_s):
+        while not self._ended.wait(LOOK_S):
             self.look()
 
     def look(self) -> None:
@@ -208,12 +189,12 @@ class QueuedCalls:
         if self._thread is not None:
             self._ended.set()
             # The thread may be in a driver that hangs, and holds the lock then.
-            if self._lock.acquire(timeout=POLICY.look_s):
+            if self._lock.acquire(timeout=LOOK_S):
                 try:
                     self._look()
                 finally:
                     self._lock.release()
-            self._thread.join(POLICY.look_s)
+            self._thread.join(LOOK_S)
 
 
 class CupyEvents:

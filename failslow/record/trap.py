@@ -13,38 +13,19 @@ import mmap
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lanterne.failslow.record.recorder import INTERNAL
-from lanterne.transport.steering import steers, value
 
 # Blocking calls which no rank leaves before all have entered.
 SYNCHRONIZING = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
 
 
-@steers
-@dataclass(frozen=True)
-class TrapPolicy:
-    """How long ranks are held, and how often they look."""
+# How long the others may take to come.
+PATIENCE_S = 10.0  # chosen: else the job goes on as if nothing had been
+NAP_S = 1e-3  # chosen: a job that is held does nothing else
 
-    # How long the others may take to come.
-    patience_s: float = value(
-        10.0,
-        "chosen: else the job goes on as if nothing had been",
-        half="jobs whose ranks come 5 s apart are not paused",
-        double="a job with a rank that does not come stands for 20 s",
-    )
-    nap_s: float = value(
-        1e-3,
-        "chosen: a job that is held does nothing else",
-        half="twice the looks",
-        double="the pause begins and ends up to 2 ms later",
-    )
-
-
-POLICY = TrapPolicy()
 
 # Words of the page: how often holding was asked for; before which call; that all have come to it, or have not.
 WANTED, AT, GO, OFF, SLOTS = range(5)
@@ -67,7 +48,7 @@ class Trap:
         path: str | Path,
         rank: int,
         world_size: int,
-        patience_s: float = POLICY.patience_s,
+        patience_s: float = PATIENCE_S,
         progress: Callable[[], object] = lambda: None,
     ) -> None:
         size = 8 * (SLOTS + world_size)
@@ -116,7 +97,7 @@ class Trap:
                 self._decide(OFF, at)
             else:
                 self._progress()
-                time.sleep(POLICY.nap_s)
+                time.sleep(NAP_S)
         return words[GO] == at
 
     def _decide(self, word: int, at: int) -> None:

@@ -20,14 +20,14 @@ import numpy as np
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.operate.history import open_to_add, told_patterns
-from lanterne.failslow.operate.publisher import Pace, Publisher, receiver_url
+from lanterne.failslow.operate.publisher import Pace, Publisher
 from lanterne.failslow.operate.status_server import parse_address
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
-from lanterne.failslow.record.job_log import POLLS, JobLog
+from lanterne.failslow.record.job_log import CALM_S, FILLED, LONGEST_S, READ_S, SHORTEST_S, JobLog
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
 from lanterne.failslow.validate.validate import ValidateOptions, validate
@@ -53,7 +53,6 @@ def watch(
     folder: str | Path | None = None,
     validates: bool | ValidateOptions = False,
     listen: str | None = None,
-    otlp: str | None = None,
     history: str | None = None,
 ) -> CallWatch:
     """A CallWatch of the collectives that `comm`'s ranks call inside its block. All of them enter and leave it.
@@ -70,18 +69,15 @@ def watch(
             most. The ranks must be of one machine. Collectives that are only started do not hold them.
         listen: "PORT" or "HOST:PORT" (loopback without a host) where rank 0 serves a page and, for Prometheus,
             /metrics; elsewhere than on loopback a token is asked for (`watch.server`). None: nowhere.
-        otlp: URL of an OpenTelemetry receiver (OTLP over HTTP, JSON), such as http://127.0.0.1:4318. None: none.
         history: a file, or redis://HOST:PORT/KEY, where incidents are kept by host across jobs. None: nowhere.
 
     Raises:
-        InputError: `listen` is no address, or `otlp` no URL. A port that is taken, or a history that cannot be opened,
+        InputError: `listen` is no address. A port that is taken, or a history that cannot be opened,
             is logged instead: the job matters more.
     """
     if listen is not None:
         parse_address(listen, "listen")
-    if otlp is not None:
-        receiver_url(otlp)
-    outlets = Outlets(listen, otlp, history)
+    outlets = Outlets(listen, history)
     return CallWatch(comm, on_notice or _log, on_hang or log_hang, patience_s, folder, validates, outlets)
 
 
@@ -89,7 +85,6 @@ class Outlets(NamedTuple):
     """Where the status of a job goes: as `watch` has it."""
 
     listen: str | None = None
-    otlp: str | None = None
     history: str | None = None
 
 
@@ -196,12 +191,12 @@ class CallWatch:
 
     def _read(self, job: JobLog) -> Reader:
         """On rank 0."""
-        listen, otlp, where = self._outlets
+        listen, where = self._outlets
         history = None
         try:
             history = None if where is None else open_to_add(where, "history")
-            if listen or otlp:
-                self._publisher = Publisher(listen, otlp, history=lambda: told_patterns(history))
+            if listen:
+                self._publisher = Publisher(listen, history=lambda: told_patterns(history))
         except LanterneError as error:
             # A port that is taken, a server that does not answer: the job matters more.
             log.warning("watch: %s", error)
@@ -308,7 +303,7 @@ class Looks:
     def __init__(self, job: JobLog, now_s: float) -> None:
         self._job = job
         self._polled_s = now_s
-        self.wait_s: float = POLLS.shortest_s
+        self.wait_s: float = SHORTEST_S
 
     def look(self, now_s: float) -> bool:
         """Whether to poll now."""
@@ -316,7 +311,7 @@ class Looks:
             filled, is_calm = self._job.logs.filled, self._job.is_calm()
         since_s = now_s - self._polled_s
         self.wait_s = next_wait_s(self.wait_s, filled, since_s, is_calm=is_calm)
-        is_due = not is_calm or filled >= POLLS.filled or since_s >= POLLS.read_s
+        is_due = not is_calm or filled >= FILLED or since_s >= READ_S
         if is_due:
             self._polled_s = now_s
         return is_due
@@ -413,6 +408,6 @@ class Reader:
 
 def next_wait_s(wait_s: float, filled: float, since_s: float, *, is_calm: bool) -> float:
     """How long to wait for the next look at call logs after one of `wait_s`, that filled to `filled` in `since_s`."""
-    full_s = since_s * POLLS.filled / max(filled, 1e-9)
-    longest_s = POLLS.calm_s if is_calm else POLLS.longest_s
-    return min(max(POLLS.shortest_s, min(2 * wait_s, full_s)), longest_s)
+    full_s = since_s * FILLED / max(filled, 1e-9)
+    longest_s = CALM_S if is_calm else LONGEST_S
+    return min(max(SHORTEST_S, min(2 * wait_s, full_s)), longest_s)

@@ -7,110 +7,32 @@ hosts). Nothing is slow by itself: where there is no peer, there is no verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isnan
 from statistics import median, median_low
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lanterne.failslow.validate.links import Link, split_blame
 from lanterne.failslow.validate.loads import Samples
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     from lanterne.failslow.validate.link_probe import LinkSamples
 
 
-@steers
-@dataclass(frozen=True)
-class JudgePolicy:
-    """From where on a rank or a link is slow, in multiples of its peers' time.
-
-    Half and double are of what is above 1.
-    """
-
-    slow_compute: float = value(
-        1.2,
-        "chosen",
-        half="caches and clocks of healthy cores are blamed",
-        double="cores that take a third longer pass",
-    )
-    slow_compute_starved: float = value(
-        1.5,
-        "chosen: while ranks compute and transfer on one core",
-        half="what shares a core is blamed",
-        double="cores that take 1.9 times as long pass",
-    )
-    slow_link: float = value(
-        1.3,
-        "chosen: half the bandwidth of a shared link reads as 2",
-        half="what other traffic makes of a link is blamed",
-        double="links at two thirds of their rate pass",
-    )
-    slow_link_starved: float = value(
-        2.5,
-        "chosen: a rank without a second core moves its data when it gets its turn",
-        half="turns are blamed on links",
-        double="links at a third of their rate pass",
-    )
-    slow_link_crowded: float = value(
-        2.0,
-        "chosen: a transfer within a host takes both ends' turns on shared cores",
-        half="turns are blamed on links",
-        double="links at 40 % of their rate pass",
-    )
-    slow_latency: float = value(
-        3.0,
-        "chosen",
-        half="moments of a busy machine are blamed",
-        double="delays of four times are not seen",
-    )
-    # A latency must also exceed the peers' by this; and where cores are shared by a tick.
-    least_latency_s: float = value(
-        200e-6,
-        "what scheduling explains on a core of one's own",
-        half="a waking is blamed on the link",
-        double="delays of 0.3 ms are not seen",
-    )
-    least_latency_crowded_s: float = value(
-        4e-3,
-        "a tick of the scheduler",
-        half="turns on a core are blamed on the link",
-        double="delays of 6 ms are not seen where cores are shared",
-    )
-    # The same for a transfer.
-    least_transfer_s: float = value(
-        100e-6,
-        "chosen: the best of several counts",
-        half="a waking is blamed on the link",
-        double="small transfers tell nothing",
-    )
-    least_transfer_crowded_s: float = value(
-        1e-3,
-        "chosen: the best of several counts",
-        half="turns on a core are blamed on the link",
-        double="transfers of few ms tell nothing where cores are shared",
-    )
-    undisturbed: float = value(
-        1.1,
-        "chosen: time by the clock over that of its core",
-        half="few repetitions of ordinary machines count",
-        double="interrupted repetitions count: caches were cold",
-    )
-    contended: float = value(
-        1.25,
-        "chosen: time by the clock over that of its core",
-        half="ordinary machines are called busy",
-        double="cores of which others have a third are not called busy",
-    )
-    few_links: int = value(
-        12,
-        "the directions between 4 ranks, half of which one network card makes slow",
-        half="of 4 ranks one slow card is taken for what is usual",
-        double="of 5 ranks, too, the quickest quarter says what is usual",
-    )
-
-
-POLICY = JudgePolicy()
+SLOW_COMPUTE = 1.2
+SLOW_COMPUTE_STARVED = 1.5  # chosen: while ranks compute and transfer on one core
+SLOW_LINK = 1.3  # chosen: half the bandwidth of a shared link reads as 2
+SLOW_LINK_STARVED = 2.5  # chosen: a rank without a second core moves its data when it gets its turn
+SLOW_LINK_CROWDED = 2.0  # chosen: a transfer within a host takes both ends' turns on shared cores
+SLOW_LATENCY = 3.0
+# A latency must also exceed the peers' by this; and where cores are shared by a tick.
+LEAST_LATENCY_S = 200e-6  # what scheduling explains on a core of one's own
+LEAST_LATENCY_CROWDED_S = 4e-3  # a tick of the scheduler
+# The same for a transfer.
+LEAST_TRANSFER_S = 100e-6  # chosen: the best of several counts
+LEAST_TRANSFER_CROWDED_S = 1e-3  # chosen: the best of several counts
+UNDISTURBED = 1.1  # chosen: time by the clock over that of its core
+CONTENDED = 1.25  # chosen: time by the clock over that of its core
+FEW_LINKS = 12  # the directions between 4 ranks, half of which one network card makes slow
 
 
 # A measurement of computing: Samples by (rank, load name).
@@ -156,7 +78,7 @@ def slow_ranks(
         {rank: SlowQuantity}, the worst load of each slow rank.
     """
     found: dict[int, SlowQuantity] = {}
-    least = POLICY.slow_compute_starved if starved else POLICY.slow_compute
+    least = SLOW_COMPUTE_STARVED if starved else SLOW_COMPUTE
     for load, ranks, picked in _peers(rounds, devices):
         own = _compared([_core_times_s(one, starved) for one in picked], least)
         clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
@@ -185,8 +107,8 @@ def unknown_ranks(rounds: Sequence[Computed], devices: Sequence[int]) -> dict[in
             continue
         known.update(*map(_core_times_s, picked))
         clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
-        clock = _compared(clock_s, POLICY.slow_compute)
-        found |= {rank: slow for rank in ranks if (slow := _slow_load(load, None, clock[rank], POLICY.slow_compute))}
+        clock = _compared(clock_s, SLOW_COMPUTE)
+        found |= {rank: slow for rank in ranks if (slow := _slow_load(load, None, clock[rank], SLOW_COMPUTE))}
     text = "{}, but it never had its core to itself"
     return {rank: slow._replace(text=text.format(slow.text)) for rank, slow in found.items() if rank not in known}
 
@@ -203,7 +125,7 @@ def contended(measured: Computed, cores: Sequence[Place]) -> tuple[Finding, ...]
         here = {key: samples for key, samples in measured.items() if cores[key[0]] == place}
         wall_s = sum(sum(samples.wall_s) for samples in here.values())
         cpu_s = sum(sum(samples.cpu_s) for samples in here.values())
-        if cpu_s > 0 and wall_s >= POLICY.contended * cpu_s:
+        if cpu_s > 0 and wall_s >= CONTENDED * cpu_s:
             ranks = tuple(sorted({rank for rank, _ in here}))
             text = f"other work runs on its cores: computing had them {cpu_s / wall_s:.0%} of the time"
             found.append(Finding("contention", ranks, (), "alone", wall_s / cpu_s, text))
@@ -241,7 +163,7 @@ def _core_times_s(picked: Mapping[int, Samples], starved: bool = False) -> dict[
 def core_time_s(samples: Samples, *, starved: bool = False) -> float | None:
     """The least core time of a repetition that nothing interrupted; None where every one was, or it is not known."""
     pairs = [pair for pair in zip(samples.wall_s, samples.cpu_s, strict=True) if not isnan(pair[1])]
-    return min((cpu_s for wall_s, cpu_s in pairs if starved or wall_s <= POLICY.undisturbed * cpu_s), default=None)
+    return min((cpu_s for wall_s, cpu_s in pairs if starved or wall_s <= UNDISTURBED * cpu_s), default=None)
 
 
 def _shared_s(rank: int, times_s: Mapping[int, float], cores: Sequence[Place]) -> float:
@@ -285,7 +207,7 @@ def _slow_load(load: str, own: SlowQuantity | None, clock: SlowQuantity, least: 
 def slow_links(
     samples: Mapping[Link, LinkSamples],
     hosts: Sequence[int],
-    least_ratio: float = POLICY.slow_link,
+    least_ratio: float = SLOW_LINK,
     *,
     crowded: bool = False,
 ) -> dict[Link, SlowQuantity]:
@@ -307,7 +229,7 @@ def slow_links(
 def unknown_links(
     samples: Mapping[Link, LinkSamples],
     hosts: Sequence[int],
-    least_ratio: float = POLICY.slow_link,
+    least_ratio: float = SLOW_LINK,
     *,
     crowded: bool = False,
 ) -> dict[Link, SlowQuantity]:
@@ -341,7 +263,7 @@ def _links_by(
         own_s = {link: {size: statistic(times_s) for size, times_s in samples[link].times_s.items()} for link in links}
         usual_s = {size: reference(own_s[link][size] for link in links) for size in own_s[links[0]]}
         latency_s = reference(samples[link].latency_s for link in links)
-        least = max(least_ratio, POLICY.slow_link_crowded) if inside and crowded else least_ratio
+        least = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio
         slow_here: dict[Link, SlowQuantity] = {}
         for link in links:
             slow = _slow_transfer(own_s[link], usual_s, least, crowded)
@@ -371,17 +293,17 @@ def _slow_transfer(
     ratios = sorted((own_s[size] / usual_s[size], size) for size in usual_s)
     ratio, size = ratios[len(ratios) // 2]
     excess_s = own_s[size] - usual_s[size]
-    if ratio < least_ratio or excess_s < (POLICY.least_transfer_crowded_s if crowded else POLICY.least_transfer_s):
+    if ratio < least_ratio or excess_s < (LEAST_TRANSFER_CROWDED_S if crowded else LEAST_TRANSFER_S):
         return None
     text = f"{size / own_s[size] / 1e9:.3g} GB/s at best, its peers {size / usual_s[size] / 1e9:.3g} GB/s"
     return SlowQuantity(ratio, own_s[size], usual_s[size], text)
 
 
 def _slow_latency(own_s: float, peers_s: float, crowded: bool) -> SlowQuantity | None:
-    least_s = POLICY.least_latency_crowded_s if crowded else POLICY.least_latency_s
+    least_s = LEAST_LATENCY_CROWDED_S if crowded else LEAST_LATENCY_S
     # Between hosts whose clocks differ, a small latency may come out as none.
     ratio = own_s / max(peers_s, 1e-6)
-    if ratio < POLICY.slow_latency or own_s - peers_s < least_s:
+    if ratio < SLOW_LATENCY or own_s - peers_s < least_s:
         return None
     return SlowQuantity(
         ratio, own_s, peers_s, f"latency {own_s * 1e3:.3g} ms, its peers {max(peers_s, 0.0) * 1e3:.3g} ms"
@@ -391,7 +313,7 @@ def _slow_latency(own_s: float, peers_s: float, crowded: bool) -> SlowQuantity |
 def reference(values: Iterable[float]) -> float:
     """What is usual among `values`: the middle one; the lower quartile of few, half of which one rank may have."""
     ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 4] if len(ordered) <= POLICY.few_links else median_low(ordered)
+    return ordered[(len(ordered) - 1) // 4] if len(ordered) <= FEW_LINKS else median_low(ordered)
 
 
 class Finding(NamedTuple):

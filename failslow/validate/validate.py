@@ -29,8 +29,9 @@ from lanterne.errors import InputError
 from lanterne.failslow.validate import judge
 from lanterne.failslow.validate import loads as gemm
 from lanterne.failslow.validate.cores import pinned, spread_cores
-from lanterne.failslow.validate.judge import POLICY as JUDGE
 from lanterne.failslow.validate.judge import (
+    SLOW_LINK,
+    SLOW_LINK_STARVED,
     Computed,
     Finding,
     SlowQuantity,
@@ -48,7 +49,6 @@ from lanterne.failslow.validate.settle import settle
 from lanterne.failslow.validate.validation import Validation
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.transport.nccl.over_nccl import NcclTransport
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -57,128 +57,30 @@ if TYPE_CHECKING:
 SIZES = (16 << 20, 32 << 20, 64 << 20)
 
 
-@steers
-@dataclass(frozen=True)
-class ValidationPolicy:
-    """How long a validation measures, and how often again."""
-
-    repetitions: int = value(
-        3,
-        "chosen: the best and the median of three",
-        half="one disturbance decides",
-        double="transfers take twice the time",
-    )
-    # A first look at every link: what the sizes would take. They are halved until the passes fit.
-    first_nbytes: int = value(
-        1 << 20,
-        "chosen: a millisecond on 10 Gbit/s",
-        half="latencies are most of a first look",
-        double="first looks at slow links take longer",
-    )
-    least_nbytes: int = value(
-        256 << 10,
-        "chosen: less tells latency, not bandwidth",
-        half="bandwidths of slow links vary more",
-        double="slow links take longer than their share of the time",
-    )
-    compute_share: float = value(
-        0.15,
-        "chosen: what shares leave of the time limit is for confirmations",
-        half="shorter turns: busy machines disturb more",
-        double="less is left for confirmations",
-    )
-    link_share: float = value(
-        0.35,
-        "chosen: what shares leave of the time limit is for confirmations",
-        half="smaller messages",
-        double="less is left for confirmations",
-    )
-    together_share: float = value(
-        0.15,
-        "chosen: what shares leave of the time limit is for confirmations",
-        half="smaller messages while computing",
-        double="less is left for confirmations",
-    )
-    turn_s: float = value(
-        0.3,
-        "chosen: of a rank's computing, where the limit allows",
-        half="fewer repetitions: busy machines disturb more",
-        double="validations of many co-located ranks take longer",
-    )
-    least_product_s: float = value(
-        2e-3,
-        "of a product on a GPU that takes less the launch is much",
-        half="products tell more of their launch",
-        double="more memory, and fewer repetitions",
-    )
-    # Parts of a turn: the turns come around so often; and where it must be told quickly.
-    parts: int = value(
-        4,
-        "chosen: what slows a core for seconds then slows all ranks",
-        half="what disturbs one rank's turn looks like its own",
-        double="shorter parts: caches are cold more often",
-    )
-    quick_parts: int = value(
-        2,
-        "chosen",
-        half="what disturbs one rank's turn looks like its own",
-        double="shorter parts: caches are cold more often",
-    )
-    # Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at
-    # most; also where it must be told quickly. Those of computing take a part of the first one's time.
-    confirmations: int = value(
-        2,
-        "chosen",
-        half="a disturbance that lasts is blamed on a rank",
-        double="slow ones are told later",
-    )
-    most_confirmations: int = value(
-        8,
-        "chosen",
-        half="on busy machines more stays unsure",
-        double="validations of busy machines take longer",
-    )
-    quick_confirmations: int = value(
-        1,
-        "chosen",
-        half="nothing is measured again",
-        double="the job is paused for longer",
-    )
-    most_quick_confirmations: int = value(
-        5,
-        "chosen",
-        half="on busy machines more stays unsure",
-        double="the job is paused for longer",
-    )
-    confirmation_share: float = value(
-        1 / 3,
-        "chosen: of the first measurement's time",
-        half="fewer repetitions: busy machines disturb more",
-        double="confirmations take twice the time",
-    )
-    # Transfers beside which a rank computes, until it has done so often enough.
-    attempts: int = value(
-        5,
-        "chosen: a crowded machine may not let a rank compute beside a transfer",
-        half="ranks of crowded machines are not judged together",
-        double="crowded machines take twice the time",
-    )
-    witnesses: int = value(
-        4,
-        "chosen: healthy ranks that are measured again beside suspects",
-        half="two that are slow themselves hide it",
-        double="confirmations of co-located ranks take longer",
-    )
-    # Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
-    patience_s: float = value(
-        10e-3,
-        "chosen: nothing else delays every small message so much",
-        half="moments of a busy machine blame a link",
-        double="delayed links are measured for longer",
-    )
-
-
-POLICY = ValidationPolicy()
+REPETITIONS = 3  # chosen: the best and the median of three
+# A first look at every link: what the sizes would take. They are halved until the passes fit.
+FIRST_NBYTES = 1 << 20  # chosen: a millisecond on 10 Gbit/s
+LEAST_NBYTES = 256 << 10  # chosen: less tells latency, not bandwidth
+COMPUTE_SHARE = 0.15  # chosen: what shares leave of the time limit is for confirmations
+LINK_SHARE = 0.35  # chosen: what shares leave of the time limit is for confirmations
+TOGETHER_SHARE = 0.15  # chosen: what shares leave of the time limit is for confirmations
+TURN_S = 0.3  # chosen: of a rank's computing, where the limit allows
+LEAST_PRODUCT_S = 2e-3  # of a product on a GPU that takes less the launch is much
+# Parts of a turn: the turns come around so often; and where it must be told quickly.
+PARTS = 4  # chosen: what slows a core for seconds then slows all ranks
+QUICK_PARTS = 2
+# Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at
+# most; also where it must be told quickly. Those of computing take a part of the first one's time.
+CONFIRMATIONS = 2
+MOST_CONFIRMATIONS = 8
+QUICK_CONFIRMATIONS = 1
+MOST_QUICK_CONFIRMATIONS = 5
+CONFIRMATION_SHARE = 1 / 3  # chosen: of the first measurement's time
+# Transfers beside which a rank computes, until it has done so often enough.
+ATTEMPTS = 5  # chosen: a crowded machine may not let a rank compute beside a transfer
+WITNESSES = 4  # chosen: healthy ranks that are measured again beside suspects
+# Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
+PATIENCE_S = 10e-3  # chosen: nothing else delays every small message so much
 
 
 Passes: TypeAlias = tuple[tuple[Link, ...], ...]
@@ -226,7 +128,7 @@ def validate(
     link_memory: str | None = None,
     limit_s: float = 20.0,
     sizes: Sequence[int] = SIZES,
-    repetitions: int = POLICY.repetitions,
+    repetitions: int = REPETITIONS,
     thorough: bool = True,
     transport: Transport | None = None,
     injected: Injected = Injected(),
@@ -354,11 +256,11 @@ class _Computing:
         self.members = members
         self.ranks = tuple(members.index(rank) for rank in ranks)
         turns = probe.turns([(rank,) for rank in self.ranks])
-        self.turn_s = min(POLICY.turn_s, POLICY.compute_share * limit_s / 2 / max(len(turns), 1))
+        self.turn_s = min(TURN_S, COMPUTE_SHARE * limit_s / 2 / max(len(turns), 1))
         self.injected = injected
         self.tick = tick
         self.own_time = device == "cpu"
-        self.parts = POLICY.parts if thorough else POLICY.quick_parts
+        self.parts = PARTS if thorough else QUICK_PARTS
         which = None if thorough else (gemm.USUAL,)
         self.loads = gemm.loads(device, which, self._agreed_sides(which) if device == "cuda" else None)
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
@@ -368,7 +270,7 @@ class _Computing:
     def _agreed_sides(self, which: Collection[str] | None) -> dict[str, int]:
         """{dtype: side} of the products: alike on all ranks, so that a turn lasts about as long as it may on each."""
         share_s = self.turn_s / len(which or gemm.PRODUCTS["cuda"]) / gemm.LEAST_SAMPLES
-        mine = gemm.fitting_sides(max(POLICY.least_product_s, share_s), which)
+        mine = gemm.fitting_sides(max(LEAST_PRODUCT_S, share_s), which)
         fitting = self.probe.gather(np.array(list(mine.values()))).min(axis=0)
         return dict(zip(mine, fitting.tolist(), strict=True))
 
@@ -438,8 +340,8 @@ class _Computing:
         def again(doubtful: SlowRanks) -> Computed:
             healthy = [rank for rank in self.ranks if rank not in doubtful]
             # In another order each time: nobody computes beside the same rank always.
-            ranks = rotated([*doubtful, *healthy[: POLICY.witnesses]], next(turn))
-            return self._compute(ranks, POLICY.confirmation_share * self.turn_s)
+            ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
+            return self._compute(ranks, CONFIRMATION_SHARE * self.turn_s)
 
         first = self._compute(self.ranks, self.turn_s)
         if self.own_time:
@@ -468,9 +370,7 @@ class _ValidationRun:
         self.tick = tick or (lambda text: None)
         self.injected = injected
         self.confirmations = (
-            (POLICY.confirmations, POLICY.most_confirmations)
-            if thorough
-            else (POLICY.quick_confirmations, POLICY.most_quick_confirmations)
+            (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
         )
         self.computing = _Computing(probe, members, computing, device, limit_s, thorough, injected, self.tick)
         self.links: list[dict[str, Any]] = []
@@ -486,7 +386,7 @@ class _ValidationRun:
         unsure = findings(unknown_ranks, unknown_links, both_ways(passes), "alone")
         if self.thorough or not found:
             self.tick("computing and transferring at once")
-            smallest = _shrunk(sizes[:1], turns_s * POLICY.repetitions, POLICY.together_share * self.limit_s)
+            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
             passes = passes or colour_edges(neighbours(self.computing.ranks))
             slow, doubtful = self._settled_together(passes, smallest, repetitions)
             # A rank that computes slowly is late to take in what has come: that is not the link's fault.
@@ -540,23 +440,21 @@ class _ValidationRun:
 
     def _fit(self, passes: Passes, sizes: tuple[int, ...], repetitions: int) -> tuple[tuple[int, ...], float]:
         """(`sizes` as they fit into their share of the time, seconds that a byte takes over all turns)."""
-        if min(sizes) <= POLICY.least_nbytes:
+        if min(sizes) <= LEAST_NBYTES:
             return sizes, 0.0
         self.tick("a first look at the links")
-        first = measure_links(self.probe, passes, (POLICY.first_nbytes,), 1)
+        first = measure_links(self.probe, passes, (FIRST_NBYTES,), 1)
         turns_s = 0.0
         for batch in passes:
             for turn in self.probe.turns(batch):
                 some = (first[way] for way in both_ways([turn]))
-                turns_s += (
-                    max(one.times_s[POLICY.first_nbytes][0] - one.latency_s for one in some) / POLICY.first_nbytes
-                )
-        return _shrunk(sizes, turns_s * (repetitions + 1), POLICY.link_share * self.limit_s), turns_s
+                turns_s += max(one.times_s[FIRST_NBYTES][0] - one.latency_s for one in some) / FIRST_NBYTES
+        return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
 
     def _transfer(
         self, passes: Passes, sizes: Sequence[int], repetitions: int, when: str, background: Beside = nothing
     ) -> dict[Link, LinkSamples]:
-        patience_s = inf if self.thorough else POLICY.patience_s
+        patience_s = inf if self.thorough else PATIENCE_S
         found = measure_links(self.probe, passes, sizes, repetitions, background, patience_s)
         for (src, dst), samples in found.items():
             for nbytes, times_s in samples.times_s.items():
@@ -565,7 +463,7 @@ class _ValidationRun:
         return found
 
     def _judged_links(
-        self, judge: LinkJudge, rounds: Sequence[Mapping[Link, LinkSamples]], least_ratio: float = JUDGE.slow_link
+        self, judge: LinkJudge, rounds: Sequence[Mapping[Link, LinkSamples]], least_ratio: float = SLOW_LINK
     ) -> SlowLinks:
         samples = {way: pooled([one[way] for one in rounds if way in one]) for way in rounds[0]}
         return judge(samples, self.probe.hosts, least_ratio, crowded=self.probe.crowded)
@@ -586,7 +484,7 @@ class _ValidationRun:
 
         least, most = self.confirmations
         if not self.thorough and all(
-            first[way].latency_s > POLICY.patience_s for way in self._judged_links(slow_links, [first])
+            first[way].latency_s > PATIENCE_S for way in self._judged_links(slow_links, [first])
         ):
             least = 0  # Nothing else delays every small message so much.
         return settle(first, verdict, again, least, most)
@@ -596,7 +494,7 @@ class _ValidationRun:
     def _settled_together(self, passes: Passes, sizes: Sequence[int], repetitions: int) -> tuple[SlowOnes, SlowOnes]:
         """(slow, unsure) ranks and directed links, while every rank computes and transfers at once."""
         starved = self.probe.starved
-        least_ratio = JUDGE.slow_link_starved if starved else JUDGE.slow_link
+        least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
         first = self._at_once(passes, sizes, repetitions)
 
         def verdict(rounds: list[tuple[Computed, dict[Link, LinkSamples]]]) -> tuple[SlowOnes, SlowOnes]:
@@ -628,7 +526,7 @@ class _ValidationRun:
                 yield (load.thread,)
             mine.append(load.samples)
 
-        attempts_left = POLICY.attempts
+        attempts_left = ATTEMPTS
         while True:
             transfers = self._transfer(passes, sizes, repetitions, "together", background)
             merged = gemm.latest(mine)
@@ -657,6 +555,6 @@ def rotated(items: Sequence[int], count: int) -> list[int]:
 
 def _shrunk(sizes: tuple[int, ...], s_per_byte: float, limit_s: float) -> tuple[int, ...]:
     """`sizes`, halved alike until the transfers fit into `limit_s`."""
-    while sum(sizes) * s_per_byte > limit_s and min(sizes) > POLICY.least_nbytes:
+    while sum(sizes) * s_per_byte > limit_s and min(sizes) > LEAST_NBYTES:
         sizes = tuple(nbytes // 2 for nbytes in sizes)
     return sizes

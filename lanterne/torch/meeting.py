@@ -6,29 +6,13 @@ said that it has read it: the hello that it saw first may have been a dead rank'
 """
 
 import secrets
-from dataclasses import dataclass
 from typing import Any
 
 from lanterne.errors import TransportTimeout
 from lanterne.transport.machine import THIS_MACHINE
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class GroupMeetingPolicy:
-    """How rank 0 waits for the others."""
-
-    # Between two looks at who has come: each is two questions to the store for each rank that has not.
-    look_s: float = value(
-        5e-3,
-        "a question takes some 0.1 ms",
-        half="the store has twice as much to do",
-        double="groups come to be up to 10 ms later",
-    )
-
-
-POLICY = GroupMeetingPolicy()
+# Between two looks at who has come: each is two questions to the store for each rank that has not.
+LOOK_S = 5e-3  # a question takes some 0.1 ms
 
 
 class Meeting:
@@ -76,7 +60,7 @@ def meet(store: Any, group: str, rank: int, world_size: int, timeout_s: float) -
     while missing := [other for other in missing if not _has_come(other, hall, meeting, name, answered)]:
         if THIS_MACHINE.now_s() > until_s:
             raise TransportTimeout(f"ranks {missing} did not come within {timeout_s:g} s", missing)
-        THIS_MACHINE.sleep(POLICY.look_s)
+        THIS_MACHINE.sleep(LOOK_S)
     return meeting
 
 

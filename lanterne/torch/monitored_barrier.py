@@ -6,35 +6,20 @@ alone or with all, can come again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import TransportTimeout
 from lanterne.transport.machine import THIS_MACHINE
-from lanterne.transport.steering import steers, value
 
 # No message of torch's has such a tag: it takes 31 bits of them.
 TAG = 1 << 62
 CAME, GAVE_UP = 1, 0
 
 
-@steers
-@dataclass(frozen=True)
-class MonitoredPolicy:
-    """How a monitored barrier waits."""
-
-    # Between two looks at what has come: a wait of the communicator's that runs out of time would end it.
-    look_s: float = value(
-        1e-3,
-        "hundreds of microseconds are a message's",
-        half="ranks that wait compute more",
-        double="a barrier takes 2 ms more",
-    )
-
-
-POLICY = MonitoredPolicy()
+# Between two looks at what has come: a wait of the communicator's that runs out of time would end it.
+LOOK_S = 1e-3  # hundreds of microseconds are a message's
 
 
 class MonitoredBarrier:
@@ -65,7 +50,7 @@ class MonitoredBarrier:
         until_s = THIS_MACHINE.now_s() + limit_s
         missing = self._missing()
         while missing and THIS_MACHINE.now_s() < until_s:
-            THIS_MACHINE.sleep(POLICY.look_s)
+            THIS_MACHINE.sleep(LOOK_S)
             missing = self._missing()
         present, self._present = self._present, {}
         for peer, attempt in present.items():
@@ -97,7 +82,7 @@ class MonitoredBarrier:
         # Answers to earlier attempts came too late.
         while (told is None or told[0] != self._attempt) and THIS_MACHINE.now_s() < until_s:
             if told is None:
-                THIS_MACHINE.sleep(POLICY.look_s)
+                THIS_MACHINE.sleep(LOOK_S)
             told = self._hear(0)
         comm = self._comm
         reached = (

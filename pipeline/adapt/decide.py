@@ -22,8 +22,7 @@ from lanterne.pipeline.adapt.findings import (
     findings,
     pair_tolerances,
 )
-from lanterne.pipeline.adapt.link_delay import POLICY as DELAYS
-from lanterne.pipeline.adapt.link_delay import Pair
+from lanterne.pipeline.adapt.link_delay import EXACT_S, Pair
 from lanterne.pipeline.adapt.profile import Profile
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
@@ -34,7 +33,7 @@ from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Delays that differ by less than this share of the time of one F and one B, or than what a look is off, are noise.
-FLOOR_SHARE, FLOOR_S = 0.1, DELAYS.exact_s
+FLOOR_SHARE, FLOOR_S = 0.1, EXACT_S
 # A link has healed, and goes back to the usual plane to show it there, if no more than this share of its worst delay is
 # left: the rest may be the delegates' own.
 HEALED_SHARE = 0.25

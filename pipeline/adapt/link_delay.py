@@ -10,58 +10,22 @@ between its two. So each message gives two bounds, and what holds up ranks only 
 its messages were, and most provably.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from lanterne.transport.steering import steers, value
 
 Times: TypeAlias = NDArray[np.float64]
 # Two ranks: where messages go from and to, or, the lower one first, a link.
 Pair: TypeAlias = tuple[int, int]
 
 
-@steers
-@dataclass(frozen=True)
-class DelayPolicy:
-    """When an arrival was seen, and what it tells."""
-
-    # An arrival that is known so well counts as seen.
-    exact_s: float = value(
-        500e-6,
-        "seeing a message come takes a poll, a nap between two of them, or waking up",
-        half="on busy machines few arrivals count as seen",
-        double="delays of a millisecond are known half as well",
-    )
-    queued: int = value(
-        4,
-        "chosen: arrivals that must have been seen to tell occupancy from latency",
-        half="noise is taken for occupancy",
-        double="short iterations do not tell it",
-    )
-    explained: float = value(
-        0.5,
-        "chosen: share of the misfit that an occupancy may leave",
-        half="occupancies of noisy links are not told",
-        double="it is 1: noise is taken for occupancy",
-    )
-    candidates: int = value(
-        64,
-        "chosen: gaps that are tried as the occupancy",
-        half="occupancies are half as exact",
-        double="twice the time an iteration",
-    )
-    provably: float = value(
-        0.6,
-        "chosen: the share of the messages that did not provably exceed the delay; all others did",
-        half="delays come out smaller where naps hide arrivals",
-        double="it is above 1: there is no such quantile",
-    )
-
-
-POLICY = DelayPolicy()
+# An arrival that is known so well counts as seen.
+EXACT_S = 500e-6  # seeing a message come takes a poll, a nap between two of them, or waking up
+QUEUED = 4  # chosen: arrivals that must have been seen to tell occupancy from latency
+EXPLAINED = 0.5  # chosen: share of the misfit that an occupancy may leave
+CANDIDATES = 64  # chosen: gaps that are tried as the occupancy
+PROVABLY = 0.6  # chosen: the share of the messages that did not provably exceed the delay; all others did
 
 
 class LinkDelay(NamedTuple):
@@ -112,8 +76,8 @@ def link_delay(
     after_s, before_s = np.asarray(after_s, float), np.asarray(before_s, float)
     if not len(given_s):
         return UNKNOWN
-    seen = before_s - after_s <= POLICY.exact_s
-    occupancy_s = _occupancy(gone_s, after_s, before_s, seen) if seen.sum() >= POLICY.queued else assumed_s
+    seen = before_s - after_s <= EXACT_S
+    occupancy_s = _occupancy(gone_s, after_s, before_s, seen) if seen.sum() >= QUEUED else assumed_s
     # What a message took from when the link was free for it, at most and at least.
     at_most_s = before_s - _through(given_s, occupancy_s) + occupancy_s
     at_least_s = after_s - _through(gone_s, occupancy_s) + occupancy_s
@@ -121,8 +85,8 @@ def link_delay(
     if not occupancy_s:
         # What may have queued unnoticed proves nothing: only what found the one before it gone.
         at_least_s = at_least_s[np.append(True, given_s[1:] >= before_s[:-1])]
-    low_s = float(np.quantile(at_least_s, POLICY.provably, method="lower"))
-    if low_s < least_s - POLICY.exact_s:
+    low_s = float(np.quantile(at_least_s, PROVABLY, method="lower"))
+    if low_s < least_s - EXACT_S:
         return LinkDelay(low_s, high_s, occupancy_s, most_s=least_s)
     return LinkDelay(least_s, high_s, occupancy_s, max(int(seen.sum()), 1), least_s)
 
@@ -137,11 +101,11 @@ def _occupancy(left_s: Times, after_s: Times, before_s: Times, seen: NDArray[np.
     """The occupancy that explains the arrivals seen best; 0 unless it explains much more than none does."""
     gaps_s = np.diff(before_s[seen]) / np.diff(np.flatnonzero(seen))
     # No two messages of a link come closer than that.
-    most_s = _closest_s(after_s, before_s) + POLICY.exact_s
-    gaps_s = np.sort(gaps_s[(gaps_s > POLICY.exact_s) & (gaps_s <= most_s)])
-    if len(gaps_s) > POLICY.candidates:
-        gaps_s = np.quantile(gaps_s, np.linspace(0, 1, POLICY.candidates))
-    best_s, misfit = 0.0, _misfit(left_s, before_s, seen, 0.0) * POLICY.explained
+    most_s = _closest_s(after_s, before_s) + EXACT_S
+    gaps_s = np.sort(gaps_s[(gaps_s > EXACT_S) & (gaps_s <= most_s)])
+    if len(gaps_s) > CANDIDATES:
+        gaps_s = np.quantile(gaps_s, np.linspace(0, 1, CANDIDATES))
+    best_s, misfit = 0.0, _misfit(left_s, before_s, seen, 0.0) * EXPLAINED
     for gap_s in gaps_s.tolist():
         found = _misfit(left_s, before_s, seen, gap_s)
         if found < misfit:
@@ -159,4 +123,4 @@ def _closest_s(after_s: Times, before_s: Times) -> float:
 def _misfit(left_s: Times, came_s: Times, seen: NDArray[np.bool_], occupancy_s: float) -> float:
     """Mean distance of the arrivals from those of a link of this occupancy, beyond what one look is off."""
     latency_s = (came_s - _through(left_s, occupancy_s))[seen]
-    return float(np.abs(latency_s - np.median(latency_s)).mean()) + POLICY.exact_s
+    return float(np.abs(latency_s - np.median(latency_s)).mean()) + EXACT_S

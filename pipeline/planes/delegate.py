@@ -24,7 +24,7 @@ from lanterne.pipeline.planes.arena_arrays import NearArrays, OwnArrays, nbytes_
 from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape, free_nbytes
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.transport.base import timeout_error
-from lanterne.transport.pauses import POLICY as PAUSES
+from lanterne.transport.pauses import SPIN_S
 from lanterne.transport.rails.delegate_memory import check_machine, landed_counter
 from lanterne.transport.rails.delegate_transport import DEFAULT_RAILS, Delegates, queues_needed
 from lanterne.transport.rails.rail_names import network_host
@@ -381,8 +381,8 @@ def _wait_until(arrival_s: float, deadline_s: float, late: TransportTimeout) -> 
     end_s, looked_s = min(arrival_s, deadline_s), -math.inf
     while (now_s := time.monotonic()) < end_s:
         looked_s, left_s = now_s, end_s - now_s
-        if left_s > PAUSES.spin_s:
-            time.sleep(left_s - PAUSES.spin_s)
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)
         else:
             os.sched_yield()
     if arrival_s > deadline_s:

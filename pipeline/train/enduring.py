@@ -15,17 +15,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import LanterneError, TransportError, Unavailable
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
 from lanterne.pipeline.train.kept import KeptStates
 from lanterne.pipeline.train.memory_checkpoint import WHOLE, HeldState
+from lanterne.pipeline.train.state import collect
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 # Of an iteration: nothing is held.
@@ -263,10 +262,9 @@ def trainer_of(training: Trainer | Training) -> Trainer | None:
 
 
 def gather_held(comm: Communicator, held: Sequence[HeldState]) -> tuple[TrainingState | None, int]:
-    """The latest state that is complete in what all ranks have `held`, on all of them, None if none is; and how many
-    iterations anybody knows of.
+    """Return the latest state that is complete in what all ranks have `held`, or None, and the latest iteration.
 
-    Cost: the state crosses the link of rank 0 once, and is broadcast.
+    Every rank of `comm` calls it, and gets the same.
     """
     mine = np.full((1 + MOST_HELD, 4), NONE, np.int64)
     for row, each in enumerate(held):
@@ -289,27 +287,7 @@ def gather_held(comm: Communicator, held: Sequence[HeldState]) -> tuple[Training
             # A unit that several hold comes from the first of them.
             first = every.argmax(0) == comm.rank
             chosen = [each for each in own if each.units[first].any()]
-            return TrainingState(iteration, steps, *_together(comm, chosen, np.dtype(f"f{itemsize}"))), latest
+            places = np.concatenate([np.empty(0, np.int64), *(each.places for each in chosen)])
+            values = np.concatenate([np.empty(0, f"f{itemsize}"), *(each.values for each in chosen)])
+            return TrainingState(iteration, steps, *collect(comm, places, values)), latest
     return None, latest
-
-
-def _together(comm: Communicator, chosen: Sequence[HeldState], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """(3, numbers of the model): what the ranks have `chosen`, on all of them."""
-    places = np.concatenate([np.empty(0, np.int64), *(each.places for each in chosen)])
-    values = np.concatenate([np.empty(0, dtype), *(each.values for each in chosen)])
-    counts = np.empty((comm.world_size, 2), np.int64)
-    comm.all_gather(np.array([len(places), places.max(initial=-1) + 1]), counts)
-    whole = np.zeros(int(counts[:, 1].max()), dtype)
-    if comm.rank:
-        if len(places):
-            comm.send(places, 0, tag=Lane.GATHER)
-            comm.send(values, 0, tag=Lane.GATHER)
-    else:
-        whole[places] = values
-        for peer in np.flatnonzero(counts[1:, 0]) + 1:
-            places, values = np.empty(counts[peer, 0], np.int64), np.empty(counts[peer, 0], dtype)
-            comm.recv(places, int(peer), tag=Lane.GATHER)
-            comm.recv(values, int(peer), tag=Lane.GATHER)
-            whole[places] = values
-    comm.broadcast(whole)
-    return whole.reshape(len(VECTORS), -1)

@@ -17,41 +17,40 @@ from lanterne.pipeline.train.rank_layout import Layout
 
 
 def gather_state(comm: Communicator, copies: Copies, copy: int, iteration: int) -> TrainingState:
-    """The TrainingState on every rank of `comm`; `copies` and `copy` are this rank's."""
-    places, values = _own(copies, copy)
-    model = next(iter(copies.stages.values())).model
-    whole = np.zeros((len(VECTORS), sum(layer.num_whole for layer in model.layers)), values.dtype)
+    """Return the TrainingState on every rank of `comm`; `copies` and `copy` are this rank's."""
+    stage = next(iter(copies.stages.values()))
+    places, values = seat_places(copies), seat_values(copies)
+    if copy and not copies.sharded:
+        # The first copy has the same.
+        places, values = places[:0], values[:0]
+    return TrainingState(iteration, stage.optimizer.steps, *collect(comm, places, values))
+
+
+def collect(comm: Communicator, places: NDArray[np.int64], values: StageArray) -> StageArray:
+    """Return all VECTORS of the whole model, (3, num_whole), on every rank.
+
+    Args:
+        places: (k,) of `values` in all vectors, one behind the other; each place is given by one rank.
+        values: (k,) of the same dtype on all ranks.
+
+    Cost: the state crosses the link of rank 0 once, and is broadcast.
+    """
+    counts = np.empty((comm.world_size, 2), np.int64)
+    comm.all_gather(np.array([len(places), places.max(initial=-1) + 1]), counts)
+    whole = np.zeros(int(counts[:, 1].max()), values.dtype)
     if comm.rank:
-        comm.send(np.array([len(places)]), 0, tag=Lane.STATE)
-        comm.send(places, 0, tag=Lane.STATE)
-        comm.send(values, 0, tag=Lane.STATE)
+        if len(places):
+            comm.send(places, 0, tag=Lane.STATE)
+            comm.send(values, 0, tag=Lane.STATE)
     else:
-        whole[:, places] = values
-        for peer in range(1, comm.world_size):
-            count = np.empty(1, np.int64)
-            comm.recv(count, peer, tag=Lane.STATE)
-            places, values = np.empty(count[0], np.int64), np.empty((len(VECTORS), count[0]), whole.dtype)
-            comm.recv(places, peer, tag=Lane.STATE)
-            comm.recv(values, peer, tag=Lane.STATE)
-            whole[:, places] = values
+        whole[places] = values
+        for peer in np.flatnonzero(counts[1:, 0]) + 1:
+            places, values = np.empty(counts[peer, 0], np.int64), np.empty(counts[peer, 0], whole.dtype)
+            comm.recv(places, int(peer), tag=Lane.STATE)
+            comm.recv(values, int(peer), tag=Lane.STATE)
+            whole[places] = values
     comm.broadcast(whole)
-    steps = next(iter(copies.stages.values())).optimizer.steps
-    return TrainingState(iteration, steps, *whole)
-
-
-def _own(copies: Copies, copy: int) -> tuple[NDArray[np.int64], StageArray]:
-    """(places (k,) int64, values (3, k)) of what this rank, and no copy of it, answers for."""
-    places, values = [np.empty(0, np.int64)], []
-    for number, stage in copies.stages.items():
-        part = copies.part(number)
-        own = stage.places()[part]
-        values.append(np.zeros((len(VECTORS), 0), stage.dtype))
-        if copy and not copies.sharded:
-            continue
-        vectors = [_on_host(stage.parameters[part]), *map(_on_host, _averages(stage))]
-        values.append(np.stack([np.zeros_like(vectors[0]) if x is None else x for x in vectors])[:, : len(own)])
-        places.append(own)
-    return np.concatenate(places), np.ascontiguousarray(np.concatenate(values, axis=1))
+    return whole.reshape(len(VECTORS), -1)
 
 
 def _on_host(array: Any) -> Any:

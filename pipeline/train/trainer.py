@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lanterne.collectives.communicator import Communicator, core_of
-from lanterne.collectives.execute.control import POLICY as CONTROL
+from lanterne.collectives.execute.control import STALL_S
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.execute.stage import Batch, Stage
@@ -260,7 +260,7 @@ class Trainer:
         self.plane.fail(error)
         for comm in (*self._comms, self.comm):
             core_of(comm).fail(error)
-        time.sleep(3 * CONTROL.stall_s)
+        time.sleep(3 * STALL_S)
 
     def _all_losses(self, first: int, total: int, vote: float) -> tuple[NDArray[np.float64], float]:
         """The losses of all copies, and the sum of the votes."""

@@ -2,18 +2,14 @@
 
 import json
 import sys
-from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import lanterne
-from lanterne.bench import info, kernel_table, policy_table
+from lanterne.bench import info, kernel_table
 from lanterne.bench.cli import main
 from lanterne.bench.kernel_table import parse_inputs
 from lanterne.errors import InputError
-from lanterne.transport import waiting
 from lanterne.transport.nccl import binding, versions
 from lanterne.transport.nccl.nccl4py import Nccl4py
 
@@ -131,26 +127,3 @@ def test_kernels_come_in_order_from_several_processes(tmp_path, monkeypatch, cap
 def test_numbers_of_inputs_that_there_are_not(inputs):
     with pytest.raises(InputError, match=r"--inputs: got '.*', expected a number or a range, 2 or 1-32, of 1 to 500"):
         parse_inputs(inputs)
-
-
-def test_every_value_that_decides_is_told(capsys):
-    package = Path(lanterne.__file__).parent
-    found = set()
-    for path in [path for link in package.iterdir() if link.is_dir() for path in link.rglob("*.py")]:
-        if "\n@steers\n" in path.read_text():
-            found.add(".".join(path.relative_to(package).with_suffix("").parts))
-    assert found == set(policy_table.MODULES)
-    assert main(["info", "--policy", "--json", "-"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    here = {each["module"].removeprefix("lanterne.") for each in told["policy"]}
-    assert here | set(told["modules_not_here"]) == found
-    for each in told["policy"]:
-        assert all(each[what] for what in ("name", "origin", "half", "double")), each
-    values = {(each["module"], each["name"]): (each["value"], each["unit"]) for each in told["policy"]}
-    assert values["lanterne.transport.waiting", "check_s"] == (waiting.POLICY.check_s, "s")
-
-
-def test_a_policy_is_frozen_and_another_can_be_made():
-    assert replace(waiting.POLICY, check_s=0.5).check_s == 0.5
-    with pytest.raises(FrozenInstanceError):
-        waiting.POLICY.check_s = 0.5

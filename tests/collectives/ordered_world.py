@@ -7,7 +7,7 @@ sequencer and its seats are the real ones; only the order of events is the world
 import random
 from collections import defaultdict, deque
 
-from lanterne.transport.base import Capabilities, Request, Send, Transport, check_ops
+from lanterne.transport.base import Capabilities, Request, Send, Transport
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import Machine
 
@@ -135,7 +135,7 @@ class OrderedRequest(Request):
     def finish(self, peer):
         self._waiting.remove(peer)
 
-    def test(self):
+    def poll(self):
         return not self._waiting
 
     def pending_peers(self):
@@ -153,8 +153,7 @@ class OrderedTransport(Transport):
         self.machine = world
         self.pauses = world.pauses(world.world_size)
 
-    def post(self, ops):
-        check_ops(self, ops)
+    def _post(self, ops):
         request = OrderedRequest(self, ops)
         for op in ops:
             self.world.post(self.rank, op, request)

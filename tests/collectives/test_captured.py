@@ -4,7 +4,6 @@ import gc
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,9 +85,9 @@ def test_other_collectives(collective):
 
 
 def test_the_record_of_the_call_picks_the_graph(monkeypatch):
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
     # So short that knowing the late rank would gain less than asking costs.
-    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
 
     def program(comm):
         runtime = comm.transport.runtime
@@ -114,8 +113,8 @@ def test_the_record_of_the_call_picks_the_graph(monkeypatch):
 
 def test_few_steps_from_the_record_to_the_launch(monkeypatch):
     """Calls of Python between what the board says and the graph that follows: 30 to 46 before graphs came first."""
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
-    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
 
     def program(comm):
         x, out = HostArray(np.full(100_000, comm.rank + 1, np.float32)), HostArray(np.zeros(100_000, np.float32))
@@ -163,8 +162,8 @@ def test_few_steps_from_the_record_to_the_launch(monkeypatch):
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_join_may_wait_on_the_device(monkeypatch, ends):
     """All is queued before the late rank comes: then nothing is launched any more. One that never comes ends it all."""
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
-    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=0.0))
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
     monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", "device")
 
     def program(comm):

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 import types
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -80,8 +79,8 @@ def stand_ins(monkeypatch):
         runtime.default.put(lambda: time.sleep(duration_s))
 
     monkeypatch.setattr(cuda_delay, "delay", delay)
-    monkeypatch.setattr(late, "POLICY", late.POLICY)
-    monkeypatch.setattr(ends, "POLICY", replace(ends.POLICY, abort_s=0.5))
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", late.LEAST_NORMAL_S)
+    monkeypatch.setattr(ends, "ABORT_S", 0.5)
 
 
 def verdict_of(check):

@@ -100,7 +100,7 @@ def test_the_jobs_end_over_nccl(nccl_job, world_size, binding):
 def test_staged_between_threads(cupy, monkeypatch, world_size, check):
     """The path of mpi and ucx: messages through pinned host memory, folds on the device."""
     # A check changes it.
-    monkeypatch.setattr(late, "POLICY", late.POLICY)
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", late.LEAST_NORMAL_S)
 
     def program(comm):
         # The threads' default stream is one for all: a rank that is held up on it would hold up the others.

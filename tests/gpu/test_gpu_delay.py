@@ -1,4 +1,4 @@
-"""Delays on a real GPU: never too short, queued, and shaped streams in order. Accuracy: `lanterne bench gpu`."""
+"""Delays on a real GPU: never too short, queued, and shaped streams in order. Accuracy: `./run evaluate gpu`."""
 
 import pytest
 

@@ -22,8 +22,6 @@ from statuses import ledger_of
 
 from lanterne.failslow.mitigate.loop_state import RedisState
 from lanterne.failslow.operate.history import job_entry, open_history
-from lanterne.failslow.operate.metrics import job_metrics, otlp
-from lanterne.failslow.operate.publisher import Publisher
 from lanterne.failslow.operate.status_server import Address, StatusServer
 
 pytestmark = pytest.mark.operators
@@ -182,37 +180,3 @@ def test_a_browser_is_asked_for_the_token(tmp_path, status):
     with closing(StatusServer(lambda: [status], Address("127.0.0.1", 0, False), token="secret")) as server:
         shown, _ = browse(tmp_path, "--dump-dom", server.url)
     assert 'type="password"' in shown and "rank 3" not in shown
-
-
-def test_opentelemetrys_own_definitions_know_every_field(status):
-    json_format = pytest.importorskip("google.protobuf.json_format", reason="protobuf is not installed")
-    service = pytest.importorskip(
-        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2", reason="opentelemetry-proto is not installed"
-    )
-    document = otlp(job_metrics(status), {"service.name": "lanterne"}, 20, 10)
-    found = json_format.Parse(json.dumps(document), service.ExportMetricsServiceRequest())
-    told = {one.name: one for one in found.resource_metrics[0].scope_metrics[0].metrics}
-    (point,) = told["lanterne_iterations"].sum.data_points
-    assert told["lanterne_iterations"].sum.is_monotonic and point.as_double == status["iterations"]["count"]
-    assert (point.start_time_unix_nano, point.time_unix_nano) == (10, 20)
-
-
-def test_a_collector_takes_what_is_pushed(tmp_path, status):
-    port, log, out = free_port(), tmp_path / "log", tmp_path / "out.json"
-    config = {
-        "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
-        "exporters": {"file": {"path": str(out)}},
-        "service": {"pipelines": {"metrics": {"receivers": ["otlp"], "exporters": ["file"]}}},
-    }
-    (tmp_path / "config.yaml").write_text(json.dumps(config))
-    with running("otelcol", "otelcol-contrib", words=("--config", f"{tmp_path}/config.yaml"), log=log):
-
-        def pushed():
-            publisher = Publisher(otlp=f"http://127.0.0.1:{port}")
-            publisher.publish(status)
-            publisher.close()
-            return out.read_text() if out.exists() and out.stat().st_size else None
-
-        document = json.loads(until(pushed, log).splitlines()[0])
-    names = {one["name"] for one in document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
-    assert {"lanterne_slow_ratio", "lanterne_iterations", "lanterne_rank_late_seconds"} <= names

@@ -66,11 +66,14 @@ def test_as_over_gloo(check):
         assert said.get(check, f"never came:\n{errors[-2000:]}") == "", said.get(check)
 
 
-def test_a_rank_that_is_killed_is_named_by_the_others():
-    *survivors, (_, code, _) = run("killed")
+@pytest.mark.parametrize(
+    ("way", "words"), [("killed", "rank 2 failed"), ("stopped", "no message from or to rank 2 within 3 s")]
+)
+def test_a_rank_that_is_lost_is_named_by_the_others(way, words):
+    *survivors, (_, code, _) = run(way)
     assert code == -9
     for said, code, errors in survivors:
-        assert "rank 2 failed" in said.get("killed", errors), said or errors
+        assert words in said.get(way, errors), said or errors
         assert code == 0, errors
 
 

@@ -7,6 +7,7 @@ group is lanterne's, beside a group of gloo's of the same ranks, which says what
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -515,12 +516,19 @@ def check_abort_in_another_thread():
     dist.barrier()
 
 
-def killed():
-    """Rank 2 dies in the middle of a backward pass."""
+def lost(way):
+    """Train until rank 2 is lost in a backward pass: killed, or stopped, and killed after 12 s."""
     layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
     model = DistributedDataParallel(layers, bucket_cap_mb=1)
     if RANK == 2:
-        model.register_comm_hook(None, lambda _state, bucket: os.kill(os.getpid(), signal.SIGKILL))
+        if way == "stopped":
+            subprocess.Popen(
+                ["sh", "-c", f"sleep 12; kill -KILL {os.getpid()}"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        ends = signal.SIGKILL if way == "killed" else signal.SIGSTOP
+        model.register_comm_hook(None, lambda _state, bucket: os.kill(os.getpid(), ends))
     try:
         for _ in range(1000):
             model(torch.randn(4, 256)).sum().backward()
@@ -532,10 +540,10 @@ def killed():
 def main():
     global GLOO  # noqa: PLW0603
     start_s = time.monotonic()
-    dist.init_process_group("lanterne", timeout=timedelta(seconds=40))
+    dist.init_process_group("lanterne", timeout=timedelta(seconds=3 if sys.argv[1] == "stopped" else 40))
     init_s = time.monotonic() - start_s
-    if sys.argv[1] == "killed":
-        print(json.dumps({"name": "killed", "said": killed()}), flush=True)
+    if sys.argv[1] in ("killed", "stopped"):
+        print(json.dumps({"name": sys.argv[1], "said": lost(sys.argv[1])}), flush=True)
         return
     assert isinstance(dist.group.WORLD, lanterne.torch.LanterneGroup)
     GLOO = dist.new_group(list(range(SIZE)), backend="gloo", timeout=timedelta(seconds=40))

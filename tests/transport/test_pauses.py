@@ -4,7 +4,7 @@ import pytest
 from driven_machine import DrivenMachine
 
 from lanterne.transport import pauses
-from lanterne.transport.pauses import POLICY, Woken
+from lanterne.transport.pauses import CROWDED_S, MAX_NAP_S, NAP_S, SLOW_YIELD_S, SPIN_S, YIELDS, YIELDS_LEAST, Woken
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ranks_here", "yields"), [(1, POLICY.yields), (4, POLICY.yields), (8, 200), (16, 100), (1000, POLICY.yields_least)]
+    ("ranks_here", "yields"), [(1, YIELDS), (4, YIELDS), (8, 200), (16, 100), (1000, YIELDS_LEAST)]
 )
 def test_yields_before_the_first_nap(machine, ranks_here, yields):
     waiting = machine.pauses(ranks_here)
@@ -30,19 +30,19 @@ def test_naps_grow_with_the_wait_but_stay_a_small_part_of_it(machine):
         if waiting.pause(idle):
             naps_s.append(machine.last_nap_s)
             # Of what was waited before it; the first ones are as short as the kernel makes them.
-            assert machine.last_nap_s - POLICY.nap_s <= 0.25 * (before_s - start_s), idle
+            assert machine.last_nap_s - NAP_S <= 0.25 * (before_s - start_s), idle
     assert naps_s == sorted(naps_s)
-    assert (naps_s[0], naps_s[-1]) == (POLICY.nap_s, POLICY.max_nap_s)
+    assert (naps_s[0], naps_s[-1]) == (NAP_S, MAX_NAP_S)
 
 
 def test_after_a_slow_yield_every_wait_naps_for_a_while(machine):
     waiting = machine.pauses()
-    machine.yield_s = 2 * POLICY.slow_yield_s
+    machine.yield_s = 2 * SLOW_YIELD_S
     assert not waiting.pause(1)
-    until_s = machine.at_s + POLICY.crowded_s
+    until_s = machine.at_s + CROWDED_S
     while machine.at_s < until_s:
         assert waiting.pause(1)
-    machine.yield_s = POLICY.slow_yield_s / 2
+    machine.yield_s = SLOW_YIELD_S / 2
     assert [waiting.pause(1) for _ in range(10)] == [False] * 10
 
 
@@ -53,15 +53,15 @@ def test_finer_naps_grow_less(machine):
         assert waiting.pause(idle), idle
         coarse_s = machine.last_nap_s
         assert finer.pause(idle), idle
-        assert POLICY.nap_s <= machine.last_nap_s <= POLICY.nap_s + 0.2 * coarse_s, idle
+        assert NAP_S <= machine.last_nap_s <= NAP_S + 0.2 * coarse_s, idle
 
 
 def test_no_nap_goes_beyond_what_is_due(machine):
     waiting = machine.pauses(16)
     late = waiting.yields + 1000
-    assert waiting.pause(late, machine.at_s + POLICY.spin_s + 20e-6)
+    assert waiting.pause(late, machine.at_s + SPIN_S + 20e-6)
     assert machine.last_nap_s == pytest.approx(20e-6)
-    assert not waiting.pause(late, machine.at_s + POLICY.spin_s / 2)
+    assert not waiting.pause(late, machine.at_s + SPIN_S / 2)
     assert not waiting.pause(late, machine.at_s - 1)
 
 

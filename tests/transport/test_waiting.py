@@ -5,7 +5,7 @@ import itertools
 import pytest
 from driven_machine import DrivenMachine
 
-from lanterne.transport.waiting import MOVED, POLICY, never, wait
+from lanterne.transport.waiting import CHECK_S, MOVED, POLLS_PER_CHECK, never, wait
 
 
 class Counted:
@@ -43,7 +43,7 @@ def test_pauses_begin_anew_when_something_moves():
 def test_it_ends_with_its_time(naps):
     pauses = Counted(naps)
     assert not wait(never, 0.05, pauses)
-    assert 0.05 < pauses.machine.at_s - 100 < 0.05 + 2e-4 + (0 if naps else POLICY.polls_per_check * 1e-4)
+    assert 0.05 < pauses.machine.at_s - 100 < 0.05 + 2e-4 + (0 if naps else POLLS_PER_CHECK * 1e-4)
 
 
 def test_what_moves_on_and_on_ends_with_its_time_too():
@@ -60,7 +60,7 @@ def test_it_looks_elsewhere_now_and_then_and_at_the_end():
     pauses, looked_s = Counted(), []
     assert not wait(never, 0.0105, pauses, looked_s.append)
     gaps_s = [after - before for before, after in itertools.pairwise(looked_s)]
-    assert len(looked_s) == 11 and min(gaps_s[:-1]) >= POLICY.check_s
+    assert len(looked_s) == 11 and min(gaps_s[:-1]) >= CHECK_S
     assert looked_s[-1] == pauses.machine.at_s
 
 

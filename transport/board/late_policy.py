@@ -10,10 +10,7 @@ Delays of a call are its Gaps.
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
-
-from lanterne.transport.steering import steers, value
 
 # Of a call: from the last but one arrival to the last, from the one before to that, and so on; seconds.
 Gaps: TypeAlias = Sequence[float]
@@ -22,52 +19,20 @@ MAX_OPTIONS = 16
 MAX_LATE = 4
 
 
-@steers
-@dataclass(frozen=True)
-class WindowPolicy:
-    """How windows for late ranks are chosen."""
-
-    # However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time,
-    # are not late.
-    least_window: float = value(
-        0.01,
-        "jitter of ranks that are not late",
-        half="jitter starts calls without a rank in vain",
-        double="1 % of a call is waited in vain",
-    )
-    # A past delay is covered by a window this much longer.
-    cover: float = value(
-        1.25,
-        "jitter of past delays",
-        half="below 1 past delays are hardly covered",
-        double="windows are twice as long as what was seen",
-    )
-    # So many past calls say whether ranks are punctual.
-    jitter_calls: int = value(
-        3,
-        "a job's first call has delays of its own",
-        half="a slow start makes the second call prepare for jitter: 1.5 of a pass for a rank late by more, not 1.1",
-        double="six calls begin what costs more in vain",
-    )
-    # Windows that past delays suggest, at most so many are weighed.
-    max_covers: int = value(4, "50 us a decision", half="a third of the choices", double="twice the time of a decision")
-    # A start without several ranks is to save such a part of what the past calls would have taken otherwise.
-    least_saving: float = value(
-        0.03,
-        "noise of a model; 8 hosts at 25 MB/s over tcp, three late by 0.5, 1, 1.5: with 0.05 1.43 of s/rate, now 1.23",
-        half="starts without several ranks for 1.5 %",
-        double="gains of 5 %, which are more as prices err on the safe side, are given up",
-    )
-    # A past delay counts this much of the one after it, so that some five calls make the older ones forgotten.
-    fading: float = value(
-        0.7,
-        "some five calls forget the past",
-        half="two calls do",
-        double="above 1 the past would count more",
-    )
-
-
-POLICY = WindowPolicy()
+# However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time,
+# are not late.
+LEAST_WINDOW = 0.01  # jitter of ranks that are not late
+# A past delay is covered by a window this much longer.
+COVER = 1.25  # jitter of past delays
+# So many past calls say whether ranks are punctual.
+JITTER_CALLS = 3  # a job's first call has delays of its own
+# Windows that past delays suggest, at most so many are weighed.
+MAX_COVERS = 4  # 50 us a decision
+# A start without several ranks is to save such a part of what the past calls would have taken otherwise.
+# noise of a model; 8 hosts at 25 MB/s over tcp, three late by 0.5, 1, 1.5: with 0.05 1.43 of s/rate, now 1.23
+LEAST_SAVING = 0.03
+# A past delay counts this much of the one after it, so that some five calls make the older ones forgotten.
+FADING = 0.7  # some five calls forget the past
 
 
 class Option(NamedTuple):
@@ -96,7 +61,7 @@ class Policy(NamedTuple):
 
 def critical_delay_s(policy: Policy, option: Option) -> float:
     """The delay from which on `option`, begun at once, ends before the ordinary algorithm would."""
-    return max(POLICY.least_window * policy.normal_s, option.before_s + option.join_s - policy.normal_s)
+    return max(LEAST_WINDOW * policy.normal_s, option.before_s + option.join_s - policy.normal_s)
 
 
 def cost_s(policy: Policy, option: Option, window_s: float, delay_s: float) -> float:
@@ -160,19 +125,19 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, 
     if places:
         delays_s = [gaps_s[0] for gaps_s in past]
         found[1] = tuple(_start(Policy(policy.normal_s, tuple(options)), delays_s) for options in places.values())
-    least_s = POLICY.least_window * policy.normal_s
-    weighed = [(POLICY.fading**age, gaps_s) for age, gaps_s in enumerate(reversed(past))]
+    least_s = LEAST_WINDOW * policy.normal_s
+    weighed = [(FADING**age, gaps_s) for age, gaps_s in enumerate(reversed(past))]
     for late in sorted({option.late for option in policy.options} - {1}):
         options = [option for option in policy.options if option.late == late]
-        covers_s = {POLICY.cover * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
-        windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[: POLICY.max_covers]]
+        covers_s = {COVER * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
+        windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:MAX_COVERS]]
 
         def total_s(trial: Starts, late: int = late) -> float:
             return sum(weight * duration_s(policy, trial, gaps_s, late) for weight, gaps_s in weighed)
 
         candidates = [Start(window_s, option) for option in options for window_s in windows_s]
         best = min(candidates, key=lambda start: total_s(found | {start.option.late: (start,)}))
-        if total_s(found | {late: (best,)}) < (1 - POLICY.least_saving) * total_s(found):
+        if total_s(found | {late: (best,)}) < (1 - LEAST_SAVING) * total_s(found):
             found[late] = (best,)
     return found
 
@@ -210,15 +175,15 @@ def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
     ranked: list[tuple[float, float, int, float]] = []
     middle_s = sorted(delays_s)[len(delays_s) // 2]
     # Where ranks are hardly ever punctual, one that comes after the window hardly ever comes long after it.
-    is_jittery = len(delays_s) >= POLICY.jitter_calls and middle_s > POLICY.least_window * policy.normal_s
+    is_jittery = len(delays_s) >= JITTER_CALLS and middle_s > LEAST_WINDOW * policy.normal_s
     soon_s = critical_delay_s(policy, policy.options[0])
-    weighed = [(POLICY.fading**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
+    weighed = [(FADING**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
     for order, option in enumerate(policy.options):
         critical_s = critical_delay_s(policy, option)
-        least_s = POLICY.least_window * policy.normal_s
-        covered_s = (POLICY.cover * delay_s for delay_s in delays_s)
+        least_s = LEAST_WINDOW * policy.normal_s
+        covered_s = (COVER * delay_s for delay_s in delays_s)
         covers_s = sorted(cover_s for cover_s in covered_s if least_s < cover_s < critical_s)
-        for window_s in {critical_s, least_s, *covers_s[:: -(-len(covers_s) // POLICY.max_covers) or 1]}:
+        for window_s in {critical_s, least_s, *covers_s[:: -(-len(covers_s) // MAX_COVERS) or 1]}:
             total_s = sum(weight * cost_s(policy, option, window_s, delay_s) for weight, delay_s in weighed)
             # As good as another: what costs least should a rank come soon after all; then by order; then the longer
             # window where ranks are rarely late, the shorter one where they are.

@@ -21,89 +21,30 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Starts, find_start, saving_s, starts
-from lanterne.transport.steering import steers, value
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
 # Why a call was aborted.
 MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
 
 
-@steers
-@dataclass(frozen=True)
-class SequencerPolicy:
-    """What a board keeps of calls, and when calls need not ask."""
-
-    # Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
-    max_open_calls: int = value(
-        256,
-        "a queue of 64 calls, some aborted",
-        half="ranks that are very late find their call forgotten",
-        double="twice the memory",
-    )
-    # Calls whose delays decide, of one signature; and signatures, least recently used out.
-    max_delays: int = value(
-        16,
-        "FADING forgets earlier ones",
-        half="windows follow single calls",
-        double="50 us more a decision",
-    )
-    max_signatures: int = value(
-        128,
-        "shapes of a training step",
-        half="jobs of many shapes never learn",
-        double="twice the memory",
-    )
-    # Some calls are free, if they take less than this and punctual_calls in a row would not have gained asking_s by
-    # knowing who is late: so many that asking, up to asking_s where ranks share cores, costs short calls a tenth of
-    # their time, and never fewer or more than these.
-    free_below_s: float = value(
-        50e-3,
-        "asking takes up to a fiftieth of longer calls",
-        half="more calls ask",
-        double="late ranks of longer calls are missed",
-    )
-    punctual_calls: int = value(
-        2,
-        "chosen",
-        half="one punctual call frees the next",
-        double="late ranks are asked for longer",
-    )
-    free_calls: int = value(
-        3,
-        "chosen",
-        half="asking costs short calls more",
-        double="a rank that becomes late is missed longer",
-    )
-    max_free_calls: int = value(
-        7,
-        "chosen",
-        half="asking costs short calls up to a fifth",
-        double="a rank that becomes late is missed longer",
-    )
-    asking_s: float = value(
-        1e-3,
-        "measured: up to 1 ms where ranks share cores",
-        half="short calls ask more often",
-        double="gains under 2 ms are given up",
-    )
-    # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
-    # ignored.
-    max_reports: int = value(
-        1 << 14,
-        "chosen",
-        half="arrivals of ranks far apart are not counted",
-        double="twice the memory",
-    )
-    # By so much a second the clocks of two hosts may drift apart.
-    max_drift: float = value(
-        1e-4,
-        "quartz drifts 1e-5 to 1e-4",
-        half="drifting clocks misdate calls",
-        double="clocks are trusted less",
-    )
-
-
-POLICY = SequencerPolicy()
+# Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
+MAX_OPEN_CALLS = 256  # a queue of 64 calls, some aborted
+# Calls whose delays decide, of one signature; and signatures, least recently used out.
+MAX_DELAYS = 16  # FADING forgets earlier ones
+MAX_SIGNATURES = 128  # shapes of a training step
+# Some calls are free, if they take less than this and punctual_calls in a row would not have gained asking_s by
+# knowing who is late: so many that asking, up to asking_s where ranks share cores, costs short calls a tenth of
+# their time, and never fewer or more than these.
+FREE_BELOW_S = 50e-3  # asking takes up to a fiftieth of longer calls
+PUNCTUAL_CALLS = 2
+FREE_CALLS = 3
+MAX_FREE_CALLS = 7
+ASKING_S = 1e-3  # measured: up to 1 ms where ranks share cores
+# Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
+# ignored.
+MAX_REPORTS = 1 << 14
+# By so much a second the clocks of two hosts may drift apart.
+MAX_DRIFT = 1e-4  # quartz drifts 1e-5 to 1e-4
 
 
 class Record(NamedTuple):
@@ -175,9 +116,9 @@ class PastGaps:
             self._calls += 1
             if self._calls == 2:
                 self._of.clear()
-            self._of.setdefault(signature, deque(maxlen=POLICY.max_delays)).append(gaps_s)
+            self._of.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(gaps_s)
             self._of.move_to_end(signature)
-            if len(self._of) > POLICY.max_signatures:
+            if len(self._of) > MAX_SIGNATURES:
                 self._of.popitem(last=False)
         return gaps_s[0]
 
@@ -193,14 +134,14 @@ class Reports:
     def behind_s(self, rank: int, its_now_s: float, now_s: float) -> float:
         """What to add to times of `rank`, whose clock says `its_now_s` in a message that came at `now_s`."""
         behind_s, then_s = self._clocks[rank]
-        behind_s = min(behind_s + POLICY.max_drift * (now_s - then_s), now_s - its_now_s)
+        behind_s = min(behind_s + MAX_DRIFT * (now_s - then_s), now_s - its_now_s)
         self._clocks[rank] = behind_s, now_s
         return behind_s
 
     def add(self, rank: int, arrivals: Sequence[tuple[float, str]]) -> Iterator[tuple[str, list[float]]]:
         """Take what `rank` reports, (s of this clock, signature); calls reported by all: signature and s, by rank."""
         waiting = self._waiting[rank]
-        if len(waiting) + len(arrivals) > POLICY.max_reports:
+        if len(waiting) + len(arrivals) > MAX_REPORTS:
             return
         waiting.extend(arrivals)
         while all(self._waiting):
@@ -287,13 +228,13 @@ class Sequencer:
 
     def _free_calls(self, number: int, call: _Call) -> int:
         policy, past = call.policy, self._gaps.of(call.signature)
-        punctual, asking_s = POLICY.punctual_calls, POLICY.asking_s
-        if policy.normal_s > POLICY.free_below_s or len(past) < punctual or not policy.options:
+        punctual, asking_s = PUNCTUAL_CALLS, ASKING_S
+        if policy.normal_s > FREE_BELOW_S or len(past) < punctual or not policy.options:
             return 0
         if sum(saving_s(policy, gaps_s) for gaps_s in list(past)[-punctual:]) >= punctual * asking_s:
             return 0
         shorter = int(10 * asking_s / max(policy.normal_s, asking_s))
-        calls = max(POLICY.free_calls, min(shorter, POLICY.max_free_calls))
+        calls = max(FREE_CALLS, min(shorter, MAX_FREE_CALLS))
         decided = [other for other, its in self._calls.items() if other > number and (its.decision or its.outcome)]
         return min([calls, *(other - number - 1 for other in decided)])
 
@@ -302,7 +243,7 @@ class Sequencer:
         told: Told = []
         if call.decision is not None and call.decision.free:
             last = self._free[call.signature] = number + call.decision.free
-            if len(self._free) > POLICY.max_signatures:
+            if len(self._free) > MAX_SIGNATURES:
                 del self._free[next(iter(self._free))]
             for other in range(number + 1, last + 1):
                 if other in self._calls and self._calls[other].signature == call.signature:
@@ -389,6 +330,6 @@ class Sequencer:
             del self._calls[number]
 
     def _make_room(self) -> None:
-        if len(self._calls) > POLICY.max_open_calls:
+        if len(self._calls) > MAX_OPEN_CALLS:
             self._floor = min(self._calls)
             del self._calls[self._floor]

@@ -5,7 +5,6 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,12 +19,10 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
 )
 from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
-from lanterne.transport.steering import steers, value
 from lanterne.transport.timeouts import LONGEST_S
 from lanterne.transport.waiting import never, wait
 
@@ -35,35 +32,12 @@ if TYPE_CHECKING:
 INT_MAX = 2**31 - 1
 
 
-@steers
-@dataclass(frozen=True)
-class MpiPolicy:
-    """How a rank over MPI hears of others."""
-
-    # MPI tells nobody that something has come.
-    look_s: float = value(
-        1e-3,
-        "MPI wakes nobody",
-        half="the engine takes twice the CPU",
-        double="what comes in the background is seen 1 ms later",
-    )
-    # How long after an MPI error the notice of a death may still come.
-    notice_s: float = value(
-        1.0,
-        "notices of deaths take some 0.3 s",
-        half="the cause of an MPI error is more often unknown",
-        double="such errors are raised a second later",
-    )
-    # How long a process waits at its end for the others once one of them did not come in time.
-    patience_s: float = value(
-        2.0,
-        "chosen",
-        half="ranks on busy machines are aborted that were about to end",
-        double="jobs that hang at their end do so for 2 s more",
-    )
-
-
-POLICY = MpiPolicy()
+# MPI tells nobody that something has come.
+LOOK_S = 1e-3  # MPI wakes nobody
+# How long after an MPI error the notice of a death may still come.
+NOTICE_S = 1.0  # notices of deaths take some 0.3 s
+# How long a process waits at its end for the others once one of them did not come in time.
+PATIENCE_S = 2.0
 
 
 def load_mpi() -> ModuleType:
@@ -169,12 +143,11 @@ class MpiTransport(Transport):
         )
         self.pauses: Pauses = self.machine.pauses(group.ranks_here if group is not None else world.size)
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.background_s: float | None = POLICY.look_s
+            self.background_s: float | None = LOOK_S
         if timeout_s is not None:
             self.timeout_s = timeout_s
 
-    def post(self, ops: Sequence[Operation]) -> "MpiRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "MpiRequest":
         comm = self._comm
         requests: list[MPI.Request] = []
         tags = [self._fold_tag(op.tag) for op in ops]
@@ -231,7 +204,7 @@ class MpiTransport(Transport):
 
     def end_soon(self) -> None:
         global _patience_s  # noqa: PLW0603 (MPI ends once a process)
-        _patience_s = POLICY.patience_s
+        _patience_s = PATIENCE_S
 
     def adopt(self, requests: object) -> None:
         """Keep the memory of MPI requests, or of lists of them, that nobody holds any more."""
@@ -241,7 +214,7 @@ class MpiTransport(Transport):
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
         if (job := self._job) is not None:
-            wait(never, POLICY.notice_s, self.pauses, lambda _now_s: job.check_peers(peers))
+            wait(never, NOTICE_S, self.pauses, lambda _now_s: job.check_peers(peers))
         # MPICH appends its call stack, a line each.
         text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
         raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error
@@ -262,21 +235,18 @@ def _lane_bits(tag_ub: int) -> int:
 class MpiRequest(Request):
     """All MPI requests of one post."""
 
-    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "_transport")
+    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses")
+    _transport: MpiTransport
 
     def __init__(self, transport: MpiTransport, ops: Sequence[Operation], requests: "list[MPI.Request]") -> None:
-        self._transport = transport
+        super().__init__(transport, ())
         self._ops = ops
         self._requests = requests
         self._statuses = [transport._mpi.Status() for _ in ops]
         self._done = False
         self._error: str | None = None
 
-    @property
-    def transport(self) -> MpiTransport:
-        return self._transport
-
-    def test(self) -> bool:
+    def poll(self) -> bool:
         if self._error:
             # Asked again, it says so again: nobody may take half a message for a whole one.
             raise TransportError(self._error)

@@ -6,7 +6,6 @@ same order, so a channel has one stream for them.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +15,6 @@ from lanterne.transport.base import Operation, Send, Transport, timeout_error
 from lanterne.transport.nccl.binding import OPS, UINT8, LimitedCall, reported
 from lanterne.transport.nccl.watchdog import ChannelRequest, Event, Pending
 from lanterne.transport.nccl.watched_communicator import WatchedCommunicator
-from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
@@ -33,22 +31,9 @@ Message: TypeAlias = tuple[bool, int, int, int]
 Connection: TypeAlias = tuple[bool | None, Any]
 
 
-@steers
-@dataclass(frozen=True)
-class ChannelPolicy:
-    """How much a channel's stream takes."""
-
-    # Groups and calls that may be queued when another call comes. A group is three pieces of work: an event to wait
-    # for, messages, an event.
-    max_queued: int = value(
-        256,
-        "a stream takes some thousand pieces of work",
-        half="ranks that run ahead wait sooner",
-        double="less than twice from where CUDA holds the CPU up",
-    )
-
-
-POLICY = ChannelPolicy()
+# Groups and calls that may be queued when another call comes. A group is three pieces of work: an event to wait
+# for, messages, an event.
+MAX_QUEUED = 256  # a stream takes some thousand pieces of work
 
 
 class NcclChannel(WatchedCommunicator):
@@ -86,7 +71,7 @@ class NcclChannel(WatchedCommunicator):
 
         Nobody could then ask CUDA whether the others have come, and end the wait for one that does not.
         """
-        return self._watch.queued <= POLICY.max_queued or self._watch.look() <= POLICY.max_queued
+        return self._watch.queued <= MAX_QUEUED or self._watch.look() <= MAX_QUEUED
 
     def group(self, messages: Iterable[Message]) -> None:
         """Queue messages that go together, on the channel's stream.
@@ -185,7 +170,7 @@ class NcclChannel(WatchedCommunicator):
             stream: whose earlier work comes first and whose later work waits; None for the current one.
         """
         if not self.has_room():
-            self._watch.settle(self.transport.timeout_s, POLICY.max_queued)
+            self._watch.settle(self.transport.timeout_s, MAX_QUEUED)
             self.check_open()
         runtime = self.runtime
         user = runtime.as_stream(stream)

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
-from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, check_ops, make_tag
+from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, make_tag
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.nccl.binding import (
     HOST_VARIABLE,
@@ -35,7 +35,6 @@ from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
-from lanterne.transport.steering import steers, value
 from lanterne.transport.store.terms import Terms
 
 if TYPE_CHECKING:
@@ -60,28 +59,10 @@ _ABSENCE = struct.Struct("<Bi")
 _DIED, _ABSENT = 1, 2
 
 
-@steers
-@dataclass(frozen=True)
-class NcclPolicy:
-    """How long ranks wait for each other around NCCL's start-up."""
-
-    # How long those listen for the reason that there is no meeting, who would else wait for their time to be over.
-    told_s: float = value(
-        2.0,
-        "chosen: the first rank tells one after the other",
-        half="ranks of large groups blame the first, not the one that is absent",
-        double="starts that fail take 2 s more",
-    )
-    # How long ranks try to shrink, or to grow, what they have; then they begin anew.
-    remake_s: float = value(
-        5.0,
-        "they know of each other: it takes what a start-up takes",
-        half="slow starts are begun anew in vain",
-        double="going on takes 5 s longer where NCCL cannot do that",
-    )
-
-
-POLICY = NcclPolicy()
+# How long those listen for the reason that there is no meeting, who would else wait for their time to be over.
+TOLD_S = 2.0  # chosen: the first rank tells one after the other
+# How long ranks try to shrink, or to grow, what they have; then they begin anew.
+REMAKE_S = 5.0  # they know of each other: it takes what a start-up takes
 
 
 class NcclTransport(Transport):
@@ -212,17 +193,14 @@ class NcclTransport(Transport):
             call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
         return None, failed or TransportError(next(filter(None, texts)))
 
-    def post(self, ops: Sequence[Operation]) -> Request:
-        """As Transport.post. Device memory goes on all ranks' channel and the current stream; see NcclChannel.post.
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        """Post host memory on the host's transport, device memory on all ranks' channel and the current stream.
 
         Raises:
-            InputError: also for host and device memory in one batch.
+            InputError: host and device memory in one batch.
         """
         if not any(op.region.device for op in ops):
-            if self.closed:
-                check_ops(self, ops)
             return self.host.post(ops)
-        check_ops(self, ops)
         if not all(op.region.device for op in ops):
             raise InputError("nccl: got host and device memory in one post, expected one of them")
         return self.channel.post(ops)
@@ -234,8 +212,8 @@ class NcclTransport(Transport):
     def store(self) -> "StoreClient | None":
         return self.host.store
 
-    def take_in(self) -> None:
-        self.host.take_in()
+    def take_in(self) -> bool:
+        return self.host.take_in()
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)
@@ -306,7 +284,7 @@ def meet(
         transport.post(tuple(whole)).wait(timeout_s)
     else:
         transport.post((Send(region, me * SLOT_NBYTES, SLOT_NBYTES, ranks[0], tag),)).wait(timeout_s)
-        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + POLICY.told_s)
+        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + TOLD_S)
         told = table[n].tobytes()
         kind, rank = _ABSENCE.unpack_from(told)
         text = told[_ABSENCE.size :].rstrip(b"\0").decode(errors="replace")
@@ -329,7 +307,7 @@ def _tell_absence(
     row[: len(told)] = np.frombuffer(told, np.uint8)
     for message in messages:
         with suppress(TransportError):
-            transport.post((message,)).wait(POLICY.told_s / len(messages))
+            transport.post((message,)).wait(TOLD_S / len(messages))
 
 
 class _Seat(NamedTuple):
@@ -396,7 +374,7 @@ def _made_of(
     transport: NcclTransport, parent: NcclChannel | None, ranks: Sequence[int], seats: Sequence[_Seat]
 ) -> Start | None:
     """How NCCL makes the communicator of what some of `ranks` have, this one `parent`; None: it cannot."""
-    order, limit_s = _order(ranks, seats), min(POLICY.remake_s, transport.timeout_s)
+    order, limit_s = _order(ranks, seats), min(REMAKE_S, transport.timeout_s)
     newcomers = [rank for rank in ranks if rank not in order]
     if order and not newcomers and parent is not None:
         return partial(parent.shrink, ranks, limit_s), order

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.errors import LanterneError, TransportError, TransportTimeout
 from lanterne.transport.base import Request, Transport, timeout_error
-from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
@@ -19,18 +18,10 @@ if TYPE_CHECKING:
 Event: TypeAlias = Any
 
 
-@steers
-@dataclass(frozen=True)
-class WatchdogPolicy:
-    """How often NCCL is looked after."""
-
-    # How often the watch looks, and how often it asks NCCL for asynchronous errors.
-    look_s: float = value(0.02, "chosen", half="twice the CPU", double="failures are seen 20 ms later")
-    # And how often, while a call is under way, it listens to what other ranks tell of themselves.
-    hear_s: float = value(0.2, "chosen", half="twice the CPU", double="what others tell is heard 0.2 s later")
-
-
-POLICY = WatchdogPolicy()
+# How often the watch looks, and how often it asks NCCL for asynchronous errors.
+LOOK_S = 0.02
+# And how often, while a call is under way, it listens to what other ranks tell of themselves.
+HEAR_S = 0.2
 
 
 class Watched(Protocol):
@@ -151,7 +142,7 @@ class ChannelWatch:
         # On another device than its own this thread would take memory of that one.
         channel.runtime.adopt_thread()
         del channel
-        while not self._stopped.wait(POLICY.look_s):
+        while not self._stopped.wait(LOOK_S):
             if not self._watch_once():
                 return
 
@@ -166,7 +157,7 @@ class ChannelWatch:
                 channel.check(raised=False)
                 now_s = channel.transport.machine.now_s()
                 if oldest.entered_s is not None and now_s >= self._hear_s:
-                    self._hear_s = now_s + POLICY.hear_s
+                    self._hear_s = now_s + HEAR_S
                     channel.hear()
         except LanterneError as error:
             channel.fail(error, raised=False)
@@ -199,24 +190,24 @@ def _is_done(runtime: "CudaRuntime", pending: Pending) -> bool:
 class ChannelRequest(Request):
     """The completion of work queued on a channel."""
 
-    __slots__ = ("_channel", "_pending")
+    __slots__ = ("_channel", "_queued")
 
     def __init__(self, channel: Watched, pending: Pending) -> None:
         self._channel = channel
-        self._pending = pending
+        self._queued = pending
 
     @property
     def transport(self) -> Transport:
         return self._channel.transport
 
-    def test(self) -> bool:
-        if _is_done(self._channel.runtime, self._pending) and self._channel.failure is None:
+    def poll(self) -> bool:
+        if _is_done(self._channel.runtime, self._queued) and self._channel.failure is None:
             return True
         self._channel.check()
         return False
 
     def pending_peers(self) -> list[int]:
-        return [] if self._pending.is_done else list(self._pending.peers)
+        return [] if self._queued.is_done else list(self._queued.peers)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """As Request.wait; whatever it raises ends the channel, since NCCL takes nothing back.
@@ -228,9 +219,9 @@ class ChannelRequest(Request):
         try:
             super().wait(limit_s)
         except TransportTimeout as error:
-            if self._channel.runtime.is_done(self._pending.entry):
+            if self._channel.runtime.is_done(self._queued.entry):
                 raise self._channel.fail(error) from None
-            raise self._channel.fail(self._channel.overdue(self._pending.what, limit_s)) from error
+            raise self._channel.fail(self._channel.overdue(self._queued.what, limit_s)) from error
         except TransportError as error:
             raise self._channel.fail(error) from None
 

@@ -7,14 +7,12 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.base import Transport
 from lanterne.transport.nccl.binding import LimitedCall, call_with_limit, reported
 from lanterne.transport.nccl.watchdog import ChannelWatch
-from lanterne.transport.steering import steers, value
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
@@ -22,26 +20,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-@steers
-@dataclass(frozen=True)
-class EndPolicy:
-    """How long the end of an NCCL communicator may take before its thread is left behind."""
-
-    abort_s: float = value(
-        5.0,
-        "chosen: far more than an abort takes",
-        half="slow aborts are left behind: device memory stays taken",
-        double="a process whose abort hangs ends 5 s later",
-    )
-    destroy_s: float = value(
-        5.0,
-        "chosen: as an abort",
-        half="slow ends are left behind: device memory stays taken",
-        double="a process whose orderly end hangs ends 5 s later",
-    )
-
-
-POLICY = EndPolicy()
+ABORT_S = 5.0  # chosen: far more than an abort takes
+DESTROY_S = 5.0  # chosen: as an abort
 
 
 class GraphHolder(Protocol):
@@ -139,7 +119,7 @@ class WatchedCommunicator:
             self.failure, self._unraised = error, not raised
         if not raised:
             atexit.register(self._log_unraised)
-        self._aborted_by = self.transport.machine.now_s() + POLICY.abort_s
+        self._aborted_by = self.transport.machine.now_s() + ABORT_S
         self._abort = LimitedCall(self._free, f"{self._name()} abort")
         # It frees the stream, and then waits until no graph holds the communicator.
         self._drop_graphs()
@@ -214,16 +194,16 @@ class WatchedCommunicator:
         atexit.unregister(self._log_unraised)
         self._drop_graphs()
         self.closed = True
-        self._watch.stop(2 * POLICY.abort_s)
+        self._watch.stop(2 * ABORT_S)
         if self._abort is not None:
             self._await_abort(self._abort)
             if self.is_revoked:
                 self.is_revoked = False
                 with suppress(TransportError):
-                    call_with_limit(self._communicator.abort, f"{self._name()} abort", POLICY.abort_s)
+                    call_with_limit(self._communicator.abort, f"{self._name()} abort", ABORT_S)
         elif self.failure is None:
             with suppress(TransportError):
-                call_with_limit(self._communicator.destroy, f"{self._name()} destroy", POLICY.destroy_s)
+                call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
 
     def _settle(self) -> None:
         if self.failure is None and not self.closed:
@@ -237,7 +217,7 @@ class WatchedCommunicator:
     def _drop_graphs(self) -> None:
         for holder in list(self._graphs):
             with suppress(TransportError):
-                call_with_limit(holder.drop_graphs, f"{self._name()} end of graphs", POLICY.abort_s, self.runtime)
+                call_with_limit(holder.drop_graphs, f"{self._name()} end of graphs", ABORT_S, self.runtime)
 
     def _name(self) -> str:
         return f"nccl rank {self.transport.rank}"

@@ -8,7 +8,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -17,28 +16,12 @@ from lanterne.errors import PeerFailed, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine, Wakeup
 from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
-from lanterne.transport.rails.delegate_process import CLOSE
-from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
-from lanterne.transport.rails.rail import POLICY as RAILS
-from lanterne.transport.steering import steers, value
+from lanterne.transport.rails.delegate_process import CLOSE, SETUP_S
+from lanterne.transport.rails.rail import LOOK_S, NOTICE_S
 from lanterne.transport.waiting import never, wait
 
-
-@steers
-@dataclass(frozen=True)
-class HandlePolicy:
-    """How long a rank waits for its delegates."""
-
-    # How long delegates may take to end.
-    end_s: float = value(
-        3.0,
-        "chosen: receipts leave within a second",
-        half="messages of a slow network may be cut off at the end",
-        double="a stuck delegate holds the end up for 6 s",
-    )
-
-
-POLICY = HandlePolicy()
+# How long delegates may take to end.
+END_S = 3.0  # chosen: receipts leave within a second
 
 
 class Child(Protocol):
@@ -109,11 +92,11 @@ class Handle:
         Args:
             check_dead: called meanwhile, ends the wait by raising.
         """
-        limit_s = 2 * DELEGATES.setup_s
+        limit_s = 2 * SETUP_S
         until_s = self._machine.now_s() + limit_s
         data: bytes | None = None
         while data is None:
-            self._control.settimeout(RAILS.look_s)
+            self._control.settimeout(LOOK_S)
             try:
                 data = self._control.recv(1 << 20)
             except TimeoutError:
@@ -136,7 +119,7 @@ class Handle:
             raise
         except TransportError:
             # Often the first sign of a death whose notice is on its way.
-            wait(never, RAILS.notice_s, self._machine.pauses(), lambda _now_s: check_dead())
+            wait(never, NOTICE_S, self._machine.pauses(), lambda _now_s: check_dead())
             raise
 
     def put(self, kind: int, subject: int, first: int = 0, second: int = 0, third: int = 0) -> None:
@@ -158,7 +141,7 @@ class Handle:
 
     def _ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(POLICY.end_s)
+            code = self._process.wait(END_S)
             if code >= 0:
                 return f"ended with code {code}"
             return f"was killed by signal {-code} ({signal.Signals(-code).name})"

@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,6 @@ from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_co
 from lanterne.transport.rails.failover import Incoming, Outgoing
 from lanterne.transport.rails.rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SILENT_MS, SWITCH, Address, Frame, Rail
 from lanterne.transport.rails.rail_return import RailReturn
-from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
 
 # Notes of the rank: SEND peer offset nbytes departure_ns, or the ticket of a message that a device still copies there;
@@ -37,45 +35,15 @@ SEND, RECEIVE, CLOSE = range(1, 4)
 SENT, RECEIVED, DROPPED, RETURNED, LOST, MISFIT = range(1, 7)
 
 
-@steers
-@dataclass(frozen=True)
-class DelegatePolicy:
-    """When a delegate gives a rail up."""
-
-    setup_s: float = value(
-        30.0,
-        "a large job on a busy machine",
-        half="large starts fail under load",
-        double="a lack of a peer is told after a minute",
-    )
-    # A rail over which something is due is asked for a sign of life after ping_s of silence, and given up, if there is
-    # another, when none came for answer_s.
-    ping_s: float = value(
-        0.15,
-        "a tenth of a pipeline's iteration",
-        half="twice the questions",
-        double="a dead rail is left 0.15 s later",
-    )
-    answer_s: float = value(
-        0.35,
-        "above the stops of a busy host",
-        half="pauses of a host look like deaths of rails",
-        double="a dead rail is left 0.35 s later",
-    )
-    # How often the last rail to a peer of which something is due is looked at: whether its kernel answers at all.
-    silence_s: float = value(
-        0.5, "chosen: 1 us a peer", half="a lost host is seen 0.25 s sooner", double="it is seen 0.5 s later"
-    )
-    # How long a delegate that is to end tries to get the last receipts out.
-    farewell_s: float = value(
-        1.0,
-        "chosen",
-        half="last receipts are more often lost",
-        double="ends over dead rails take a second more",
-    )
-
-
-POLICY = DelegatePolicy()
+SETUP_S = 30.0  # a large job on a busy machine
+# A rail over which something is due is asked for a sign of life after ping_s of silence, and given up, if there is
+# another, when none came for answer_s.
+PING_S = 0.15  # a tenth of a pipeline's iteration
+ANSWER_S = 0.35  # above the stops of a busy host
+# How often the last rail to a peer of which something is due is looked at: whether its kernel answers at all.
+SILENCE_S = 0.5  # chosen: 1 us a peer
+# How long a delegate that is to end tries to get the last receipts out.
+FAREWELL_S = 1.0
 
 
 class DelegatePeer:
@@ -138,7 +106,7 @@ class DelegateRails:
     def patience_s(self) -> float | None:
         """After which time silence has to be looked for; None: nothing is due."""
         have_several = [len(peer.rails) > 1 for peer in self.peers.values() if peer.rails and peer.is_due]
-        return min((POLICY.ping_s if several else POLICY.silence_s for several in have_several), default=None)
+        return min((PING_S if several else SILENCE_S for several in have_several), default=None)
 
     def adopt(self, rail: Rail) -> None:
         """Serve a rail, after those that its peer has."""
@@ -233,7 +201,7 @@ class DelegateRails:
         now_s = self.now_s()
         look = now_s >= self._look_s
         if look:
-            self._look_s = now_s + POLICY.silence_s
+            self._look_s = now_s + SILENCE_S
         for peer in self.peers.values():
             if not peer.rails or not peer.is_due:
                 continue
@@ -241,9 +209,9 @@ class DelegateRails:
             if len(peer.rails) == 1:
                 if look and rail.is_silent:
                     self.drop(rail)
-            elif rail.pinged_s is not None and now_s > rail.pinged_s + POLICY.answer_s:
+            elif rail.pinged_s is not None and now_s > rail.pinged_s + ANSWER_S:
                 self.drop(rail)
-            elif rail.pinged_s is None and now_s > rail.alive_s + POLICY.ping_s:
+            elif rail.pinged_s is None and now_s > rail.alive_s + PING_S:
                 rail.pinged_s = now_s
                 rail.put(PING)
                 self.push(rail)
@@ -403,7 +371,7 @@ class DelegateLoop:
         for rail in list(self.rails.by_fd.values()):
             rail.put(BYE)
             self.rails.push(rail)
-        deadline_s = self.now_s() + POLICY.farewell_s
+        deadline_s = self.now_s() + FAREWELL_S
         while self.now_s() < deadline_s and any(not rail.idle for rail in self.rails.by_fd.values()):
             for fd, event in self.poll.poll(10):
                 if fd in self.rails.by_fd:
@@ -422,7 +390,7 @@ def set_up(
     # Peer -> the address of each of its rails, None where there is no such rail between the two.
     addresses: dict[int, list[Address | None]] = {int(peer): theirs for peer, theirs in hear(control).items()}
     meeting = [each[0] for each in listening if each], hosts, addresses, rank, token
-    found = rails.join(*meeting, POLICY.setup_s, machine)
+    found = rails.join(*meeting, SETUP_S, machine)
     for sock, _ in found.values():
         configure(sock, lost_ms=SILENT_MS, may_stand=True)
     # The same order at both ends. Each queue begins with another rail, so that all network cards are used.

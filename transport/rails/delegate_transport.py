@@ -20,10 +20,9 @@ from lanterne.errors import InputError, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.delegate_flows import DelegateFlows
-from lanterne.transport.rails.delegate_handle import POLICY as HANDLES
-from lanterne.transport.rails.delegate_handle import Handle, StartDelegate, start_process
+from lanterne.transport.rails.delegate_handle import END_S, Handle, StartDelegate, start_process
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
-from lanterne.transport.rails.delegate_process import POLICY as DELEGATES
+from lanterne.transport.rails.delegate_process import SETUP_S
 from lanterne.transport.rails.neighbours import Done, Neighbours, meet
 from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, listen
 from lanterne.transport.rails.rail_names import (
@@ -174,7 +173,7 @@ class Delegates:
         if listener is not None:
             inboxes = {peer: every_told[peer]["inbox"] for peer in near}
             with listener:
-                limit_s = DELEGATES.setup_s
+                limit_s = SETUP_S
                 meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, limit_s)
         for handle in self._handles:
             handle.get_ready(self._look_for_deaths)
@@ -254,7 +253,7 @@ class Delegates:
             for handle in self._handles:
                 handle.close()
             self.neighbours.close()
-            deadline_s = self._machine.now_s() + HANDLES.end_s
+            deadline_s = self._machine.now_s() + END_S
             for handle in self._handles:
                 handle.end(deadline_s)
         finally:

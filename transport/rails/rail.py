@@ -12,7 +12,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -21,7 +20,6 @@ from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
-from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.waiting import never, wait
 
@@ -37,42 +35,16 @@ MEMORY = "memory"
 GREETING = struct.Struct("<qqq")
 
 
-@steers
-@dataclass(frozen=True)
-class RailPolicy:
-    """How rails are made and served."""
-
-    # How often deaths are looked for while rails are made; and how long after one could not be.
-    look_s: float = value(
-        0.05,
-        "chosen",
-        half="deaths at the start are seen 25 ms sooner",
-        double="deaths at the start are seen 50 ms later",
-    )
-    notice_s: float = value(
-        1.0,
-        "notices of deaths take some 0.3 s",
-        half="the cause is more often unknown",
-        double="the error comes a second later",
-    )
-    # Between two tries to be let in.
-    retry_s: float = value(
-        0.05,
-        "chosen",
-        half="twice the tries in a flood",
-        double="a rail is made 50 ms later after a flood",
-    )
-    # After so many timeouts in a row after which the same bytes were sent again, nothing of the other end's kernel
-    # comes through.
-    mute_timeouts: int = value(
-        2,
-        "some 0.6 s, or longer where round trips are",
-        half="one burst of lost packets ends a rail",
-        double="mute rails are left after some 3 s",
-    )
+# How often deaths are looked for while rails are made; and how long after one could not be.
+LOOK_S = 0.05
+NOTICE_S = 1.0  # notices of deaths take some 0.3 s
+# Between two tries to be let in.
+RETRY_S = 0.05
+# After so many timeouts in a row after which the same bytes were sent again, nothing of the other end's kernel
+# comes through.
+MUTE_TIMEOUTS = 2  # some 0.6 s, or longer where round trips are
 
 
-POLICY = RailPolicy()
 # A rail whose other end answers nothing for as long is left: another one may carry its messages.
 SILENT_MS = 4000
 
@@ -277,7 +249,7 @@ class Rail:
     @property
     def is_mute(self) -> bool:
         """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
-        return tcp_info(self.sock).resent >= POLICY.mute_timeouts
+        return tcp_info(self.sock).resent >= MUTE_TIMEOUTS
 
     @property
     def is_silent(self) -> bool:
@@ -397,7 +369,7 @@ def join(
                     )
                 except TransportError as error:
                     # Often the first sign of a death whose notice is on its way.
-                    wait(never, POLICY.notice_s, machine.pauses(), look_for_deaths)
+                    wait(never, NOTICE_S, machine.pauses(), look_for_deaths)
                     raise TransportError(f"rail to rank {peer}: {error}{_cure(peer, at)}") from error
                 opened.enter_context(proven.sock)
                 found[peer, index] = proven
@@ -411,7 +383,7 @@ def join(
                 raise TransportError(
                     f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}{cure}"
                 )
-            for sock, (peer, index, _life), its_seals in door.look(min(left_s, POLICY.look_s)):
+            for sock, (peer, index, _life), its_seals in door.look(min(left_s, LOOK_S)):
                 if (key := (peer, index)) in missing:
                     sock.setblocking(True)
                     found[key] = Proven(opened.enter_context(sock), its_seals)
@@ -441,16 +413,16 @@ def _connect_by(
             limit_s = max(0.1, left_s)
             return connect(address, source, token, greeting, limit_s, machine, seals=seals, meanwhile=meanwhile)
         except TransportError as error:
-            if left_s <= POLICY.retry_s or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
+            if left_s <= RETRY_S or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
                 raise
-        machine.sleep(POLICY.retry_s)
+        machine.sleep(RETRY_S)
 
 
 def _read(sock: socket.socket, machine: Machine, until_s: float, meanwhile: Callable[[], object], nbytes: int) -> bytes:
     """So many bytes that come until then; the other end may be stopped, and be dead to the others by now."""
     data = b""
     while len(data) < nbytes:
-        sock.settimeout(POLICY.look_s)
+        sock.settimeout(LOOK_S)
         try:
             got = sock.recv(nbytes - len(data))
         except TimeoutError:

@@ -10,47 +10,22 @@ import heapq
 import socket
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport.door import Door
 from lanterne.transport.machine import Machine, Wakeup
 from lanterne.transport.rails.rail import GREETING, SILENT_MS, Addresses, Greeting, Proven, Rail, connect
-from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
 
 # (peer, index of the rail).
 Key: TypeAlias = tuple[int, int]
 
 
-@steers
-@dataclass(frozen=True)
-class ReturnPolicy:
-    """When a dead rail is tried again."""
-
-    # Before a dead rail is tried again, at first and at most; and for connecting and proving.
-    retry_s: float = value(
-        0.5,
-        "chosen",
-        half="rails return sooner, more tries",
-        double="rails return half a second later",
-    )
-    most_s: float = value(
-        60.0,
-        "chosen",
-        half="a rail that is gone for good is tried every 30 s",
-        double="a rail that was repaired is found after 2 minutes",
-    )
-    limit_s: float = value(
-        2.0,
-        "a handshake takes milliseconds",
-        half="hosts under load are not met again",
-        double="other rails wait 4 s behind one that is gone",
-    )
-
-
-POLICY = ReturnPolicy()
+# Before a dead rail is tried again, at first and at most; and for connecting and proving.
+RETRY_S = 0.5
+MOST_S = 60.0
+LIMIT_S = 2.0  # a handshake takes milliseconds
 
 
 class RailReturn:
@@ -121,7 +96,7 @@ class RailReturn:
     def _schedule(self, due: list[tuple[float, Key, int]], tries: dict[Key, int], key: Key, life: int) -> None:
         """Try the rail `key` after a while, which doubles from try to try."""
         tries[key] = tries.get(key, -1) + 1
-        heapq.heappush(due, (self.machine.now_s() + min(POLICY.retry_s * 2 ** tries[key], POLICY.most_s), key, life))
+        heapq.heappush(due, (self.machine.now_s() + min(RETRY_S * 2 ** tries[key], MOST_S), key, life))
 
     def _connect(self, peer: int, index: int, life: int) -> bool:
         """Whether a rail could be made anew."""
@@ -129,7 +104,7 @@ class RailReturn:
         address = self._addresses[peer][index]
         assert address is not None  # There was such a rail.
         try:
-            proven = connect(address, self._hosts[index], self._token, greeting, POLICY.limit_s, self.machine)
+            proven = connect(address, self._hosts[index], self._token, greeting, LIMIT_S, self.machine)
         except TransportError:
             return False
         self._give(proven, peer, index, life)

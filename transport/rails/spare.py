@@ -12,57 +12,28 @@ Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
-from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport
 from lanterne.transport.rails.rail import SILENT_MS, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_frames import SpareFrames
 from lanterne.transport.rails.spare_paths import SparePaths
 from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
-from lanterne.transport.steering import steers, value
 from lanterne.transport.wire import configure
 from lanterne.transport.wrapper import Wrapper
 
 HOWS = ("reset", "silent")
 
 
-@steers
-@dataclass(frozen=True)
-class SparePolicy:
-    """What is told of messages, and how long their ends wait."""
-
-    # Receipts are told after so many bytes or messages.
-    receipt_nbytes: int = value(
-        1 << 20,
-        "chosen: a receipt costs 40 bytes",
-        half="twice the receipts of large messages",
-        double="copies of 2 MiB are kept a peer",
-    )
-    receipt_messages: int = value(
-        64,
-        "chosen",
-        half="twice the receipts of small messages",
-        double="copies of 128 messages are kept",
-    )
-    # How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of
-    # what was sent.
-    notice_s: float = value(
-        1.0,
-        "notices of deaths take some 0.3 s",
-        half="the cause is more often unknown",
-        double="the error comes a second later",
-    )
-    farewell_s: float = value(
-        2.0,
-        "chosen",
-        half="last messages over dying paths may be lost",
-        double="such ends take 4 s",
-    )
-
-
-POLICY = SparePolicy()
+# Receipts are told after so many bytes or messages.
+RECEIPT_NBYTES = 1 << 20  # chosen: a receipt costs 40 bytes
+RECEIPT_MESSAGES = 64
+# How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of
+# what was sent.
+NOTICE_S = 1.0  # notices of deaths take some 0.3 s
+FAREWELL_S = 2.0
 
 
 class SpareTransport(Wrapper):
@@ -111,9 +82,8 @@ class SpareTransport(Wrapper):
 
     # -- messages
 
-    def post(self, ops: Sequence[Operation]) -> "SpareRequest":
-        check_ops(self, ops)
-        return SpareRequest(self, [self._start(op) for op in ops])
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        return Request(self, [self._start(op) for op in ops])
 
     def _start(self, op: Operation) -> SpareOperation:
         if op.peer == self.rank:
@@ -143,8 +113,13 @@ class SpareTransport(Wrapper):
             self._paths.give_up(peer, DIRECT, error)
         return operation
 
-    def test(self, operation: SpareOperation) -> bool:
-        """Whether an operation is done; moves to another path if this one turns out to be dead."""
+    def take_in(self) -> bool:
+        self.frames.progress()
+        self.inner.take_in()
+        return True
+
+    def _is_done(self, operation: SpareOperation) -> bool:
+        """Return whether an operation is done; move to another path if this one turns out to be dead."""
         peer, request = operation.peer, operation.request
         if peer is None:
             assert request is not None
@@ -176,7 +151,7 @@ class SpareTransport(Wrapper):
         peer.ledger.complete(*operation.key)
         peer.news_nbytes += operation.op.nbytes
         peer.news_messages += 1
-        if peer.news_nbytes >= POLICY.receipt_nbytes or peer.news_messages >= POLICY.receipt_messages:
+        if peer.news_nbytes >= RECEIPT_NBYTES or peer.news_messages >= RECEIPT_MESSAGES:
             self._paths.tell_receipts(peer, peer.ledger.news())
 
     def take(self, peer: SparePeer, operation: SpareOperation, message: memoryview) -> None:
@@ -200,7 +175,7 @@ class SpareTransport(Wrapper):
     def _fail(self, peer: SparePeer, error: TransportError) -> None:
         """All paths to a peer are dead: raise why, the peer's death if it is that."""
         self.check_peers((peer.rank,))
-        if self.machine.now_s() > peer.lost_s + POLICY.notice_s:
+        if self.machine.now_s() > peer.lost_s + NOTICE_S:
             raise error
 
     # -- what comes on rails
@@ -213,7 +188,7 @@ class SpareTransport(Wrapper):
         """What nobody has asked for yet may be here."""
         for operation in list(peer.receives.values()):
             if operation.request is not None:
-                self.test(operation)
+                self._is_done(operation)
 
     def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
@@ -251,29 +226,6 @@ class SpareTransport(Wrapper):
             return
         self.closed = True
         # The path may die with the last messages on it; and what was sent on a rail is lost if this end closes first.
-        self.frames.wait_for_receipts(POLICY.farewell_s, self.pauses)
+        self.frames.wait_for_receipts(FAREWELL_S, self.pauses)
         self._paths.close()
         self.inner.close()
-
-
-class SpareRequest(Request):
-    """Complete once all its operations are, on whatever path."""
-
-    __slots__ = ("_pending", "_transport")
-
-    def __init__(self, transport: SpareTransport, pending: list[SpareOperation]) -> None:
-        self._transport = transport
-        self._pending = pending
-
-    @property
-    def transport(self) -> SpareTransport:
-        return self._transport
-
-    def test(self) -> bool:
-        if self._pending:
-            self._transport.frames.progress()
-            self._pending = [operation for operation in self._pending if not self._transport.test(operation)]
-        return not self._pending
-
-    def pending_peers(self) -> list[int]:
-        return sorted({operation.op.peer for operation in self._pending if not operation.done})

@@ -1,7 +1,6 @@
 """What peers say on spare rails, and what is asked of those that are quiet."""
 
 import select
-from dataclasses import dataclass
 from typing import Protocol
 
 from lanterne.errors import TransportError
@@ -11,46 +10,22 @@ from lanterne.transport.pauses import Pauses
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
 from lanterne.transport.rails.spare_paths import GO, SparePaths
 from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer
-from lanterne.transport.steering import steers, value
 from lanterne.transport.waiting import wait
 
 # Frames beside those of rail.py. SENT: a tag, how many messages were sent; ASK: for receipts.
 SENT, ASK = 9, 11
 
 
-@steers
-@dataclass(frozen=True)
-class SilencePolicy:
-    """When a path to a peer is given up since nothing comes on it."""
-
-    # How often rails are looked at while the path lives; a peer of which nothing came for so long is asked; a path is
-    # dead so long after the peer first said that it had sent what has not come.
-    look_s: float = value(
-        300e-6,
-        "a poll costs 1 us",
-        half="rails cost twice the CPU",
-        double="receipts come up to 0.6 ms late",
-    )
-    quiet_s: float = value(0.1, "chosen", half="twice the questions", double="a silent path is left 0.1 s later")
-    patience_s: float = value(
-        0.35,
-        "above the stops of a busy host",
-        half="slow paths are given up in vain",
-        double="a silent path is left 0.35 s later",
-    )
-    # Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much is
-    # patience. Some must be: a rank that computes between its looks would wait for ever.
-    absent_s: float = value(
-        0.05,
-        "chosen",
-        half="a rank that looks rarely leaves a silent path later",
-        double="its own absence may cost a path",
-    )
-    # At the end, how often receipts are asked for.
-    ask_s: float = value(0.05, "chosen", half="twice the questions at the end", double="ends take up to 50 ms more")
-
-
-POLICY = SilencePolicy()
+# How often rails are looked at while the path lives; a peer of which nothing came for so long is asked; a path is
+# dead so long after the peer first said that it had sent what has not come.
+LOOK_S = 300e-6  # a poll costs 1 us
+QUIET_S = 0.1
+PATIENCE_S = 0.35  # above the stops of a busy host
+# Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much is
+# patience. Some must be: a rank that computes between its looks would wait for ever.
+ABSENT_S = 0.05
+# At the end, how often receipts are asked for.
+ASK_S = 0.05
 
 
 class SpareMessages(Protocol):
@@ -103,15 +78,15 @@ class SpareFrames:
             peer = self._paths.peers[rail.peer]
             if peer.path != DIRECT and peer.news_messages:
                 self._paths.tell_receipts(peer, peer.ledger.news())
-        away_s = max(0.0, now_s - self._looked_s - POLICY.absent_s)
+        away_s = max(0.0, now_s - self._looked_s - ABSENT_S)
         self._looked_s = now_s
         for peer in self._paths.peers.values():
             off = off or peer.path != DIRECT
             if peer.overdue_s is not None:
                 peer.overdue_s += away_s
-            if now_s > max(peer.heard_s, peer.asked_s) + POLICY.quiet_s:
+            if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
                 self._ask(peer, now_s)
-        self._next_s = 0.0 if off else self._machine.now_s() + POLICY.look_s
+        self._next_s = 0.0 if off else self._machine.now_s() + LOOK_S
 
     def wait_for_receipts(self, limit_s: float, pauses: Pauses) -> None:
         """Return once peers have told that they have all that was sent, or after `limit_s`; ask them for it."""
@@ -121,7 +96,7 @@ class SpareFrames:
             nonlocal asked_s
             lacking = [rail for peer in self._paths.peers.values() if peer.ledger.sent() and (rail := peer.rail)]
             now_s = self._machine.now_s()
-            if lacking and now_s > asked_s + POLICY.ask_s:
+            if lacking and now_s > asked_s + ASK_S:
                 asked_s = now_s
                 for rail in lacking:
                     rail.put(ASK)
@@ -212,6 +187,6 @@ class SpareFrames:
             peer.overdue_s = None
         elif peer.overdue_s is None:
             peer.overdue_s = now_s
-        elif now_s > peer.overdue_s + POLICY.patience_s:
+        elif now_s > peer.overdue_s + PATIENCE_S:
             why = f"{self._direct_name}: nothing comes from rank {peer.rank}, which has sent"
             self._paths.give_up(peer, DIRECT, TransportError(why))

@@ -12,7 +12,7 @@ from lanterne.transport.networks import ENCRYPT, is_encrypted, is_trusted
 from lanterne.transport.rails.rail_names import SETUP_S, connect_rails
 from lanterne.transport.rank_group import Group
 from lanterne.transport.tcp.duplex import Seals
-from lanterne.transport.tcp.seal import Seal, find_openssl
+from lanterne.transport.tcp.seal import Seal
 from lanterne.transport.tcp.tls import TlsSocket, encrypt
 from lanterne.transport.wire import configure
 
@@ -29,12 +29,11 @@ class PeerSocket(NamedTuple):
 class Protection(NamedTuple):
     """What ranks of several hosts do about who else is on the path: neither, `sealed` or `encrypted`.
 
-    Attributes: `fast`, whether all have the library that digests records; `nonces`, of all ranks; `secret`, the job's.
+    Attributes: `nonces`, of all ranks; `secret`, the job's.
     """
 
     sealed: bool
     encrypted: bool
-    fast: bool
     nonces: Sequence[bytes]
     secret: bytes
 
@@ -45,7 +44,7 @@ class Protection(NamedTuple):
 
     def seal(self, source: int, target: int, index: int) -> Seal:
         """Of one direction of a connection."""
-        return Seal(self.secret_of(source, target, index), fast=self.fast)
+        return Seal(self.secret_of(source, target, index))
 
 
 def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSocket]:
@@ -87,16 +86,16 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSock
 
 def _agree(group: Group, *, sealed: bool) -> Protection:
     nonce = os.urandom(NONCE_NBYTES)
-    mine = bytes((not sealed or is_trusted(), find_openssl() is not None, is_encrypted()))
+    mine = bytes((not sealed or is_trusted(), is_encrypted()))
     told = group.exchange("lanterne/tcp-seals", nonce + mine)
-    trusts, fast, encrypts = zip(*(each[NONCE_NBYTES:] for each in told), strict=True)
+    trusts, encrypts = zip(*(each[NONCE_NBYTES:] for each in told), strict=True)
     if any(encrypts) != all(encrypts):
         wants, lacks = encrypts.index(1), encrypts.index(0)
         raise InputError(f"{ENCRYPT}: got 1 on rank {wants} and 0 on rank {lacks}, expected the same on all ranks")
     nonces = [each[:NONCE_NBYTES] for each in told]
     nonces[group.rank] = nonce  # whatever came back
     is_sealed = not all(trusts) and not all(encrypts)
-    return Protection(is_sealed, all(encrypts), all(fast), nonces, group.secret(b"lanterne/tcp-seals"))
+    return Protection(is_sealed, all(encrypts), nonces, group.secret(b"lanterne/tcp-seals"))
 
 
 def _close_to_others(sock: socket.socket, agreement: Protection | None, here: int, peer: int, index: int) -> PeerSocket:

@@ -11,10 +11,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp.seal import Seal, record_nbytes
 from lanterne.transport.tcp.tls import TlsSocket
 from lanterne.transport.wire import SEAL_NBYTES, send_parts
@@ -25,50 +23,18 @@ HEADER = struct.Struct("<qqqq")
 DATA, GRANT, OFFER, BYE = range(1, 5)
 
 
-@steers
-@dataclass(frozen=True)
-class DuplexPolicy:
-    """How messages are cut for connections."""
-
-    whole_nbytes: int = value(
-        1 << 10,
-        "chosen: a copy costs less than a part of its own",
-        half="small messages take two parts",
-        double="copies of 2 KiB",
-    )
-    # From this size up a message waits for its GRANT.
-    paced_nbytes: int = value(
-        16 << 10,
-        "a grant costs a round trip",
-        half="smaller messages wait for grants",
-        double="more is received before it is asked for",
-    )
-    # Bytes read or written before others have their turn, and parts in one system call.
-    turn_nbytes: int = value(8 << 20, "chosen", half="fairer, more system calls", double="a peer waits behind 16 MiB")
-    parts: int = value(16, "chosen", half="more system calls of many small messages", double="longer lists")
-    # Records of a message that are made ready, or received, at once.
-    records: int = value(
-        2,
-        "chosen: of 256 KiB to 1 MiB, which caches still hold when they leave",
-        half="less overlap of sealing and sending",
-        double="more is digested before anything leaves",
-    )
-    inbox_nbytes: int = value(
-        32 << 10,
-        "headers of many small messages",
-        half="more system calls",
-        double="twice the memory a connection",
-    )
-    # A poll tells of a message that comes once so much of it is there, or all.
-    wake_nbytes: int = value(
-        256 << 10,
-        "8 hosts at 25 MB/s, ring, 16 MiB: 850 wakes a call became 370, 4.1 s of CPU a GB 2.5; 64 KiB: 510, 3.0",
-        half="more wakes a message",
-        double="more of a long message waits in the kernel",
-    )
-
-
-POLICY = DuplexPolicy()
+WHOLE_NBYTES = 1 << 10  # chosen: a copy costs less than a part of its own
+# From this size up a message waits for its GRANT.
+PACED_NBYTES = 16 << 10  # a grant costs a round trip
+# Bytes read or written before others have their turn, and parts in one system call.
+TURN_NBYTES = 8 << 20
+PARTS = 16
+# Records of a message that are made ready, or received, at once.
+RECORDS = 2  # chosen: of 256 KiB to 1 MiB, which caches still hold when they leave
+INBOX_NBYTES = 32 << 10  # headers of many small messages
+# A poll tells of a message that comes once so much of it is there, or all.
+# 8 hosts at 25 MB/s, ring, 16 MiB: 850 wakes a call became 370, 4.1 s of CPU a GB 2.5; 64 KiB: 510, 3.0
+WAKE_NBYTES = 256 << 10
 
 
 class Owner(Protocol):
@@ -113,7 +79,7 @@ class Duplex:
         self._later: deque[_Outgoing] = deque()
         self._ends: deque[tuple[int, Callable[[], object]]] = deque()
         self._put_nbytes = self._sent_nbytes = 0
-        self._inbox = memoryview(bytearray(POLICY.inbox_nbytes))
+        self._inbox = memoryview(bytearray(INBOX_NBYTES))
         self._start = self._end = 0
         self._seal_nbytes = SEAL_NBYTES if seals else 0
         self._body: _Incoming | None = None
@@ -164,7 +130,7 @@ class Duplex:
     def _refill(self) -> None:
         """Make the next bytes ready: frames, and some records of a message, or all of it."""
         later = self._later
-        while later and len(self._ready) < 2 * POLICY.records:
+        while later and len(self._ready) < 2 * RECORDS:
             first = later[0]
             if first.seal is None:
                 self._add(first.rest)
@@ -185,13 +151,13 @@ class Duplex:
     def flush(self) -> bool:
         """Write what the connection takes now; True if it took something. Raises OSError if the connection is dead."""
         moved, ready = 0, self._ready
-        while moved < POLICY.turn_nbytes:
+        while moved < TURN_NBYTES:
             if self._later and len(ready) < 2:
                 self._refill()
             if not ready:
                 break
             try:
-                moved += send_parts(self.sock, ready, POLICY.parts)
+                moved += send_parts(self.sock, ready, PARTS)
             except BlockingIOError:
                 break
         self._sent_nbytes += moved
@@ -209,11 +175,11 @@ class Duplex:
             Garbled: something else has come than was sent.
         """
         moved, is_more = 0, True
-        while is_more and (moved < POLICY.turn_nbytes or self._pending()):
+        while is_more and (moved < TURN_NBYTES or self._pending()):
             body = self._body
             try:
                 if body is None:
-                    asked = POLICY.inbox_nbytes - self._end
+                    asked = INBOX_NBYTES - self._end
                     got = self.sock.recv_into(self._inbox[self._end :])
                 elif body.seal is None:
                     asked = body.target.nbytes
@@ -233,7 +199,7 @@ class Duplex:
                 self._parse()
             elif body.advance(got):
                 self._finish(body)
-        self._wakes.at(1 if self._body is None else min(self._body.rest_nbytes, POLICY.wake_nbytes))
+        self._wakes.at(1 if self._body is None else min(self._body.rest_nbytes, WAKE_NBYTES))
         return moved > 0
 
     def _parse(self) -> None:
@@ -244,7 +210,7 @@ class Duplex:
             kind, tag, number, nbytes = HEADER.unpack_from(inbox, start)
             if not DATA <= kind <= BYE or nbytes < 0:
                 raise Garbled(f"got a frame of kind {kind} with {nbytes} bytes")
-            within = nbytes if kind == DATA and nbytes <= POLICY.whole_nbytes else 0
+            within = nbytes if kind == DATA and nbytes <= WHOLE_NBYTES else 0
             if self._end - start < least + within:
                 break
             after = start + HEADER.size + within
@@ -338,7 +304,7 @@ class _Incoming:
         self._open_records()
 
     def _open_records(self) -> None:
-        while self.seal is not None and self.target and len(self._open) < POLICY.records:
+        while self.seal is not None and self.target and len(self._open) < RECORDS:
             record, self.target = self.target[: self._record_nbytes], self.target[self._record_nbytes :]
             proof = memoryview(bytearray(SEAL_NBYTES))
             self._open.append((record, proof))

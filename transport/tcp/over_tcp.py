@@ -12,7 +12,6 @@ encrypted instead (tls.py).
 import os
 import select
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from lanterne.errors import TransportError
@@ -24,63 +23,28 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
-    timeout_error,
 )
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses, Woken
 from lanterne.transport.rank_group import Group
-from lanterne.transport.steering import steers, value
 from lanterne.transport.tcp.connections import connections
-from lanterne.transport.tcp.duplex import BYE, Duplex, Garbled
-from lanterne.transport.tcp.duplex import POLICY as DUPLEX
+from lanterne.transport.tcp.duplex import BYE, PACED_NBYTES, Duplex, Garbled
 from lanterne.transport.tcp.tcp_peer import PolledConnections, TcpOperation, TcpPeer
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import check_timeout_s
-from lanterne.transport.waiting import MOVED, Moved, wait
+from lanterne.transport.waiting import wait
 
-
-@steers
-@dataclass(frozen=True)
-class TcpPolicy:
-    """How a rank over tcp waits."""
-
-    # How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was
-    # sent to leave.
-    notice_s: float = value(
-        1.0,
-        "notices of deaths take some 0.3 s",
-        half="the cause is more often unknown",
-        double="the error comes a second later",
-    )
-    farewell_s: float = value(
-        2.0,
-        "chosen",
-        half="last messages on slow networks may be lost",
-        double="ends with dead peers take 4 s",
-    )
-    # How long a wait polls after the last thing that moved, and then sleeps before it looks for deaths.
-    spin_s: float = value(
-        50e-6,
-        "waking costs 30 us",
-        half="small messages wait for a wake-up",
-        double="twice the CPU of waits",
-    )
-    silence_s: float = value(
-        0.5, "chosen: 1 us a peer", half="a lost host is seen 0.25 s sooner", double="it is seen 0.5 s later"
-    )
-    # How long a send waits for its grant before the receiver is told of it, whose receive may be too short for one.
-    offer_s: float = value(
-        0.2,
-        "8 hosts at 25 MB/s, ring: a message waits 10 ms; told of at once, each took one frame more",
-        half="longer queues tell of each of their messages",
-        double="sizes that do not fit are named 0.2 s later",
-    )
-    sleep_s: float = value(0.05, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
-
-
-POLICY = TcpPolicy()
+# How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was
+# sent to leave.
+NOTICE_S = 1.0  # notices of deaths take some 0.3 s
+FAREWELL_S = 2.0
+# How long a wait polls after the last thing that moved, and then sleeps before it looks for deaths.
+SPIN_S = 50e-6  # waking costs 30 us
+SILENCE_S = 0.5  # chosen: 1 us a peer
+# How long a send waits for its grant before the receiver is told of it, whose receive may be too short for one.
+OFFER_S = 0.2  # 8 hosts at 25 MB/s, ring: a message waits 10 ms; told of at once, each took one frame more
+SLEEP_S = 0.05
 
 
 class TcpTransport(Transport):
@@ -99,7 +63,7 @@ class TcpTransport(Transport):
     """
 
     name = "tcp"
-    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=DUPLEX.paced_nbytes)
+    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=PACED_NBYTES)
 
     def __init__(self, group: Group, timeout_s: float | None = None, *, sealed: bool = True) -> None:
         self.rank: int = group.rank
@@ -108,13 +72,13 @@ class TcpTransport(Transport):
         if timeout_s is not None:
             self.timeout_s: float = check_timeout_s(timeout_s)
         self.pauses: Pauses = group.machine.pauses(group.ranks_here)
-        self.background_s: float | None = POLICY.sleep_s
+        self.background_s: float | None = SLEEP_S
         self._job = group
         self._group = group
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         self._polled = PolledConnections(group.machine)
-        self.woken: Woken = Woken(group.machine, self._sleep, POLICY.spin_s)
-        self.moved: bool = False
+        self.woken: Woken = Woken(group.machine, self._sleep, SPIN_S)
+        self.is_moving: bool = False
         self.peers: dict[int, TcpPeer] = {}
         self._over = OverTags()
         self._silence_s = 0.0  # when it looks next whether peers that are waited for answer
@@ -127,15 +91,14 @@ class TcpTransport(Transport):
 
     # -- messages
 
-    def post(self, ops: Sequence[Operation]) -> "TcpRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> Request:
         pending: list[TcpOperation] = []
         for op in ops:
             pending.append(self._start(op))
         for peer in {op.peer for op in ops}:
             if peer != self.rank:
                 self._polled.flush(self.peers[peer])
-        return TcpRequest(self, pending)
+        return Request(self, pending)
 
     def _start(self, op: Operation) -> TcpOperation:
         if op.peer == self.rank:
@@ -148,8 +111,7 @@ class TcpTransport(Transport):
             peer.receive(operation)
         return operation
 
-    def is_done(self, operation: TcpOperation) -> bool:
-        """Whether an operation is done; raises what has become of it."""
+    def _is_done(self, operation: TcpOperation) -> bool:
         peer = operation.peer
         if peer is None:
             assert operation.request is not None
@@ -159,14 +121,16 @@ class TcpTransport(Transport):
         if not operation.done and peer.error is not None:
             # Of a connection that was lost the job may know more in a moment.
             self._group.check_peers((peer.rank,))
-            if self.machine.now_s() > peer.lost_s + POLICY.notice_s:
+            if self.machine.now_s() > peer.lost_s + NOTICE_S:
                 raise peer.error
+        if self.closed and not operation.done:
+            raise TransportError(f"tcp rank {self.rank}: closed before this request was complete")
         return operation.done
 
     # -- connections
 
     def progress(self) -> bool:
-        """Read and write what can be; True, and `moved`, if something was."""
+        """Read and write what can be; True, and `is_moving`, if something was."""
         moved = False
         polled = self._polled
         for fd, event in polled.poll(0):
@@ -180,11 +144,11 @@ class TcpTransport(Transport):
                 self._lose(peer, duplex, error)
                 continue
             moved = polled.flush(peer) or moved
-        self.moved = moved
+        self.is_moving = moved
         return moved
 
-    def take_in(self) -> None:
-        self.progress()
+    def take_in(self) -> bool:
+        return self.progress()
 
     def _lose(self, peer: TcpPeer, lost: Duplex, why: object) -> None:
         """A connection to a peer is dead, and so are all, unless it has left."""
@@ -196,7 +160,7 @@ class TcpTransport(Transport):
             peer.lost_s = self.machine.now_s()
 
     def _sleep(self, limit_s: float) -> None:
-        self._polled.poll(ceil(min(POLICY.sleep_s, limit_s) * 1e3))
+        self._polled.poll(ceil(min(SLEEP_S, limit_s) * 1e3))
 
     def watch(self) -> tuple[int, ...] | None:
         if self.progress():
@@ -212,10 +176,10 @@ class TcpTransport(Transport):
         self._group.check_peers(ranks, [rank for rank in ranks if rank not in coming])
         now_s = self.machine.now_s()
         for peer in asked:
-            if peer.offer(now_s, POLICY.offer_s):
+            if peer.offer(now_s, OFFER_S):
                 self._polled.flush(peer)
         if now_s >= self._silence_s:
-            self._silence_s = now_s + POLICY.silence_s
+            self._silence_s = now_s + SILENCE_S
             for peer in asked:
                 for duplex in [each for each in peer.duplexes if tcp_info(each.sock).is_silent(wire.LOST_MS)][:1]:
                     self._lose(peer, duplex, "nothing answers there any more")
@@ -263,57 +227,10 @@ class TcpTransport(Transport):
                     duplex.put(BYE)
                 self._polled.flush(peer)
             # What is on its way would be lost if this end closed while it has not read all.
-            wait(self._has_left, POLICY.farewell_s, self.pauses)
+            wait(self._has_left, FAREWELL_S, self.pauses)
         self._polled.close_all()
         self._own.close()
 
     def _has_left(self) -> bool:
         self.progress()
         return all(duplex.idle and tcp_info(duplex.sock).has_arrived for _, duplex in self._polled.by_fd.values())
-
-
-class TcpRequest(Request):
-    """Complete once all its operations are."""
-
-    __slots__ = ("_pending", "_transport")
-
-    def __init__(self, transport: TcpTransport, pending: list[TcpOperation]) -> None:
-        self._transport = transport
-        self._pending = pending
-
-    @property
-    def transport(self) -> TcpTransport:
-        return self._transport
-
-    def test(self) -> bool:
-        return self.seen() or (self._transport.progress() and self._reap())
-
-    def seen(self) -> bool:
-        if self._reap():
-            return True
-        if self._transport.closed:
-            raise TransportError(f"tcp rank {self._transport.rank}: closed before this request was complete")
-        return False
-
-    def _reap(self) -> bool:
-        """Drop the last operations, as far as they are done; True if none is left."""
-        pending, is_done = self._pending, self._transport.is_done
-        while pending and is_done(pending[-1]):
-            pending.pop()
-        return not pending
-
-    def pending_peers(self) -> list[int]:
-        return sorted({operation.op.peer for operation in self._pending if not operation.done})
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self.test():
-            return
-        transport = self._transport
-        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        look_at_peers = lambda _now_s: transport.check_peers(self.pending_peers())  # noqa: E731
-        if not wait(self._test_and_tell, limit_s, transport.woken, look_at_peers):
-            raise timeout_error(transport, self.pending_peers(), limit_s)
-
-    def _test_and_tell(self) -> bool | Moved:
-        """As `test`; MOVED while something moves."""
-        return self.test() or (MOVED if self._transport.moved else False)

@@ -10,8 +10,7 @@ from math import inf
 from lanterne.errors import TransportError
 from lanterne.transport.base import LANE_BITS, Operation, OverTags, Request
 from lanterne.transport.machine import Machine
-from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, Duplex, Garbled
-from lanterne.transport.tcp.duplex import POLICY as DUPLEX
+from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled
 
 _NOTHING = memoryview(b"")
 
@@ -87,9 +86,9 @@ class TcpPeer:
         self._sent[tag] = number + 1
         if not self.duplexes:
             return
-        if nbytes <= DUPLEX.whole_nbytes:
+        if nbytes <= WHOLE_NBYTES:
             self.duplexes[0].put(DATA, tag, number, nbytes, operation.view, operation.finish)
-        elif nbytes < DUPLEX.paced_nbytes or (tag, number) in self._grants:
+        elif nbytes < PACED_NBYTES or (tag, number) in self._grants:
             self._grants.discard((tag, number))
             self.duplexes[0].put_message(tag, number, operation.view, operation.finish)
         else:
@@ -107,7 +106,7 @@ class TcpPeer:
             pass
         else:
             self._receives[key] = operation
-            if operation.op.nbytes >= DUPLEX.paced_nbytes and self.duplexes:
+            if operation.op.nbytes >= PACED_NBYTES and self.duplexes:
                 self.duplexes[-1].put(GRANT, tag, number, operation.op.nbytes)
 
     def offer(self, now_s: float, wait_s: float) -> bool:

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError, Unavailable
@@ -24,23 +23,18 @@ from lanterne.transport.base import (
     Send,
     Transport,
     check_ops,
-    timeout_error,
 )
 from lanterne.transport.job.bootstrap import interface_of, shown_address
 from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
-from lanterne.transport.rank_group import POLICY as GROUP_POLICY
-from lanterne.transport.rank_group import Group
-from lanterne.transport.steering import steers, value
-from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.ucx.numbered_tags import INTERNAL, TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
-from lanterne.transport.waiting import MOVED, Moved, never, wait
-from lanterne.transport.waiting import POLICY as WAITS
+from lanterne.transport.waiting import POLLS_PER_CHECK, never, wait
 
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
-NOTICE_S = GROUP_POLICY.left_grace_s + 0.5
+NOTICE_S = LEFT_GRACE_S + 0.5
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -48,40 +42,17 @@ log: logging.Logger = logging.getLogger(__name__)
 Started: TypeAlias = tuple[Any, Operation, Any]
 
 
-@steers
-@dataclass(frozen=True)
-class UcxPolicy:
-    """How a rank over UCX waits, and what it keeps."""
-
-    # How long close() waits at most for what was sent to leave, once a peer has failed.
-    last_flush_s: float = value(
-        1.0,
-        "chosen",
-        half="last messages after a failure are lost",
-        double="ends after a failure take a second more",
-    )
-    # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and
-    # again.
-    max_spans: int = value(
-        1024,
-        "making one costs 1 us",
-        half="long schedules make them again",
-        double="twice the memory a region",
-    )
-    # How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With
-    # four ranks a core it halves the time of small exchanges still; longer spins take the core from those that have
-    # work.
-    spin_s: float = value(
-        50e-6,
-        "measured: waking costs 30 us; halves small exchanges",
-        half="small exchanges take longer",
-        double="cores are taken from those that have work",
-    )
-    # How long a wait sleeps at most before it looks for deaths and at the clock.
-    sleep_ms: int = value(50, "chosen", half="deaths are seen 25 ms sooner", double="deaths are seen 50 ms later")
-
-
-POLICY = UcxPolicy()
+# How long close() waits at most for what was sent to leave, once a peer has failed.
+LAST_FLUSH_S = 1.0
+# Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and
+# again.
+MAX_SPANS = 1024  # making one costs 1 us
+# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With
+# four ranks a core it halves the time of small exchanges still; longer spins take the core from those that have
+# work.
+SPIN_S = 50e-6  # measured: waking costs 30 us; halves small exchanges
+# How long a wait sleeps at most before it looks for deaths and at the clock.
+SLEEP_MS = 50
 
 
 def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
@@ -114,7 +85,7 @@ def _failure(rank: int, text: str) -> TransportError:
 
 def _span(as_array: Callable[[Any], Any], region: Region, offset: int, nbytes: int) -> Any:
     """Return the memory of an operation as ucxx wants it, made by `as_array` and kept by the region."""
-    if region.native is None or len(region.native) >= POLICY.max_spans:
+    if region.native is None or len(region.native) >= MAX_SPANS:
         region.native = {}
     if region.device:
         span = as_array(DeviceSpan(region, offset, nbytes))
@@ -155,7 +126,7 @@ class UcxTransport(Transport):
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}
         self._orphans: list[Started] = []
-        self._moved = False
+        self.is_moving = False
         self._polls = 0
         self._flush_s = self.timeout_s
         self.capabilities: Capabilities = Capabilities(
@@ -165,14 +136,13 @@ class UcxTransport(Transport):
             connects_late=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
-        self.woken: Woken = Woken(self.machine, self._sleep, POLICY.spin_s)
+        self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)
         # Between the ranks of one host messages take microseconds.
         self.wakes: bool = len(set(group.hosts)) > 1
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def post(self, ops: Sequence[Operation]) -> "UcxRequest":
-        check_ops(self, ops)
+    def _post(self, ops: Sequence[Operation]) -> "UcxRequest":
         for op in ops:
             if op.tag >> TAG_BITS:
                 raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
@@ -254,17 +224,18 @@ class UcxTransport(Transport):
             request.wait(max(deadline - self.machine.now_s(), 0.0))
 
     def progress(self) -> bool:
-        """Let UCX work; remember whether something moved. True each WAITS.polls_per_check-th time: look closer."""
+        """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
         worker = self._worker
-        self._moved = moved = worker.progress_once()
+        self.is_moving = moved = worker.progress_once()
         if moved:
             # One step takes a part of what has come, and each look of ours costs as much as many of them.
             worker.progress()
         self._polls += 1
-        return self._polls % WAITS.polls_per_check == 0
+        return self._polls % POLLS_PER_CHECK == 0
 
-    def take_in(self) -> None:
+    def take_in(self) -> bool:
         self.progress()
+        return True
 
     def watch(self) -> tuple[int, ...] | None:
         if self._worker.progress_once() or not self._worker.arm():
@@ -272,7 +243,7 @@ class UcxTransport(Transport):
         return self._worker.epoll_file_descriptor, *(super().watch() or ())
 
     def _sleep(self, limit_s: float) -> None:
-        self._worker.progress_worker_event(min(POLICY.sleep_ms, math.ceil(limit_s * 1e3)))
+        self._worker.progress_worker_event(min(SLEEP_MS, math.ceil(limit_s * 1e3)))
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
@@ -298,7 +269,7 @@ class UcxTransport(Transport):
             end.close_blocking()
 
     def end_soon(self) -> None:
-        self._flush_s = POLICY.last_flush_s
+        self._flush_s = LAST_FLUSH_S
 
     def close(self) -> None:
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
@@ -310,7 +281,7 @@ class UcxTransport(Transport):
             return  # a forked child must not close its parent's connections
         ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
         unharmed = all(end.alive for end in ends) and not self._group.failed()
-        limit_s = self._flush_s if unharmed else min(self._flush_s, POLICY.last_flush_s)
+        limit_s = self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)
         flush(self._worker, self.machine.now_s() + limit_s)
         for end in ends:
             end.close_blocking()
@@ -327,16 +298,14 @@ class UcxRequest(Request):
         everyone: the death of any rank fails the request, not only that of its peers.
     """
 
-    __slots__ = ("_everyone", "_pending", "_transport")
+    __slots__ = ("_everyone",)
+    _transport: UcxTransport
+    _pending: Any
 
     def __init__(self, transport: UcxTransport, pending: list[Started], *, everyone: bool = False) -> None:
         self._transport = transport
         self._pending = pending
         self._everyone = everyone
-
-    @property
-    def transport(self) -> UcxTransport:
-        return self._transport
 
     def test(self) -> bool:
         if self._reap():
@@ -346,7 +315,7 @@ class UcxRequest(Request):
             return self._look()
         return self._reap()
 
-    def seen(self) -> bool:
+    def poll(self) -> bool:
         """See Request. Deaths are for who waits (Transport.check_peers) to look for."""
         if self._reap():
             return True
@@ -397,17 +366,8 @@ class UcxRequest(Request):
     def pending_peers(self) -> list[int]:
         return sorted({op.peer for request, op, _ in self._pending if not request.completed})
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self.test():
-            return
-        transport = self._transport
-        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        if not wait(self._test_and_tell, limit_s, transport.woken, lambda _now_s: self._look()) and not self._look():
-            raise timeout_error(transport, self.pending_peers(), limit_s)
-
-    def _test_and_tell(self) -> bool | Moved:
-        """As `test`; MOVED while UCX moves something."""
-        return self.test() or (MOVED if self._transport._moved else False)
+    def _look_at_peers(self, _now_s: float) -> None:
+        self._look()
 
     def __del__(self) -> None:
         if self._pending and not self._transport.closed:

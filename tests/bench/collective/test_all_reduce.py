@@ -213,7 +213,7 @@ def test_the_main_job_shows_the_gain_over_emulated_links_first(tmp_path):
     ],
 )
 def test_which_links_are_emulated(words, rates):
-    parts = parse(cli.build_parser("bench").parse(words.split()))
+    parts = parse(cli.LANTERNE.build_parser("bench").parse(words.split()))
     assert [part.emulated_bytes_per_s for part in parts] == rates
 
 

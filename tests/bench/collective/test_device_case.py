@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,11 +136,11 @@ def test_without_a_gpu(transport):
 
 
 def test_a_call_that_is_not_made_is_seen_by_the_figures(monkeypatch):
-    from lanterne.bench.scores.gpu import ranks
+    from evaluation.gpu import ranks
 
     monkeypatch.setattr(ranks, "ITERATIONS", 1)
     monkeypatch.setattr(ranks, "ALGORITHMS", ("ring", "tree"))
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
 
     def program(comm):
         class Lazy(type(comm)):
@@ -161,12 +160,12 @@ def test_a_call_that_is_not_made_is_seen_by_the_figures(monkeypatch):
 
 @pytest.mark.parametrize("join", ["launch", "device"])
 def test_figures_of_collectives_on_stand_ins(monkeypatch, join):
-    """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
+    """`./run evaluate gpu`'s job: every figure is there, and no element differs from the CPU's."""
     monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", join)
-    from lanterne.bench.scores.gpu.figures import Figure
-    from lanterne.bench.scores.gpu.ranks import ALGORITHMS, figures
+    from evaluation.gpu.figures import Figure
+    from evaluation.gpu.ranks import ALGORITHMS, figures
 
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_normal_s=0.0))
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
 
     def program(comm):
         return list(figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 16, 10))

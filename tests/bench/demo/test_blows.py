@@ -103,5 +103,5 @@ def test_one_link_only_with_an_option_of_it(options, blown, monkeypatch):
     ran = []
     monkeypatch.setattr(command, "run_three", lambda args: ran.append("blows") or 0)
     monkeypatch.setattr(command, "run_link", lambda args: ran.append("link") or 0)
-    command.run(cli.build_parser("demo").parse(["--plot", "none", "--trace", "none", *options.split()]))
+    command.run(cli.LANTERNE.build_parser("demo").parse(["--plot", "none", "--trace", "none", *options.split()]))
     assert ran == ["blows" if blown else "link"]

@@ -146,7 +146,6 @@ def test_history_as_a_command(tmp_path, capsys):
         ("history redis://", "history: got 'redis://', expected redis://HOST:PORT/KEY"),
         ("serve --listen x", "--listen: got 'x', expected PORT or HOST:PORT"),
         ("serve --folder none", "--folder: got none, expected a folder"),
-        ("watch --otlp x -- true", "--otlp: got 'x', expected http://HOST:4318"),
         ("watch --listen 1:2:x -- true", "--listen: got '1:2:x'"),
         ("watch --thresholds none -- true", "--thresholds: cannot read none: No such file"),
         ("watch --history none/h -- true", "history: got 'none/h', whose folder does not exist"),

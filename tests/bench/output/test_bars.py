@@ -5,9 +5,9 @@ from importlib import import_module
 
 import pytest
 
-from lanterne.bench.cli import main
+from evaluation.__main__ import EVALUATE
+from evaluation.papers.experiment import EXPERIMENTS
 from lanterne.bench.output.bars import at_least, at_most, near_simulator, near_simulator_by_plane
-from lanterne.bench.papers.experiment import EXPERIMENTS
 
 NAME = "greyhound-table-5"
 
@@ -38,16 +38,16 @@ def test_near_the_simulator_means_less_where_sends_block():
 
 @pytest.mark.parametrize(("limit_ms", "met"), [(1e6, True), (1e-9, False)])
 def test_check_is_the_exit_code(limit_ms, met, monkeypatch, capsys, tmp_path):
-    module = import_module(f"lanterne.bench.papers.{EXPERIMENTS[NAME]}")
+    module = import_module(f"evaluation.papers.{EXPERIMENTS[NAME]}")
     monkeypatch.setattr(module, "QUICK_REPETITIONS", 1)
     monkeypatch.setattr(module, "BARS_MS", {16: limit_ms})
     command = ["experiment", NAME, "--quick", "--json", f"{tmp_path}/out.json"]
-    assert main(command) == 0
-    assert main([*command, "--check"]) == (0 if met else 1)
+    assert EVALUATE.main(command) == 0
+    assert EVALUATE.main([*command, "--check"]) == (0 if met else 1)
     assert f"# bar {'met' if met else 'MISSED'}: 16 copies, milliseconds: " in capsys.readouterr().out
     assert [bar["met"] for bar in json.loads((tmp_path / "out.json").read_text())["bars"]] == [met]
 
 
 def test_an_experiment_without_a_bar_cannot_be_checked(capsys):
-    assert main(["experiment", "crosspipe-15", "--check"]) == 2
+    assert EVALUATE.main(["experiment", "crosspipe-15", "--check"]) == 2
     assert "crosspipe-15, which has no bar" in capsys.readouterr().err

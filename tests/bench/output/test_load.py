@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from lanterne.bench import cli
+from evaluation.__main__ import EVALUATE
+from evaluation.papers import experiment
 from lanterne.bench.output import load
 from lanterne.bench.output.bars import at_most
-from lanterne.bench.papers import experiment
 from lanterne.collectives.auto.load_meter import LoadMeter, machine_s
 
 
@@ -52,7 +52,7 @@ def test_an_experiment_has_no_verdict_on_a_busy_machine(
     monkeypatch.setattr(experiment, "_load", lambda name: made)
     file = tmp_path / "out.json"
     words = ["experiment", "crosspipe-8", "--json", str(file), *["--check"] * check]
-    assert cli.main(words) == code
+    assert EVALUATE.main(words) == code
     out, err = capsys.readouterr()
     busy = met is None
     assert ("# busy: others used 2.0 cores" in out) == busy and ("MISSED" in out) == (check and not busy)
@@ -64,5 +64,5 @@ def test_an_experiment_has_no_verdict_on_a_busy_machine(
 @pytest.mark.parametrize("cores", [0.0, 1.0])
 def test_benchmarks_end_with_the_load(monkeypatch, capsys, cores):
     monkeypatch.setattr(LoadMeter, "foreign_cores", lambda meter: cores)
-    assert cli.main("bench schedules -n 4 --collective all_gather".split()) == 0
+    assert EVALUATE.main("schedules -n 4 --collective all_gather".split()) == 0
     assert ("# busy: others used 1.0 cores" in capsys.readouterr().err) == bool(cores)

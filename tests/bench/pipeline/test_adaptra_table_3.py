@@ -1,7 +1,7 @@
 """The trace that ships as an example is that of the experiments."""
 
-from lanterne.bench.papers.adaptra import figure_21 as simulated
-from lanterne.bench.papers.adaptra import figure_21_measured as measured
+from evaluation.papers.adaptra import figure_21 as simulated
+from evaluation.papers.adaptra import figure_21_measured as measured
 from lanterne.bench.pipeline.events_input import read_events
 
 

@@ -298,19 +298,3 @@ def test_broken_plans_are_refused(capsys, tmp_path, change, message):
     path.write_text(json.dumps(found))
     code, _, err = call(capsys, "simulate", path)
     assert code == 2 and message in err, err
-
-
-def test_speed_is_measured_on_checked_plans(capsys):
-    argv = ["bench", "pipeline", "--shape", "4x8", "--scheduler", "zb_h1", "--scheduler", "crosspipe", "--repeat", "2"]
-    assert cli.main([*argv, "--json", "-"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["results"]
-    assert (first["stages"], first["microbatches"], first["actions"]) == (4, 8, 96)
-    for key in ("planned_s", "checked_s", "simulated_s", "bounded_s"):
-        assert len(first[key]) == len(second[key]) == 2 and all(value > 0 for value in first[key]), key
-    assert cli.main(argv) == 0 and "crosspipe" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("shape", ["4", "x", "4x", "axb", "4x0", "0x4"])
-def test_bad_shapes_are_said(capsys, shape):
-    assert cli.main(["bench", "pipeline", "--shape", shape]) == 2
-    assert "Traceback" not in capsys.readouterr().err

@@ -31,7 +31,7 @@ TRAIN = ["--data", "README.md"]
     ],
 )
 def test_what_cannot_be(options, said):
-    args = cli.build_parser("pipeline train").parse_args(["-n", "4", *TRAIN, *options])
+    args = cli.LANTERNE.build_parser("pipeline train").parse_args(["-n", "4", *TRAIN, *options])
     with pytest.raises(InputError) as refused:
         endure.check(args)
     assert said in str(refused.value)

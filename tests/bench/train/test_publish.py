@@ -32,7 +32,7 @@ def test_training_is_published(tmp_path, monkeypatch, capsys, words):
     assert ("lanterne_saved_seconds" in names) == ("--mitigate" in words)
 
 
-@pytest.mark.parametrize("words", ["--listen x", "--otlp x"])
+@pytest.mark.parametrize("words", ["--listen x"])
 def test_bad_input(tmp_path, capsys, words):
     assert cli.main(["pipeline", "train", "-n", "2", "--data", "none", *words.split()]) == 2
     assert words.split()[0] in capsys.readouterr().err
@@ -42,7 +42,7 @@ def test_a_port_that_the_rank_before_holds_is_taken_once_that_lets_go(caplog):
     def run(comm):
         with socket.create_server(("127.0.0.1", 0)) as before:
             listen = f"127.0.0.1:{before.getsockname()[1]}"
-            publisher = RelayedPublisher(argparse.Namespace(listen=listen, otlp=None))
+            publisher = RelayedPublisher(argparse.Namespace(listen=listen))
             with pytest.raises(InputError, match=f"--listen: got {listen}"):
                 publisher.follow(comm, None, must=True)
             for _ in range(2):

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from lanterne.collectives.auto import learn as learn_module
 from lanterne.collectives.auto import trials
-from lanterne.collectives.auto.learn import POLICY, fit, learn
+from lanterne.collectives.auto.learn import MAX_AGE_S, MISFIT, fit, learn
 from lanterne.collectives.auto.load_meter import LoadMeter
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.jobs import spawn
@@ -31,7 +30,7 @@ def test_whatever_was_measured_the_model_is_near_it_or_near_what_a_larger_messag
     times_s = [min(times_s[i:]) for i in range(len(times_s))]
     predicted = model.message_s(np.array(SIZES, float))
     if not model.pieces:
-        assert (np.abs(predicted - times_s) <= POLICY.misfit * np.array(times_s) * (1 + 1e-9)).all()
+        assert (np.abs(predicted - times_s) <= MISFIT * np.array(times_s) * (1 + 1e-9)).all()
     else:
         assert predicted[:-1] == pytest.approx(times_s[:-1], rel=1e-6)
 
@@ -44,13 +43,15 @@ def test_a_bent_line_gets_pieces():
 @pytest.fixture(autouse=True)
 def steady(monkeypatch):
     """What was measured a moment ago is taken, whatever the machine does now."""
-    monkeypatch.setattr(learn_module, "POLICY", replace(POLICY, disturbed=0.0, disturbed_busy=0.0))
+    monkeypatch.setattr(learn_module, "DISTURBED", 0.0)
+    monkeypatch.setattr(learn_module, "DISTURBED_BUSY", 0.0)
 
 
 def test_what_was_measured_beside_other_work_is_measured_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
     monkeypatch.setenv("LANTERNE_TRIALS", "off")
-    monkeypatch.setattr(learn_module, "POLICY", replace(POLICY, disturbed=0.01, disturbed_busy=0.01))
+    monkeypatch.setattr(learn_module, "DISTURBED", 0.01)
+    monkeypatch.setattr(learn_module, "DISTURBED_BUSY", 0.01)
     (model, *_), _ = spawn(2, learn)
     (file,) = tmp_path.iterdir()
     document = json.loads(file.read_text())
@@ -72,7 +73,7 @@ def test_of_what_was_measured_while_others_were_busy_less_is_enough(tmp_path, mo
     document = json.loads(file.read_text())
     assert document["busy"] == bool(cores)
     # A call takes less than any part of what is predicted.
-    monkeypatch.setattr(learn_module, "POLICY", replace(learn_module.POLICY, disturbed_busy=1e9))
+    monkeypatch.setattr(learn_module, "DISTURBED_BUSY", 1e9)
     assert [learned.source for learned in spawn(2, learn)] == ["measured" if cores else "cache"] * 2
 
 
@@ -81,7 +82,7 @@ def few_trials(monkeypatch):
     """Trials, which all other tests go without, of two sizes."""
     monkeypatch.delenv("LANTERNE_TRIALS", raising=False)
     monkeypatch.setattr(trials, "TRIED_NBYTES", trials.TRIED_NBYTES[:2])
-    monkeypatch.setattr(trials, "POLICY", replace(trials.POLICY, trials=2))
+    monkeypatch.setattr(trials, "TRIALS", 2)
 
 
 def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypatch, few_trials):
@@ -101,7 +102,7 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     assert all(row.factor < 2 * before[row[:3]] for row in again[0][1]), "what was known counts most"
     document = json.loads(file.read_text())
     assert document["factors"] == [list(row) for row in again[0][1]], "and is kept"
-    document["measured_s"] -= POLICY.max_age_s + 60
+    document["measured_s"] -= MAX_AGE_S + 60
     file.write_text(json.dumps(document))
     assert spawn(2, learn)[0][2] == "measured", "a model of long ago is measured anew"
     for broken in ('{"schema_version": 4, "measured_s": 0, "model": {"alpha_s": -1}, "factors": []}', "[1, 2"):

@@ -1,7 +1,5 @@
 """Trials: who is tried, for how long, what becomes of the factors, and that all ranks find the same."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -27,7 +25,9 @@ def took(seconds_of):
 
 def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favoured(monkeypatch):
     monkeypatch.setattr(module, "_round", took(lambda place, number: (place + 1) * 1e-3))
-    monkeypatch.setattr(module, "POLICY", replace(module.POLICY, max_tried=2, most_s=60.0, trials=2))
+    monkeypatch.setattr(module, "MAX_TRIED", 2)
+    monkeypatch.setattr(module, "MOST_S", 60.0)
+    monkeypatch.setattr(module, "TRIALS", 2)
     results = spawn(3, lambda comm: measure_factors(comm, MODEL))
     assert results[0] == results[1] == results[2]
     for nbytes in TRIED_NBYTES:
@@ -81,21 +81,21 @@ def test_who_is_far_behind_is_out_and_disturbed_calls_do_not_count(monkeypatch):
         return np.array([usual_s[call()] * (10 if number % 3 == 1 else 1) for call in calls])
 
     monkeypatch.setattr(module, "_round", _round)
-    monkeypatch.setattr(module, "POLICY", replace(module.POLICY, trials_s=60.0))
+    monkeypatch.setattr(module, "TRIALS_S", 60.0)
     took_s, _ = module._contest(None, [lambda name=name: called.append(name) or name for name in names])
     assert took_s == pytest.approx([1e-3, 1.1e-3, 2e-3])
-    assert called.count("far") == 2 + min(module.CUTS) and called.count("near") == 2 + module.POLICY.trials
+    assert called.count("far") == 2 + min(module.CUTS) and called.count("near") == 2 + module.TRIALS
 
 
 def test_of_long_calls_who_is_behind_is_out_sooner_and_one_alone_is_not_called_again(monkeypatch):
     called = []
     usual_s = {"quick": 0.2, "near": 0.21, "far": 0.28}
     monkeypatch.setattr(module, "_round", lambda comm, calls, *_: np.array([usual_s[c()] for c in calls]))
-    monkeypatch.setattr(module, "POLICY", replace(module.POLICY, longest_s=60.0))
+    monkeypatch.setattr(module, "LONGEST_S", 60.0)
     calls = [lambda name=name: called.append(name) or name for name in usual_s]
     module._contest(None, calls)
     assert called.count("far") == 1 + min(module.LONG_CUTS)
-    assert called.count("quick") == called.count("near") == 1 + module.POLICY.fewest_trials
+    assert called.count("quick") == called.count("near") == 1 + module.FEWEST_TRIALS
     called.clear()
     usual_s["near"] = 0.4
     module._contest(None, calls)
@@ -106,8 +106,8 @@ def test_long_calls_are_not_tried_often(monkeypatch):
     called = []
     monkeypatch.setattr(module, "_round", took(lambda place, number: 1.0))
     module._contest(None, [lambda: called.append(1)])
-    assert len(called) == 1 + module.POLICY.least_repeats
-    assert time_calls(None, [lambda: None], 5).shape == (module.POLICY.least_repeats, 1)
+    assert len(called) == 1 + module.LEAST_REPEATS
+    assert time_calls(None, [lambda: None], 5).shape == (module.LEAST_REPEATS, 1)
 
 
 def test_a_call_is_compared_with_the_others_of_its_round():
@@ -141,7 +141,7 @@ def test_trying_again_turns_the_factors_and_lowers_all_of_a_size_where_less_was_
     # Both took half of what was known: so do the others of this size, which were not tried.
     assert changes(0.5, 0.5) == pytest.approx([0.5] * 4)
     # All took more than ever, one of them twice as much as the other: it is favoured less, but nothing is slower.
-    gain = 2 ** (module.POLICY.again_weight / 2)
+    gain = 2 ** (module.AGAIN_WEIGHT / 2)
     assert changes(6.0, 3.0) == pytest.approx([gain, 1 / gain, 1.0, 1.0])
 
 

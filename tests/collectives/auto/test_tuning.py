@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
-from lanterne.collectives.auto.pacing import POLICY as PACING
+from lanterne.collectives.auto.pacing import OVERLAPPED
 from lanterne.collectives.auto.predict import (
     MIN_CHUNK_NBYTES,
     Factor,
@@ -225,7 +225,7 @@ def test_starts_of_a_join_of_nodes_pass_beside_its_bytes_once_its_pipeline_is_fu
     """Waiting by a ring of nodes was taken for quicker than it, whose starts counted whole: 1.09 of the best."""
     line, links = find_algorithm("all_reduce", name), slow_hosts(((0, 1), (2, 3), (4, 5), (6, 7)))
     few, some, many = (starts_part(line, chunks, 8 << 20, links) for chunks in (2, 50, 5000))
-    assert 1 > few > 0.7 and few > some > many and many == pytest.approx(PACING.overlapped, abs=0.01)
+    assert 1 > few > 0.7 and few > some > many and many == pytest.approx(OVERLAPPED, abs=0.01)
     assert starts_part(find_algorithm("all_reduce", "hier_bruck"), 50, 8 << 20, links) == 1
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
@@ -28,7 +27,7 @@ from lanterne.collectives.late import calls as late_ranks
 from lanterne.collectives.schedule.cost import CostModel
 
 # Calls ask who is late from the same size on, whether ranks share cores here or not.
-late_ranks.POLICY = replace(late_ranks.POLICY, shared=1)
+late_ranks.SHARED = 1
 
 DTYPES = ("float16", "float32", "int64")
 COUNTS = (0, 1, 1000, 300_001)

@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +13,6 @@ from outcomes import frozen, outcome, outcomes, sum_of_ranks
 import lanterne
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.execute import background
-from lanterne.collectives.execute.control import POLICY as CONTROL
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.local import LocalWorld
 
@@ -162,7 +160,7 @@ THROUGH_AT_ONCE = {
 @pytest.mark.parametrize("name", THROUGH_AT_ONCE)
 def test_a_rank_that_is_through_and_computes_still_says_what_it_called(monkeypatch, name):
     """Over local; communicator_job.py has the same between processes."""
-    monkeypatch.setattr(background, "CONTROL", replace(CONTROL, read_every_s=0.1))
+    monkeypatch.setattr(background, "READ_EVERY_S", 0.1)
     leaver, call = THROUGH_AT_ONCE[name]
     all_are_through = threading.Barrier(3)
 

@@ -2,10 +2,12 @@
 
 import inspect
 
+import numpy as np
 import pytest
 
 import lanterne
 from lanterne import Communicator
+from lanterne.collectives import verbs
 from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import core_of
@@ -81,7 +83,8 @@ def test_what_methods_return_has_what_users_call_and_nothing_else(kind):
 def test_every_option_is_spelled_out_and_every_type_is_said(name):
     signature = inspect.signature(FUNCTIONS[name])
     parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
-    assert not [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
+    # Keywords are those of a TypedDict, which checkers and editors show.
+    assert all("Unpack[" in str(each.annotation) for each in parameters if each.kind is each.VAR_KEYWORD)
     assert not [each.name for each in parameters if each.annotation is each.empty]
     assert signature.return_annotation is not signature.empty
     assert inspect.getdoc(FUNCTIONS[name]) or name.endswith("__init__")
@@ -91,8 +94,31 @@ def test_every_option_is_spelled_out_and_every_type_is_said(name):
 def test_options_are_those_of_every_collective_and_only_named(collective):
     blocking, started = (inspect.signature(getattr(Communicator, name)) for name in (collective, f"start_{collective}"))
     named = {name for name, each in blocking.parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert named == OPTIONS | {"timeout_s"} | MORE_OPTIONS.get(collective, set())
-    assert blocking.parameters.keys() - started.parameters.keys() == {"timeout_s"}
+    assert named == {"timeout_s"} and blocking.parameters.keys() - started.parameters.keys() == named
+    keywords = str(blocking.parameters["options"].annotation)
+    assert keywords == str(started.parameters["options"].annotation)
+    options = getattr(verbs, keywords.removeprefix("Unpack[").removesuffix("]"))
+    assert set(options.__annotations__) == OPTIONS | MORE_OPTIONS.get(collective, set())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_an_option_of_another_collective_is_no_keyword(collective):
+    def run(comm):
+        others = {name for names in MORE_OPTIONS.values() for name in names} - MORE_OPTIONS.get(collective, set())
+        x, y = np.ones(1), np.ones(1)
+        arrays = (x,) if collective == "broadcast" else (x, y)
+        for name in ["algoritm", *others]:
+            for method in (getattr(comm, collective), getattr(comm, f"start_{collective}")):
+                with pytest.raises(TypeError, match=rf"{collective}\(\) got an unexpected keyword argument '{name}'"):
+                    method(*arrays, **{name: None})
+
+    lanterne.spawn(1, run)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_arguments_by_place_are_in_the_order_of_cupyx(collective):
+    blocking, started = (inspect.signature(getattr(Communicator, name)) for name in (collective, f"start_{collective}"))
+    named = {"timeout_s"}
     # One after the other, as in cupyx.distributed.
     assert [name for name in started.parameters if name not in named] == [
         name for name in blocking.parameters if name not in named

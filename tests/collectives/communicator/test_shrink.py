@@ -18,7 +18,7 @@ from lanterne.transport.store.connection import StoreLost
 class Bare(Transport):
     name = "bare"
 
-    def post(self, ops):
+    def _post(self, ops):
         raise NotImplementedError
 
     def close(self):

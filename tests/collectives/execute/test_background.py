@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from driven_machine import DrivenMachine
 
-from lanterne.collectives.execute.background import POLICY, Computing, Listening, Lull
+from lanterne.collectives.execute.background import (
+    COMPUTES_S,
+    FULL_S,
+    GATHER_PART,
+    GATHER_S,
+    LISTEN_S,
+    SPIN_S,
+    Computing,
+    Listening,
+    Lull,
+)
 from lanterne.collectives.jobs import spawn
 from lanterne.errors import TransportTimeout
 from lanterne.transport.machine import Machine
@@ -122,10 +132,10 @@ class Still:
 def test_a_wait_yields_then_sleeps_until_something_comes():
     still = Still()
     assert still.pauses(1) == ["yield"]
-    limit_ms = POLICY.listen_s * 1e3
+    limit_ms = LISTEN_S * 1e3
     assert still.pauses(2) == [("register", 3), ("poll", limit_ms)]
     # What woke it was not enough: more is let come.
-    assert still.pauses(2, again=True) == [("poll", limit_ms), ("sleep", POLICY.gather_s)]
+    assert still.pauses(2, again=True) == [("poll", limit_ms), ("sleep", GATHER_S)]
     still.comes_after_s = 1.0
     assert still.pauses(2) == [("register", 3), ("poll", limit_ms)]
     assert still.pauses(2, due_s=1.001)[-1] == ("poll", pytest.approx(1.0))
@@ -138,21 +148,21 @@ def test_a_wait_sleeps_on_no_descriptor_where_another_takes_what_comes():
     assert still.pauses(2) == ["nap"]
     still.is_woken, still.ready = True, None
     assert still.pauses(2) == []
-    assert still.pauses(3) == [("sleep", POLICY.full_s)]
+    assert still.pauses(3) == [("sleep", FULL_S)]
 
 
 def test_the_first_wake_is_looked_at_at_once_and_later_ones_let_more_come():
     machine = DrivenMachine()
     lull = Lull(machine)
     lull.begin(machine.at_s)
-    machine.at_s += POLICY.gather_s
+    machine.at_s += GATHER_S
     lull.gather()
     assert machine.naps == 0
     lull.gather()
-    assert machine.last_nap_s == pytest.approx(POLICY.gather_part * POLICY.gather_s)
+    assert machine.last_nap_s == pytest.approx(GATHER_PART * GATHER_S)
     machine.at_s += 1.0
     lull.gather()
-    assert machine.last_nap_s == POLICY.gather_s
+    assert machine.last_nap_s == GATHER_S
     # Something has moved: from the beginning again.
     lull.begin(machine.at_s)
     lull.gather()
@@ -170,7 +180,7 @@ def test_what_follows_long_lulls_is_not_yielded_for(lulls_s, spins):
         machine.at_s += lull_s
         lull.begin(machine.at_s)
     assert lull.spins(machine.at_s) == spins
-    assert not lull.spins(machine.at_s + POLICY.spin_s)
+    assert not lull.spins(machine.at_s + SPIN_S)
 
 
 def test_what_is_shorter_than_a_waking_is_not_waited_for():
@@ -178,7 +188,7 @@ def test_what_is_shorter_than_a_waking_is_not_waited_for():
     lull = Lull(machine)
     lull.begin(machine.at_s)
     lull.gather()
-    machine.at_s += POLICY.spin_s
+    machine.at_s += SPIN_S
     lull.gather()
     assert machine.naps == 0
 
@@ -188,8 +198,8 @@ def test_a_program_computes_where_its_other_threads_take_much_of_a_core(part, co
     machine = DrivenMachine()
     computing = Computing(machine)
     for look in range(3):
-        machine.at_s += POLICY.computes_s
-        machine.others_s += part * POLICY.computes_s
+        machine.at_s += COMPUTES_S
+        machine.others_s += part * COMPUTES_S
         assert computing.look() == computes, look
     # A look sooner than that learns nothing new.
     machine.others_s += 1.0

@@ -1,7 +1,6 @@
 """Device arrays through the Communicator, on stand-ins: ranks that fail, hang, have no room or disagree, are named."""
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from nccl_ranks import HostArray, Job
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute import communicator_base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.nccl.channel import POLICY as CHANNEL
-from lanterne.transport.rank_group import POLICY as GROUP_POLICY
+from lanterne.transport.nccl.channel import MAX_QUEUED
+from lanterne.transport.rank_group import LEFT_GRACE_S
 
 
 def connected(comm):
@@ -43,7 +42,7 @@ def test_a_missing_rank_is_named():
 @pytest.mark.parametrize("how", ["died", "told", "unknown"])
 def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch, how):
     """NCCL sees that a connection is gone before the launcher has told whose process is."""
-    monkeypatch.setattr(communicator_base, "POLICY", replace(communicator_base.POLICY, death_s=0.3))
+    monkeypatch.setattr(communicator_base, "DEATH_S", 0.3)
     died_s = []
 
     def check(peers):
@@ -97,13 +96,13 @@ def test_calls_are_queued_as_long_as_streams_have_room():
         queued = 0
         if comm.rank == 0:
             with pytest.raises(TransportTimeout, match=r"no message from or to rank 1 within 0\.5 s"):
-                for queued in range(10 * CHANNEL.max_queued):  # noqa: B007 (counted until it raises)
+                for queued in range(10 * MAX_QUEUED):  # noqa: B007 (counted until it raises)
                     comm.all_reduce(x, x, algorithm="ring")
         return queued
 
     queued, _ = over_nccl(2, program, timeout_s=0.5)
     # Two groups and the call itself count one each.
-    assert CHANNEL.max_queued // 3 <= queued <= CHANNEL.max_queued // 3 + 1
+    assert MAX_QUEUED // 3 <= queued <= MAX_QUEUED // 3 + 1
 
 
 # The watch is to have seen that the first call is done.
@@ -183,7 +182,7 @@ def test_who_comes_after_a_failed_device_has_left_learns_why(path):
 
             runtime.as_stream = refuse
         elif comm.rank == 2:
-            time.sleep(GROUP_POLICY.left_grace_s + 0.5)
+            time.sleep(LEFT_GRACE_S + 0.5)
         comm.all_reduce(x, x, algorithm="ring")
         synchronize(comm)
         comm.all_reduce(x, x, algorithm="ring")

@@ -2,7 +2,6 @@
 
 import functools
 import time
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -245,7 +244,7 @@ def many_segments(comm):
 
 
 def test_many_segments(monkeypatch):
-    monkeypatch.setattr(pacing, "POLICY", replace(pacing.POLICY, segment_nbytes=64))
+    monkeypatch.setattr(pacing, "SEGMENT_NBYTES", 64)
     total = functools.reduce(np.add, [random_array(rank, 3001, "int64") for rank in range(3)])
     np.testing.assert_array_equal(spawn(3, many_segments), [total] * 3)
 

@@ -4,7 +4,6 @@ import os
 import random
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from lanterne.collectives.execute import plans
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.late import options as late_options
-from lanterne.collectives.late.calls import POLICY, LateRequest
+from lanterne.collectives.late.calls import GRACE_S, LateRequest
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
@@ -30,7 +29,7 @@ COUNT = 1 << 16
 @pytest.fixture(autouse=True)
 def cores_do_not_matter(monkeypatch):
     """Calls ask from the same size on, whether ranks share cores here or not."""
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=1))
+    monkeypatch.setattr(late, "SHARED", 1)
 
 
 def check(comm, number, count=COUNT, **options):
@@ -79,9 +78,9 @@ class Spying:
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
-    def post(self, ops):
+    def _post(self, ops):
         self._posts += [(time.monotonic(), self._inner.rank, op.peer) for op in ops if op.nbytes > 1024]
-        return self._inner.post(ops)
+        return self._inner._post(ops)
 
 
 def test_nothing_is_posted_with_the_late_rank_before_it_comes():
@@ -254,8 +253,8 @@ def stays_away_from_a_free_call(comm, absent):
 
 @pytest.mark.parametrize("absent", [0, 2])
 def test_a_free_call_that_a_rank_misses_names_it_and_closes(absent, monkeypatch):
-    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=1.0))
-    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, asking_s=1.0))
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
+    monkeypatch.setattr(sequencer, "ASKING_S", 1.0)
     with pytest.raises(TransportTimeout, match=f"rank {absent}"):
         spawn(3, lambda comm: stays_away_from_a_free_call(comm, absent) and core_of(comm).check_open(), timeout_s=20)
 
@@ -306,7 +305,7 @@ def dies(comm):
 
 def test_a_rank_that_dies_before_it_comes():
     with pytest.raises(KeyError):
-        spawn(3, dies, timeout_s=POLICY.grace_s + 20)
+        spawn(3, dies, timeout_s=GRACE_S + 20)
 
 
 def two_in_flight(comm):
@@ -393,7 +392,7 @@ def asks(comm, ranks_here):
 
 
 def test_where_ranks_share_cores_only_longer_calls_ask(monkeypatch):
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=3))
+    monkeypatch.setattr(late, "SHARED", 3)
     assert spawn(4, asks, 1) == [[True, True]] * 4
     assert spawn(4, asks, 10 * os.cpu_count()) == [[False, True]] * 4
 
@@ -418,7 +417,7 @@ def short_then_late(comm):
 
 
 def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
-    monkeypatch.setattr(sequencer, "POLICY", replace(sequencer.POLICY, free_below_s=1.0))
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
     asked = []
     inner = sequencer.Sequencer.arrive
     monkeypatch.setattr(sequencer.Sequencer, "arrive", lambda self, *args: asked.append(args[0]) or inner(self, *args))
@@ -426,7 +425,7 @@ def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
         assert wrong == 0, (wrong, arrivals)
         assert arrivals.calls == 38, (wrong, arrivals)
         # At most FREE_CALLS go by before the delays are seen.
-        assert arrivals.begun_early >= 8 - sequencer.POLICY.free_calls - 1, (wrong, arrivals)
+        assert arrivals.begun_early >= 8 - sequencer.FREE_CALLS - 1, (wrong, arrivals)
     assert len(asked) < 4 * 38
     assert len({asked.count(rank) for rank in range(4)}) == 1
 

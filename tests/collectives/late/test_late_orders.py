@@ -4,7 +4,6 @@ The communicators and the board are the real ones, in a world that decides what 
 every order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +30,7 @@ IN_FLIGHT = 1, 2, 4
 @pytest.fixture(autouse=True)
 def cores_do_not_matter(monkeypatch):
     """Calls ask from the same size on, whether ranks share cores here or not."""
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=1))
+    monkeypatch.setattr(late, "SHARED", 1)
 
 
 class Rank:
@@ -158,7 +157,8 @@ def test_every_order_gives_the_right_result(run, n):
 @pytest.fixture
 def several(monkeypatch):
     """Calls begin without up to three ranks, one time slice after the others have come."""
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, least_several_s=0.0, most_join=100.0))
+    monkeypatch.setattr(late, "LEAST_SEVERAL_S", 0.0)
+    monkeypatch.setattr(late, "MOST_JOIN", 100.0)
 
     def always(policy, past):
         return {option.late: (Start(1e-4, option),) for option in reversed(policy.options)}

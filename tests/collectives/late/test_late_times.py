@@ -127,7 +127,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def cores_do_not_matter(monkeypatch):
     """Calls ask from the same size on, whether ranks share cores here or not."""
-    monkeypatch.setattr(late, "POLICY", replace(late.POLICY, shared=1))
+    monkeypatch.setattr(late, "SHARED", 1)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_two_late_ranks_together(monkeypatch):
 
     Short ones, of which more meet.
     """
-    monkeypatch.setattr(pacing, "POLICY", replace(pacing.POLICY, least_piece_nbytes=16 << 10))
+    monkeypatch.setattr(pacing, "LEAST_PIECE_NBYTES", 16 << 10)
 
     def x():
         job, delays = Job(letter_s=1e-3), [*late_by(0.0)[2:], 1.1, 1.1]

@@ -1,7 +1,6 @@
 """Options for late ranks: priced alike by schedules and by laws, each kind of node by itself, cuts of what joins."""
 
 import itertools
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -293,7 +292,7 @@ def test_of_many_ranks_only_slow_nodes_are_told_apart(monkeypatch):
     """Pricing takes long there: two kinds, and none but the slow node hangs on the others."""
     topology = uneven(1.0, 3.0, 1.0)
     assert len(options.late_names(topology)) == 4
-    monkeypatch.setattr(options, "POLICY", replace(options.POLICY, placed_ranks=6))
+    monkeypatch.setattr(options, "PLACED_RANKS", 6)
     assert [kind.ranks for kind in options.kinds_of(topology)] == [(0, 1, 2, 6), (3, 4, 5)]
     assert options.late_names(topology) == ("hier_late_join", "hier_late_chain", "hier_late_slow.1")
 

@@ -8,7 +8,6 @@ and a call ends on a rank once all ranks have begun its last part.
 import pickle
 import random
 from collections import deque
-from dataclasses import replace
 
 import pytest
 
@@ -247,8 +246,8 @@ def test_every_order(n, calls, window, impatient):
 @pytest.fixture
 def free(monkeypatch):
     """Every second call of SHORT is free, if nobody is late."""
-    soon = replace(board.POLICY, punctual_calls=1, free_calls=1, max_free_calls=1)
-    monkeypatch.setattr(board, "POLICY", soon)
+    for name in ("PUNCTUAL_CALLS", "FREE_CALLS", "MAX_FREE_CALLS"):
+        monkeypatch.setattr(board, name, 1)
 
 
 @pytest.mark.parametrize("impatient", [(), pytest.param((0,), marks=pytest.mark.slow)])

@@ -1,7 +1,6 @@
 """Calls through shared memory between threads: results, queues, and who is named when a rank does not come."""
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,7 +144,8 @@ def short(comm):
 
 
 def test_one_of_many_short_calls_tells_who_came_last(monkeypatch):
-    monkeypatch.setattr(late_calls, "POLICY", replace(late_calls.POLICY, short_calls=4, short_stride=3))
+    monkeypatch.setattr(late_calls, "SHORT_CALLS", 4)
+    monkeypatch.setattr(late_calls, "SHORT_STRIDE", 3)
     # Those of 1 to 4, 6 and 9.
     assert shared_spawn(3, short) == [6, 6, 6]
 

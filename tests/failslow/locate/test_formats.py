@@ -15,9 +15,9 @@ from call_logs import job_calls, write_logs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.bench.scores.operators import foreign_formats as encoders
-from lanterne.bench.scores.operators.foreign_formats import WRITERS
-from lanterne.bench.scores.trace_jobs import SlowWorker, make_trace
+from evaluation.operators import foreign_formats as encoders
+from evaluation.operators.foreign_formats import WRITERS
+from evaluation.trace_jobs import SlowWorker, make_trace
 from lanterne.errors import InputError
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.calls_verdicts import diagnose

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lanterne.bench.scores.trace_jobs import SlowWorker, make_trace
+from evaluation.trace_jobs import SlowWorker, make_trace
 from lanterne.failslow.locate.locate import locate
 from lanterne.failslow.locate.replay import step_s
 from lanterne.failslow.locate.trace import build_trace, read_records, read_trace

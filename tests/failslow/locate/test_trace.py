@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from lanterne.bench.scores.trace_jobs import make_trace, one_f_one_b
+from evaluation.trace_jobs import make_trace, one_f_one_b
 from lanterne.errors import InputError
 from lanterne.failslow.locate.locate import locate
 from lanterne.failslow.locate.replay import pipeline_s, step_s

@@ -80,7 +80,8 @@ def test_iterations_without_a_time_shift_no_numbers(none):
 
 
 def test_old_incidents_are_counted_and_not_kept(monkeypatch):
-    monkeypatch.setattr(training_status, "ITERATIONS", SimpleNamespace(kept_events=4, recent=64, latest_times=16))
+    for name, value in (("KEPT_EVENTS", 4), ("RECENT", 64), ("LATEST_TIMES", 16)):
+        monkeypatch.setattr(training_status, name, value)
     monkeypatch.setattr(training_status, "MAX_INCIDENTS", 3)
     status, spells = TrainingStatus(4, ["train.py"]), 12
     for i in range(100 * spells):

@@ -1,6 +1,5 @@
-"""A status as metrics: another reader of Prometheus' format finds what was written; OTLP's JSON says the same."""
+"""A status as metrics: an independent reader of Prometheus' format finds what was written."""
 
-import json
 import math
 import re
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statuses import PROGRAM, ledger_of
 
-from lanterne.failslow.operate.metrics import MAX_RANKS, Metric, exposition, job_metrics, otlp
+from lanterne.failslow.operate.metrics import MAX_RANKS, Metric, exposition, job_metrics
 
 LINE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\\n]|\\["\\n])*)"')
@@ -41,7 +40,7 @@ def parse(text):
     st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=20),
 )
 def test_what_is_written_is_read_again(values, text):
-    metric = Metric("a_total", "counter", text + "\n\\", "1", tuple(({"of": key}, v) for key, v in values.items()))
+    metric = Metric("a_total", "counter", text + "\n\\", tuple(({"of": key}, v) for key, v in values.items()))
     samples, kinds = parse(exposition([metric]))
     assert kinds == {"a_total": "counter"} and len(samples) == len(values)
     for key, value in values.items():
@@ -76,25 +75,6 @@ def test_the_metrics_of_a_slow_job(tmp_path):
     assert all((name.endswith("_total")) == (kind == "counter") for name, kind in kinds.items())
     two = parse(exposition([*job_metrics(status), *job_metrics(status | {"run": "another"})]))[0]
     assert len(two) == 2 * len(samples)
-
-
-def test_otlp_says_the_same(tmp_path):
-    metrics = job_metrics(ledger_of(tmp_path).status())
-    broken = Metric("nan", "gauge", "", "1", (({}, math.nan), ({"a": "b"}, 2.0)))
-    document = json.loads(json.dumps(otlp([*metrics, broken], {"service.name": "lanterne"}, 20, 10), allow_nan=False))
-    (resource,) = document["resourceMetrics"]
-    assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "lanterne"}}]
-    (scope,) = resource["scopeMetrics"]
-    assert [one["name"] for one in scope["metrics"]] == [one.name.removesuffix("_total") for one in (*metrics, broken)]
-    for metric, told in zip(metrics, scope["metrics"], strict=False):
-        data = told["sum" if metric.kind == "counter" else "gauge"]
-        values = [point["asDouble"] for point in data["dataPoints"]]
-        assert values == [value for _, value in metric.samples], (metric, told)
-        assert all(point["timeUnixNano"] == "20" for point in data["dataPoints"]), (metric, told)
-        assert (data.get("aggregationTemporality"), data.get("isMonotonic")) == (
-            (2, True) if metric.kind == "counter" else (None, None)
-        ), (metric, told)
-    assert [point["asDouble"] for point in scope["metrics"][-1]["gauge"]["dataPoints"]] == [2.0]
 
 
 def test_of_many_ranks_the_latest_are_told(tmp_path):

@@ -387,7 +387,7 @@ def test_a_communicators_page_and_thresholds(tmp_path, caplog):
     assert '"what": "job"' in (tmp_path / "hosts.jsonl").read_text()
 
 
-@pytest.mark.parametrize("option", [{"listen": "x"}, {"otlp": "x"}])
+@pytest.mark.parametrize("option", [{"listen": "x"}])
 def test_no_address_and_no_receiver(option):
     def main(comm):
         lanterne.watch(comm, **option)

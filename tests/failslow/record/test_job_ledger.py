@@ -7,7 +7,6 @@ import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import pytest
 from call_logs import job_calls, write_logs
 from statuses import HOST, PROGRAM, ledger_of
 
-from lanterne.errors import InputError
 from lanterne.failslow.detect.events import LevelEvent
-from lanterne.failslow.operate.publisher import Pace, Publisher, push_headers, receiver_url
+from lanterne.failslow.operate.publisher import Pace, Publisher
 from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds
 from lanterne.failslow.record import recorder
 from lanterne.failslow.record.call_ring import RingReader
@@ -149,47 +147,6 @@ def test_thresholds_change_while_it_is_read(tmp_path):
     assert ledger.incidents.count == 1
 
 
-@pytest.fixture
-def receiver():
-    """(url, what was posted: (path, headers, document))."""
-    posted = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            posted.append((self.path, self.headers, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            if "moved" in self.path:
-                self.send_response(307)
-                self.send_header("Location", "/elsewhere")
-            else:
-                self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", posted
-    server.shutdown()
-    server.server_close()
-
-
-def test_metrics_are_pushed(tmp_path, receiver, monkeypatch):
-    url, posted = receiver
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b, x = y")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    publisher = Publisher(otlp=url, file=tmp_path / "status.json")
-    ledger = ledger_of(tmp_path / "job", publisher=publisher)
-    publisher.publish(ledger.status(ended=True))
-    publisher.close()
-    ((path, headers, document),) = posted
-    assert path == "/v1/metrics" and headers["Content-Type"] == "application/json"
-    assert headers["api-key"] == "a b" and headers["x"] == "y"
-    names = [one["name"] for one in document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]]
-    assert "lanterne_slow_ratio" in names
-    assert json.loads((tmp_path / "status.json").read_text())["iterations"]["slow"]
-
-
 def test_a_status_is_made_when_somebody_asks(tmp_path, caplog):
     publisher = Publisher(listen="127.0.0.1:0")
     ledger = ledger_of(tmp_path / "job", publisher=publisher)
@@ -220,33 +177,6 @@ def test_a_status_is_made_when_somebody_asks(tmp_path, caplog):
     publisher.publish(ledger.status(ended=True))
     assert shown()["ended"]
     publisher.close()
-
-
-def test_a_receiver_that_is_gone_or_elsewhere_is_told_once(tmp_path, receiver, caplog):
-    url, posted = receiver
-    for target in (f"{url}/moved", "http://127.0.0.1:9/"):
-        caplog.clear()
-        publisher = Publisher(otlp=target)
-        publisher.publish(ledger_of(tmp_path / target.rpartition(":")[2].strip("/").replace("/", "-")).status())
-        publisher._push()
-        publisher.close()
-        assert caplog.text.count("does not take them") == 1, target
-    # A secret header goes nowhere else.
-    assert {path for path, *_ in posted} == {"/moved"}
-
-
-def test_receivers():
-    assert receiver_url("http://h:4318") == "http://h:4318/v1/metrics"
-    assert receiver_url("https://h/otlp/v1/metrics?x=1") == "https://h/otlp/v1/metrics?x=1"
-    assert push_headers({}) == {} and push_headers({"OTEL_EXPORTER_OTLP_HEADERS": " ,a=1"}) == {"a": "1"}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "h:4318", "ftp://h", "http://", "http://h:0", "http://h:99999", "file:///etc/passwd"]
-)
-def test_bad_receivers(text):
-    with pytest.raises(InputError, match="--otlp: got"):
-        receiver_url(text)
 
 
 def test_a_disk_that_is_full_ends_no_job(tmp_path):

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import random
-from dataclasses import replace
 from math import inf
 from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 
@@ -20,8 +19,8 @@ from lanterne.failslow.record.call_ring import BEGUN_OFFSET, RECORD, RingWriter
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
-from lanterne.failslow.record.job_log import POLLS, JobLog
-from lanterne.failslow.record.lateness import POLICY, Matcher
+from lanterne.failslow.record.job_log import CALM_S, FILLED, LONGEST_S, SHORTEST_S, JobLog
+from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
 from lanterne.failslow.record.watch import Looks, Reader, next_wait_s
 
 USUAL_S = CALLS * (OWN_S + TRANSFER_S)
@@ -207,15 +206,15 @@ def test_it_reads_while_the_job_runs(tmp_path):
 
 def test_memory_does_not_grow_with_the_job(tmp_path, monkeypatch):
     """Every store is made small, and filled twice over, before it is measured."""
-    for module, values in (
-        (job_log, {"kept_notices": 8}),
-        (iteration_log, {"max_iterations": 256, "kept_events": 8}),
-        (blame, {"kept": 128, "max_spells": 4}),
-        (lateness, {"max_matched": 64, "max_communicators": 16}),
-        (period, {"settled_s": 1.0}),
-    ):
-        monkeypatch.setattr(module, "POLICY", replace(module.POLICY, **values))
     for module, name, value in (
+        (job_log, "KEPT_NOTICES", 8),
+        (iteration_log, "MAX_ITERATIONS", 256),
+        (iteration_log, "KEPT_EVENTS", 8),
+        (blame, "KEPT", 128),
+        (blame, "MAX_SPELLS", 4),
+        (lateness, "MAX_MATCHED", 64),
+        (lateness, "MAX_COMMUNICATORS", 16),
+        (period, "SETTLED_S", 1.0),
         (hangs, "MAX_COMMUNICATORS", 16),
         (incidents, "MAX_DOCUMENTS", 4),
         (incidents, "MAX_IDS", 24),
@@ -259,8 +258,8 @@ def test_what_waits_for_a_silent_rank_is_bounded():
     for rank in range(2):
         matcher.add_rank(rank, "b")
     for i in range(300):
-        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (POLICY.max_open // 100)}))
-    assert sum(len(calls.weights) for calls in matcher._open.values()) <= POLICY.max_open
+        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (MAX_OPEN // 100)}))
+    assert sum(len(calls.weights) for calls in matcher._open.values()) <= MAX_OPEN
     assert matcher.calls == 0
 
 
@@ -409,14 +408,14 @@ def test_that_who_was_slow_from_the_start_is_late_no_more_tells_its_end_sooner(t
 @pytest.mark.parametrize("is_calm", [False, True])
 @pytest.mark.parametrize("fills_in_s", [1e9, 20.0, 4.0, 1.0, 0.1])
 def test_logs_are_looked_at_as_often_as_they_fill(fills_in_s, is_calm):
-    longest_s = POLLS.calm_s if is_calm else POLLS.longest_s
-    wait_s, filled = POLLS.shortest_s, 0.0
+    longest_s = CALM_S if is_calm else LONGEST_S
+    wait_s, filled = SHORTEST_S, 0.0
     for _ in range(20):
         filled = wait_s / fills_in_s
         wait_s = next_wait_s(wait_s, filled, wait_s, is_calm=is_calm)
-    assert POLLS.shortest_s <= wait_s <= longest_s
-    assert wait_s in (POLLS.shortest_s, longest_s) or filled == pytest.approx(POLLS.filled)
-    assert wait_s == longest_s or longest_s / fills_in_s > POLLS.filled
+    assert SHORTEST_S <= wait_s <= longest_s
+    assert wait_s in (SHORTEST_S, longest_s) or filled == pytest.approx(FILLED)
+    assert wait_s == longest_s or longest_s / fills_in_s > FILLED
 
 
 def followed(folder, monkeypatch, logs, until_s, capacity=16_384):
@@ -475,7 +474,7 @@ def test_what_is_slow_is_told_soon_though_calm_jobs_are_polled_seldom(tmp_path, 
         told += [(at_s, what) for at_s, what in seen if isinstance(what, Notice) and what.cause]
     (seldom_s, seldom), (always_s, always) = told
     assert seldom == always and seldom.cause.ranks == (1,)
-    assert always_s - POLLS.longest_s <= seldom_s <= always_s + POLLS.calm_s
+    assert always_s - LONGEST_S <= seldom_s <= always_s + CALM_S
 
 
 @pytest.mark.parametrize("iteration_s", [0.03, 0.4, 3.0])
@@ -490,8 +489,8 @@ def test_a_rank_that_does_not_come_to_a_calm_job_is_told_in_time(tmp_path, monke
     hangs = [(at_s + logs[0][0][4] - stops_s, what) for at_s, what in seen if isinstance(what, Hang)]
     assert [(hang.ranks, hang.is_incident) for _, hang in hangs] == [((2,), False), ((2,), True)]
     least_s = max(Thresholds.status_s, 3 * iteration_s)
-    assert least_s <= hangs[0][0] <= least_s * 1.1 + POLLS.calm_s + POLLS.longest_s
-    assert Thresholds.patience_s <= hangs[1][0] <= Thresholds.patience_s + POLLS.calm_s + POLLS.longest_s
+    assert least_s <= hangs[0][0] <= least_s * 1.1 + CALM_S + LONGEST_S
+    assert Thresholds.patience_s <= hangs[1][0] <= Thresholds.patience_s + CALM_S + LONGEST_S
 
 
 def test_who_asks_how_a_job_is_hears_of_what_is_new_and_the_next_poll_tells_it(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.failslow.record.adapters import DDP_FORWARD
-from lanterne.failslow.record.lateness import POLICY, Matcher
+from lanterne.failslow.record.lateness import MAX_LATE, MAX_RATE_PER_S, Matcher
 
 # Communicators and their ranks.
 GROUPS = {0: (0, 1, 2, 3), 7: (1, 3), 9: (0, 2)}
@@ -36,7 +36,7 @@ def judged_by_hand(call):
     came = sorted((start_s, rank) for rank, (start_s, _) in call.items())
     early = max(len(came) // 2, 1)
     middle_s = median(start_s for start_s, _ in came[:early])
-    late = {rank: pytest.approx(start_s - middle_s) for start_s, rank in came[early:][-POLICY.max_late :]}
+    late = {rank: pytest.approx(start_s - middle_s) for start_s, rank in came[early:][-MAX_LATE:]}
     last_s, last = came[-1]
     return last_s, pytest.approx(max(0.0, min(end_s for _, end_s in call.values()) - last_s)), late, last
 
@@ -108,7 +108,7 @@ def test_of_many_calls_a_sample_stands_for_all(pieces):
     """Whole blocks of them, whichever rank is read first, and however often."""
     matcher, count = matcher_of(2), 20_000
     matcher.set_spacing(10)
-    rate_per_s = 10 * POLICY.max_rate_per_s
+    rate_per_s = 10 * MAX_RATE_PER_S
     calls = [("a", 2, 0, 8, i / rate_per_s, (i + 0.5) / rate_per_s) for i in range(count)]
     weight = matched = 0.0
     for at in range(0, count, count // pieces):

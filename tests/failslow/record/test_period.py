@@ -6,7 +6,7 @@ import pytest
 
 from lanterne.errors import InputError
 from lanterne.failslow.record import period
-from lanterne.failslow.record.period import POLICY, PeriodTracker, find_marker, iteration_times
+from lanterne.failslow.record.period import SETTLED_PERIODS, PeriodTracker, find_marker, iteration_times
 
 
 def tensor_parallel(layers=32, microbatches=4):
@@ -161,7 +161,7 @@ def test_a_marker_among_foreign_calls_that_look_like_it():
 
 
 def test_learning_ends_and_memory_is_returned():
-    tracker, _, _ = measure(pipeline(), 20 + POLICY.settled_periods, iteration_s=20.0)
+    tracker, _, _ = measure(pipeline(), 20 + SETTLED_PERIODS, iteration_s=20.0)
     assert tracker._symbols == []
     assert tracker.generation >= 1
 

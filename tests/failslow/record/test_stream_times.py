@@ -4,7 +4,6 @@ import gc
 import sys
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +24,7 @@ STREAM, OTHER = 7, 8
 @pytest.fixture
 def device(monkeypatch):
     # No thread looks: the test does.
-    monkeypatch.setattr(stream_times, "POLICY", replace(stream_times.POLICY, look_s=1000.0))
+    monkeypatch.setattr(stream_times, "LOOK_S", 1000.0)
     return VirtualDevice()
 
 
@@ -130,7 +129,7 @@ def test_what_cannot_be_timed_is_recorded_as_it_was_queued(tmp_path, device, mon
     recorder, calls = Recorder(tmp_path), QueuedCalls(device, is_captured=lambda stream: why == "captured")
     device.fails = why == "failing"
     most = 0 if why == "full" else 10
-    monkeypatch.setattr(stream_times, "POLICY", replace(stream_times.POLICY, max_pending=most))
+    monkeypatch.setattr(stream_times, "MAX_PENDING", most)
     assert queued_call(recorder, calls)() == "queued"
     reader = reader_of(tmp_path)
     (found,) = reader.take()
@@ -192,7 +191,7 @@ def test_torch_over_nccl(tmp_path, torch, monkeypatch):
         all_gather=lambda tensors, tensor, group=None, async_op=False: None,
         isend=lambda tensor, dst: None,
     )
-    monkeypatch.setattr(stream_times, "POLICY", replace(stream_times.POLICY, look_s=0.001))
+    monkeypatch.setattr(stream_times, "LOOK_S", 0.001)
     recorder = Recorder(tmp_path)
     adapt_torch(module, recorder)
     on_gpu, on_cpu = (SimpleNamespace(is_cuda=is_cuda, nbytes=64) for is_cuda in (True, False))
@@ -269,7 +268,7 @@ def test_lanterne_over_nccl(tmp_path):
 
 
 def test_a_driver_that_hangs_does_not_keep_a_program_from_ending(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(stream_times, "POLICY", replace(stream_times.POLICY, look_s=0.05))
+    monkeypatch.setattr(stream_times, "LOOK_S", 0.05)
     recorder, calls = Recorder(tmp_path), QueuedCalls(device)
     asked, hangs = threading.Event(), threading.Event()
 

@@ -18,7 +18,7 @@ from lanterne.pipeline.calibrate.parameters import DeviceCalibration, GpuCalibra
 from lanterne.pipeline.calibrate.prediction import predict_run
 from lanterne.pipeline.calibrate.runs import read_run, read_runs
 
-RUNS = Path(__file__).parents[3] / "bench" / "papers" / "adaptra" / "h800_runs.json"
+RUNS = Path(__file__).parents[3] / "evaluation" / "papers" / "adaptra" / "h800_runs.json"
 DOCUMENT = json.loads(RUNS.read_text())
 CASE = {
     "stages": 3,

@@ -10,7 +10,7 @@ from host_device import HostDevice, OnDevice, array_module, until
 from host_runtime import HostRuntime
 
 import lanterne
-from lanterne.bench.scores.gpu.figures import delegate_figures
+from evaluation.gpu.figures import delegate_figures
 from lanterne.errors import InputError, TransportTimeout
 from lanterne.kernels.chunks import CHUNK_NBYTES
 from lanterne.pipeline.adapt.adapter import Adapter

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.bench.scores.rails.rail_faults import cut
+from evaluation.rails.rail_faults import cut
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.model.stage_layers import make_stages

@@ -10,12 +10,12 @@ from host_device import array_module
 from host_spins import HostSpins, Waiting
 from nccl_ranks import Job
 
-from lanterne.bench.cli import build_parser
+from evaluation.gpu import emulated_links as gpu_links
+from evaluation.gpu import ranks as gpu_ranks
+from evaluation.gpu.figures import Figure
+from lanterne.bench.cli import LANTERNE
 from lanterne.bench.pipeline import measure as pipeline_measure
 from lanterne.bench.pipeline.measure import PipelineCase, run_cases
-from lanterne.bench.scores.gpu import emulated_links as gpu_links
-from lanterne.bench.scores.gpu import ranks as gpu_ranks
-from lanterne.bench.scores.gpu.figures import Figure
 from lanterne.bench.train import train as pipeline_train
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
@@ -92,7 +92,7 @@ SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 -
 def trained(transport_ranks, *options):
     """What the ranks of `pipeline train` gave, or raised."""
     words = ["-n", "2", "--data", str(ROOT / "README.md"), *SMALL, "--transport", "nccl", *options]
-    args = build_parser("pipeline train").parse_args(words)
+    args = LANTERNE.build_parser("pipeline train").parse_args(words)
 
     def rank_main(transport):
         with Communicator(transport, closes=(transport,)) as comm:

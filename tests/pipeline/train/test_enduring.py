@@ -1,7 +1,5 @@
 """Training that outlives its ranks has the losses of training in which nobody died."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -35,9 +33,9 @@ def trainer_of(comm, places, sharded=False):
 @pytest.fixture(autouse=True)
 def deaths_are_told_soon(monkeypatch):
     """Ranks that are threads need no tenth of a second to tell each other something."""
-    soon = replace(control.POLICY, stall_s=0.02, farewell_s=0.05)
-    for module, name in ((control, "POLICY"), (requests, "CONTROL"), (trainer, "CONTROL")):
-        monkeypatch.setattr(module, name, soon)
+    for module in (control, requests, trainer):
+        monkeypatch.setattr(module, "STALL_S", 0.02)
+    monkeypatch.setattr(control, "FAREWELL_S", 0.05)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lanterne.transport.board.late_policy import POLICY as WINDOWS
 from lanterne.transport.board.late_policy import (
+    FADING,
+    LEAST_WINDOW,
     Option,
     Policy,
     cost_s,
@@ -34,7 +35,7 @@ def test_never_much_worse_than_knowing(policy, past_s, delay_s):
     option = next(option for option in policy.options if option.choice == choice)
     known_s = min(delay_s + policy.normal_s, max(option.before_s, delay_s) + option.join_s)
     assume(option.before_s + option.join_s >= policy.normal_s)
-    slack_s = max(critical_delay_s(policy, option), WINDOWS.least_window * policy.normal_s)
+    slack_s = max(critical_delay_s(policy, option), LEAST_WINDOW * policy.normal_s)
     assert cost_s(policy, option, window_s, delay_s) <= known_s + slack_s + 1e-9
 
 
@@ -61,7 +62,7 @@ def test_what_calls_without_a_past_take_is_made_before(policy):
 
 
 def weighed_cost_s(policy, option, window_s, past_s):
-    return sum(WINDOWS.fading**age * cost_s(policy, option, window_s, d) for age, d in enumerate(reversed(past_s)))
+    return sum(FADING**age * cost_s(policy, option, window_s, d) for age, d in enumerate(reversed(past_s)))
 
 
 @given(policies, st.lists(seconds, min_size=1, max_size=16))
@@ -70,7 +71,7 @@ def test_least_mean_cost_of_the_past(policy, past_s):
     window_s, choice = decide(policy, past_s)
     mine = next(weighed_cost_s(policy, o, window_s, past_s) for o in policy.options if o.choice == choice)
     for option in policy.options:
-        for other_s in (critical_delay_s(policy, option), WINDOWS.least_window * policy.normal_s):
+        for other_s in (critical_delay_s(policy, option), LEAST_WINDOW * policy.normal_s):
             assert mine <= weighed_cost_s(policy, option, other_s, past_s) + 1e-9, (option, other_s)
 
 
@@ -132,7 +133,7 @@ groups = st.builds(
 def test_a_start_without_several_was_never_worse_in_the_past(policy, past):
     found, single = starts(policy, past), starts(policy._replace(options=policy.options[:1]), past)
     total_s, waited_s = (
-        sum(WINDOWS.fading**age * duration_s(policy, each, gaps_s, 4) for age, gaps_s in enumerate(reversed(past)))
+        sum(FADING**age * duration_s(policy, each, gaps_s, 4) for age, gaps_s in enumerate(reversed(past)))
         for each in (found, single)
     )
     assert found[1] == single[1]

@@ -2,7 +2,6 @@
 
 import pickle
 from collections import deque
-from dataclasses import replace
 
 import pytest
 
@@ -248,8 +247,8 @@ def test_every_order_of_a_mismatch():
 @pytest.fixture
 def soon_free(monkeypatch):
     """One punctual call frees one."""
-    monkeypatch.setattr(board, "POLICY", replace(board.POLICY, punctual_calls=1))
-    monkeypatch.setattr(board, "POLICY", replace(board.POLICY, free_calls=1))
+    monkeypatch.setattr(board, "PUNCTUAL_CALLS", 1)
+    monkeypatch.setattr(board, "FREE_CALLS", 1)
 
 
 @pytest.mark.parametrize(
@@ -350,21 +349,21 @@ def test_delays_of_the_first_call_are_those_of_a_start():
 
 @pytest.mark.parametrize(
     ("late_s", "after"),
-    [(0.003, board.POLICY.free_calls), (0.006, 0)],
+    [(0.003, board.FREE_CALLS), (0.006, 0)],
     ids=["asking would have cost more than it had saved", "asking would have paid"],
 )
 def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one(late_s, after):
     sequencer, freed = Sequencer(3), []
     for turn in range(1, 8):
         # After those that are free.
-        number, delay_s = turn * (board.POLICY.max_free_calls + 1), late_s if turn == 6 else 1e-4
+        number, delay_s = turn * (board.MAX_FREE_CALLS + 1), late_s if turn == 6 else 1e-4
         together(sequencer, number, [0, 1], 1.0 * number, SHORT)
         told = together(sequencer, number, [2], 1.0 * number + delay_s, SHORT)
         (record,) = {record for _, record in told}
         assert record.verdict == NORMAL, turn
         freed.append(record.free)
     # The first call's delays are forgotten.
-    assert freed == [0, 0, *[board.POLICY.free_calls] * 3, after, after]
+    assert freed == [0, 0, *[board.FREE_CALLS] * 3, after, after]
 
 
 def test_long_calls_are_never_free():
@@ -400,7 +399,7 @@ def test_reports_of_ranks_that_disagree_are_bounded():
     sequencer = Sequencer(2)
     for report in range(1000):
         assert sequencer.report(0, 0.0, [(0.0, "")] * 64, 0.0) == [], report
-    assert len(sequencer._reports._waiting[0]) <= board.POLICY.max_reports
+    assert len(sequencer._reports._waiting[0]) <= board.MAX_REPORTS
 
 
 def test_without_options_nobody_starts_alone():
@@ -413,18 +412,19 @@ def test_without_options_nobody_starts_alone():
 def test_memory_is_bounded():
     """A rank that never comes: old calls are forgotten, and it is told so when it comes after all."""
     sequencer = Sequencer(2)
-    for number in range(1, 3 * board.POLICY.max_open_calls):
+    for number in range(1, 3 * board.MAX_OPEN_CALLS):
         sequencer.arrive(0, number, f"f{number}", POLICY, float(number))
         sequencer.give_up(0, number)
-    assert len(sequencer._calls) == board.POLICY.max_open_calls
+    assert len(sequencer._calls) == board.MAX_OPEN_CALLS
     ((_, record),) = sequencer.arrive(1, 1, "f1", POLICY, 1e6)
     assert (record.verdict, record.cause) == (ABORT, board.FORGOTTEN)
-    ((_, record),) = sequencer.arrive(1, 3 * board.POLICY.max_open_calls - 1, "f", POLICY, 1e6)
+    ((_, record),) = sequencer.arrive(1, 3 * board.MAX_OPEN_CALLS - 1, "f", POLICY, 1e6)
     assert (record.verdict, record.cause) == (ABORT, board.TIMEOUT)
 
 
 def test_past_gaps_are_those_of_the_signatures_used_last(monkeypatch):
-    monkeypatch.setattr(board, "POLICY", replace(board.POLICY, max_signatures=2, max_delays=2))
+    monkeypatch.setattr(board, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(board, "MAX_DELAYS", 2)
     gaps = board.PastGaps()
     assert gaps.note("a", [0.0, 3.0, 1.0]) == 2.0 and gaps.note("", [0.0, 5.0]) == 5.0
     for signature, times_s in (("b", [0.0]), ("a", [1.0, 2.0]), ("a", [1.0, 4.0]), ("c", [0.0, 0.5])):

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,7 +73,7 @@ def test_calls_of_all_kinds():
 @pytest.mark.parametrize("refuses", [False, True])
 def test_survivors_shrink_the_communicator_that_they_have(monkeypatch, refuses):
     """Where NCCL refuses that on one rank, all make one as ever."""
-    monkeypatch.setattr(over, "POLICY", replace(over.POLICY, remake_s=0.3))
+    monkeypatch.setattr(over, "REMAKE_S", 0.3)
     job = Job(3)
     core = job.libraries[0].core
 
@@ -159,7 +158,7 @@ def test_a_job_that_grows_has_nccl_grow_what_it_has(refuses, monkeypatch):
     run_all(lambda rank: olds.__setitem__(rank, job.transport(rank)), range(2))
     assert around(olds) == [[1], [0]]
     if refuses:
-        monkeypatch.setattr(over, "POLICY", replace(over.POLICY, remake_s=0.3))
+        monkeypatch.setattr(over, "REMAKE_S", 0.3)
         olds[1].channel._communicator._made.grow = lambda *arguments: None
     news = next_epoch(job, {1: olds[0], 3: olds[1]}, 4)
     assert around(news) == [[3], [0], [1], [2]], news

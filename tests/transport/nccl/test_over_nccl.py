@@ -5,7 +5,6 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 
 import conformance
@@ -25,12 +24,13 @@ from lanterne.transport.nccl.binding import (
     check_devices,
     pose_as_host,
 )
-from lanterne.transport.nccl.channel import POLICY as CHANNEL
+from lanterne.transport.nccl.channel import MAX_QUEUED
 
 
 @pytest.fixture(autouse=True)
 def short_ends(monkeypatch):
-    monkeypatch.setattr(ends, "POLICY", replace(ends.POLICY, abort_s=0.3, destroy_s=0.3))
+    monkeypatch.setattr(ends, "ABORT_S", 0.3)
+    monkeypatch.setattr(ends, "DESTROY_S", 0.3)
 
 
 @pytest.fixture(params=["cupy", "nccl4py"])
@@ -251,10 +251,10 @@ def test_more_calls_than_a_stream_can_take_are_not_queued():
             region = transport.register(HostArray(np.zeros(8, np.uint8)))
             transport.timeout_s, posted = 0.3, 0
             with pytest.raises(TransportTimeout, match=r"no message from or to rank 1 within 0\.3 s"):
-                for posted in range(10 * CHANNEL.max_queued):  # noqa: B007 (counted until it raises)
+                for posted in range(10 * MAX_QUEUED):  # noqa: B007 (counted until it raises)
                     transport.post((Recv(region, 0, 8, 1),))
             # A group and the call that it is count one each.
-            assert CHANNEL.max_queued // 2 <= posted <= CHANNEL.max_queued // 2 + 1
+            assert MAX_QUEUED // 2 <= posted <= MAX_QUEUED // 2 + 1
         transport.host.barrier(20.0)
 
     assert Job(2).run(program) == [None] * 2
@@ -263,7 +263,7 @@ def test_more_calls_than_a_stream_can_take_are_not_queued():
 @over_both
 def test_calls_that_are_done_make_room():
     def program(transport):
-        for _ in range(CHANNEL.max_queued):
+        for _ in range(MAX_QUEUED):
             exchange(transport, 10)
 
     assert Job(2).run(program) == [None] * 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from verdicts import verdict
 
-from lanterne.bench.scores.rails.rail_faults import mute
+from evaluation.rails.rail_faults import mute
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.local import LocalWorld
@@ -85,8 +85,8 @@ def dying(how, after):
     """A SpareTransport whose paths are cut at both ends, each when it has posted `after` operations with the peer."""
 
     class Dying(SpareTransport):
-        def post(self, ops):
-            request = super().post(ops)
+        def _post(self, ops):
+            request = super()._post(ops)
             for op in ops:
                 if op.peer != self.rank:
                     posts = self.__dict__.setdefault("posts", {})
@@ -150,11 +150,11 @@ def test_one_end_that_dies_is_enough():
 )
 def test_a_rail_that_dies_too_gives_way_to_the_next(cut_rail, why):
     class Twice(dying("reset", 30)):
-        def post(self, ops):
+        def _post(self, ops):
             rails = self.peers[1 - self.rank].rails
             if self.posts.get(1 - self.rank) == 80 and len(rails) == 2:
                 cut_rail(rails[0].sock)
-            return super().post(ops)
+            return super()._post(ops)
 
         posts: ClassVar = {}
 

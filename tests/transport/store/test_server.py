@@ -18,7 +18,7 @@ from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import wire
-from lanterne.transport.door import POLICY
+from lanterne.transport.door import MAX_STRANGERS
 from lanterne.transport.job.bootstrap import Group
 from lanterne.transport.machine import Machine
 from lanterne.transport.store.client import StoreClient
@@ -269,7 +269,7 @@ def hung_up_on(sock, garbage):
 
 def test_a_scan_and_half_open_connections_while_a_job_runs(store, groups):
     ranks = groups(2)
-    idle = [socket.create_connection(store.address) for _ in range(2 * POLICY.max_strangers)]
+    idle = [socket.create_connection(store.address) for _ in range(2 * MAX_STRANGERS)]
     for _ in range(200):
         socket.create_connection(store.address).close()
     slow = socket.create_connection(store.address)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from lanterne.transport.base import OverTags, Region, Send
-from lanterne.transport.tcp.duplex import OFFER
-from lanterne.transport.tcp.duplex import POLICY as DUPLEX
+from lanterne.transport.tcp.duplex import OFFER, PACED_NBYTES
 from lanterne.transport.tcp.tcp_peer import TcpOperation, TcpPeer
 
 
@@ -23,7 +22,7 @@ class Frames(list):
 def test_a_send_is_told_of_once_it_has_waited(looks_s, told):
     peer = TcpPeer(3, OverTags())
     peer.duplexes.append(Frames())
-    nbytes = DUPLEX.paced_nbytes
+    nbytes = PACED_NBYTES
     peer.send(TcpOperation(Send(Region(np.zeros(nbytes, np.uint8)), 0, nbytes, 3), peer))
     assert sum(peer.offer(now_s, 0.2) for now_s in looks_s) == told
     assert peer.duplexes[0] == [(OFFER, 0, 0, nbytes)] * told

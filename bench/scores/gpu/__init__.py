@@ -1,5 +1,0 @@
-"""This folder holds `lanterne bench gpu`, and the session that runs all GPU tests and figures within minutes.
-
-`figures` measures in this process, `ranks` and `emulated_links` on ranks over NCCL; `session` starts a process for each
-step and needs neither a GPU nor MPI itself. Only tests import from here.
-"""

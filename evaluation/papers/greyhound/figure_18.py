@@ -1,0 +1,60 @@
+"""GREYHOUND figure 18: what being recorded and read costs a job, by parallelism.
+
+Blocks of iterations of the jobs of figure 13, in turn with and without; the reader is a thread of rank 0.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from evaluation.papers.experiment import Columns, Figure, Record
+from evaluation.papers.watched_training import BLOCK, records
+from lanterne.bench.output.units import format_time
+
+PAPER_MEAN, PAPER_MOST = 0.39, 1.1
+COLUMNS: Columns = [
+    ("job", ""), ("iteration", ""), ("overhead", "median %"), ("quartiles", "%"), ("reader", "%"), ("paper", "%"),
+]  # fmt: skip
+FIGURE_INCHES = (7, 4)
+NOTES = """
+overhead: of a block's time over the next's; reader: its core time over the iterations'; paper: 0.39 % on average
+"""
+
+
+def run(quick: bool) -> list[Record]:
+    """A record per parallelism."""
+    return records(quick)
+
+
+def row(record: Record) -> list[object]:
+    """One line of the table."""
+    low, middle, high = statistics.quantiles(record["overheads"], n=4)
+    return [
+        record["setting"],
+        format_time(record["iteration_s"]),
+        f"{100 * middle:+.2f}",
+        f"{100 * low:+.1f} to {100 * high:+.1f}",
+        f"{100 * reader_share(record):.2f}",
+        f"at most {PAPER_MOST}",
+    ]
+
+
+def reader_share(record: Record) -> float:
+    """The reader's core time over the time of the recorded iterations, those that warm up included."""
+    recorded = BLOCK * (len(record["overheads"]) + 1)
+    return record["reader_s"] / (recorded * record["iteration_s"])
+
+
+def findings(records: Sequence[Record]) -> list[str]:
+    """The mean, as the paper has it."""
+    mean = statistics.mean(statistics.median(record["overheads"]) for record in records)
+    return [f"mean overhead {100 * mean:+.2f} % (paper {PAPER_MEAN} %)"]
+
+
+def draw(figure: Figure, records: Sequence[Record]) -> None:
+    """The overheads of all blocks, and the paper's mean."""
+    axes = figure.subplots()
+    axes.boxplot([[100 * value for value in record["overheads"]] for record in records])
+    axes.set_xticks(range(1, len(records) + 1), [record["setting"] for record in records], fontsize=8, rotation=15)
+    axes.axhline(PAPER_MEAN, color="k", ls="--", lw=0.8, label="paper, mean")
+    axes.set_ylabel("overhead of a block, %")
+    axes.legend(frameon=False)
