@@ -202,7 +202,7 @@ def make(
     if name == "best":
         options = {"wait": False} | options
         if not are_compiled():
-            print("note: planned by slow loops, fast ones are being compiled: plan again in a while", file=sys.stderr)
+            print("note: the best of others, as the search is being compiled: plan again in a while", file=sys.stderr)
     if "progress" in known:
         options["progress"] = lambda found: report.progress(
             f"{name}: {found.elapsed_s:.1f} s, makespan {found.makespan:.6g}, at least {found.lower_bound:.6g}"

@@ -1,14 +1,16 @@
-"""What a step would take if something were different: its dependency graph replayed with other durations.
+"""Replay of recorded training steps with other durations: how long a step would take if something were different.
 
 Each worker runs its compute operations in the order recorded. A forward waits for the forward of the stage before
 (and its transfer), a backward for the backward of the stage after; the step ends when the last worker has ended, for
-gradients are reduced over all. All steps and replicas are replayed at once, as arrays.
+gradients are reduced over all. The event loop replays all steps and replicas at once: its times are arrays of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
+
+from lanterne.pipeline.simulate.event_loop import Operations, Orders, Progress, Times, event_loop
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,79 +24,89 @@ Operation: TypeAlias = tuple[str, int, int]
 StageLink: TypeAlias = tuple[int, str]
 
 
+class _Unkept:
+    """A list of times that nobody reads: arrays of all steps take much memory."""
+
+    def __setitem__(self, index: int, value: object) -> None:
+        pass
+
+
 def pipeline_s(
     order: Sequence[Sequence[Operation]],
     compute_s: Sequence[Array],
     transfers_s: Mapping[StageLink, Array] | None = None,
 ) -> Array:
-    """Seconds until each replica's last operation ends.
+    """Return the seconds until each worker's last operation ends: (S, D, P).
 
     Args:
         order: per stage its operations, in the order in which they run.
         compute_s: per stage (S, D, operations) seconds.
         transfers_s: (S, D) seconds of one message; none where absent.
 
-    Returns:
-        (S, D, P): when each worker ends.
-
     Raises:
         InputError: the orders wait for each other in a circle.
 
-    Cost: one vector operation of S x D elements per compute operation of a pipeline.
+    Cost: three vector operations of S x D elements per compute operation of a pipeline.
     """
     import numpy as np
 
     from lanterne.errors import InputError
 
-    transfers_s = transfers_s or {}
     stages = len(order)
     chunks = 1 + max(chunk for operations in order for _, _, chunk in operations)
-    present = [set(operations) for operations in order]
-    ends: dict[tuple[int, Operation], Array] = {}
-    following = [0] * stages
-    now = [np.zeros(compute_s[0].shape[:2]) for _ in range(stages)]
-    left = sum(map(len, order))
-    while left:
-        before = left
-        for stage in range(stages):
-            while following[stage] < len(order[stage]):
-                operation = order[stage][following[stage]]
-                needed = _needs(stage, operation, stages, chunks, present)
-                start = now[stage]
-                if needed is not None:
-                    other, link = needed
-                    if other not in ends:
-                        break
-                    transfer_s = transfers_s.get(link, 0.0) if link is not None else 0.0
-                    start = np.maximum(start, ends[other] + transfer_s)
-                now[stage] = start + compute_s[stage][:, :, following[stage]]
-                ends[stage, operation] = now[stage]
-                following[stage] += 1
-                left -= 1
-        if left == before:
-            stage = max(stage for stage in range(stages) if following[stage] < len(order[stage]))
-            raise InputError(
-                f"replay: stage {stage}, operation {order[stage][following[stage]]} waits for ever; is the trace whole?"
-            )
-    return np.stack(now, axis=2)
+    keys = [(stage, operation) for stage, own in enumerate(order) for operation in own]
+    rows = {key: row for row, key in enumerate(keys)}
+    count = len(keys)
+    source, target = [-1] * count, [-1] * count
+    latency: list[Array | float] = [0.0] * count
+    for (stage, operation), row in rows.items():
+        needed = _needed(stage, operation, stages, chunks)
+        if needed in rows:
+            first = rows[needed]
+            source[row], target[first] = first, row
+            link = _link(stage, needed[0], operation[0])
+            latency[first] = 0.0 if transfers_s is None or link is None else transfers_s.get(link, 0.0)
+    none = [0.0] * count
+    operations = Operations(
+        lane=[stage for stage, _ in keys],
+        source=source,
+        target=target,
+        first=range(count),
+        duration=[durations[:, :, i] for durations in compute_s for i in range(durations.shape[2])],
+        link=none,
+        occupancy=none,
+        latency=latency,
+        gather=none,
+    )
+    stop = np.cumsum([len(own) for own in order]).tolist()
+    orders = Orders(range(count), [0, *stop[:-1]], stop)
+    at, clock = [0] * stages, [0.0] * stages
+    asleep = [False] * stages
+    progress = Progress(at, [0] * stages, clock, [0.0] * stages, asleep, [0] * stages, [0] * count, [])
+    event_loop(np.maximum)(operations, orders, Times([0.0] * count, _Unkept(), _Unkept()), progress)
+    for stage in reversed(range(stages)):
+        if at[stage] < stop[stage]:
+            waits = order[stage][at[stage] - stop[stage]]
+            raise InputError(f"replay: stage {stage}, operation {waits} waits for ever; is the trace whole?")
+    shape = compute_s[0].shape[:2]
+    return np.stack([np.broadcast_to(ends, shape) for ends in clock], axis=2)
 
 
-def _needs(
-    stage: int, operation: Operation, stages: int, chunks: int, present: Sequence[set[Operation]]
-) -> tuple[tuple[int, Operation], StageLink | None] | None:
-    """((stage, operation), link) that `operation` of `stage` waits for; None where nothing that was recorded."""
+def _needed(stage: int, operation: Operation, stages: int, chunks: int) -> tuple[int, Operation]:
+    """Return the (stage, operation) that `operation` of `stage` waits for; a stage below 0 where there is none.
+
+    The last forward turns into the first backward of the same worker, which its own order takes care of.
+    """
     kind, microbatch, chunk = operation
-    step = 1 if kind == "F" else -1
-    place = chunk * stages + stage - step
+    place = chunk * stages + stage - (1 if kind == "F" else -1)
     if not 0 <= place < stages * chunks:
-        # The last forward turns into the first backward of the same worker, which its own order takes care of.
-        return None
-    other, needed = place % stages, (kind, microbatch, place // stages)
-    if needed not in present[other]:
-        return None
-    adjacent = abs(other - stage) == 1
-    link = (min(stage, other), "forward" if kind == "F" else "backward") if adjacent else None
-    return (other, needed), link
+        return -1, operation
+    return place % stages, (kind, microbatch, place // stages)
+
+
+def _link(stage: int, other: int, kind: str) -> StageLink | None:
+    """Return the link between two stages; None where they are not neighbours."""
+    return (min(stage, other), "forward" if kind == "F" else "backward") if abs(other - stage) == 1 else None
 
 
 def step_s(
@@ -102,6 +114,6 @@ def step_s(
     compute_s: Sequence[Array],
     transfers_s: Mapping[StageLink, Array] | None = None,
 ) -> Array:
-    """(S,) seconds until the last worker of each step has ended; arguments as pipeline_s."""
+    """Return (S,): the seconds until the last worker of each step has ended; arguments as pipeline_s."""
     last: Array = pipeline_s(order, compute_s, transfers_s).max(axis=(1, 2))
     return last

@@ -48,7 +48,7 @@ def messages(checked: CheckedPlan) -> PlanMessages:
     first, last = plan.columns[PART] == 1, plan.columns[PART] == plan.columns[PARTS]
     waits, fills = np.where(first, table.slot[plan.ids], -1), np.where(last, table.target[plan.ids], -1)
     # The rank that waits for each slot; nobody does for that at the end, which stands for no slot.
-    receiver = np.full(len(table.initial) + 1, -1)
+    receiver = np.full(table.always + 2, -1)
     receiver[waits] = plan.rank_of
     receiver[-1] = -1
     source, destination = plan.rank_of, receiver[fills]

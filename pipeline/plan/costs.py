@@ -3,15 +3,13 @@
 The id of a whole action is (kind * num_stages + stage) * microbatches + microbatch, kind being its index in KINDS. What
 an action waits for from another stage comes into a *slot*, one for F and one for B or BW of each stage and microbatch;
 what it waits for on its own rank is a matter of the order there. So each action waits for one slot and fills at most
-one. Behind those comes one slot that is always full, and a *gate* for each stage, filled by its data-parallel
-all-gather: an action of no duration, with the ids behind all others, that the simulator puts before the stage's first
-F.
+one. Behind those comes one slot that is always full.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias, overload
+from functools import lru_cache
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +24,6 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 
-class Tables(NamedTuple):
-    """What the engine's loops read of the Costs, by id; loops read lists faster than arrays."""
-
-    duration: list[float]
-    slot: list[int]
-    target: list[int]
-    latency: list[float]
-    occupancy: list[float]
-    link: list[int]
-
-    @classmethod
-    def of(cls, columns: Iterable[NDArray[Any]], gates: "Tables") -> "Tables":
-        """The `columns` as lists, with the `gates` behind them."""
-        return cls(*(column.tolist() + more for column, more in zip(columns, gates, strict=True)))
-
-
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Tables of a problem on a placement, made by `costs`.
@@ -54,8 +36,7 @@ class Costs:
         slot: int64, the slot it waits for; `always` for actions that need no other stage.
         target: int64, the slot that its message fills; -1 for none.
     and:
-        initial: (num_slots,) float64, when a slot is full: 0 for those that nobody fills, -1 (not yet) for the others.
-        always: the slot that is always full; the gate of stage s waits for slot always + 1 + s.
+        always: the last slot, which is always full.
         stage_rank: (num_stages,) int64.
         num_links: links that messages can occupy; shared: whether ranks share one of them as senders.
         all_gather, reduce: (num_stages,) float64, data-parallel times; all 0 where there is none.
@@ -71,7 +52,6 @@ class Costs:
     free: Floats
     slot: Ints
     target: Ints
-    initial: Floats
     always: int
     stage_rank: Ints
     num_links: int
@@ -88,47 +68,13 @@ class Costs:
     @overload
     def id(self, kind: int | Ints, stage: Ints, microbatch: int | Ints) -> Ints: ...
     def id(self, kind: int | Ints, stage: int | Ints, microbatch: int | Ints) -> int | Ints:
-        """The id of an action; `kind` is an index in KINDS. Works on arrays too."""
+        """Return the id of an action; `kind` is an index in KINDS. Works on arrays too."""
         return (kind * self.placement.num_stages + stage) * self.problem.microbatches + microbatch
-
-    @cached_property
-    def gates(self) -> Tables:
-        """What stands behind the lists below for the gates: no duration, no message, a slot each."""
-        stages = self.placement.num_stages
-        none, zero = [-1] * stages, [0.0] * stages
-        return Tables(zero, [self.always + 1 + stage for stage in range(stages)], none, zero, zero, none)
-
-    @cached_property
-    def lists(self) -> Tables:
-        """The Tables of all whole actions, gates included."""
-        columns = self.duration, self.slot, self.target, self.latency, self.occupancy, self.link
-        return Tables.of(columns, self.gates)
-
-    @cached_property
-    def initial_list(self) -> list[float]:
-        return self.initial.tolist()
-
-    @cached_property
-    def kinds_and_stages(self) -> tuple[list[int], list[int]]:
-        """Kind (index in KINDS) and stage of each id."""
-        block = np.arange(len(self.duration)) // self.microbatches
-        kind, stage = np.divmod(block, self.placement.num_stages)
-        return kind.tolist(), stage.tolist()
-
-    @cached_property
-    def gathers(self) -> bool:
-        """Whether there are data-parallel all-gathers."""
-        return bool(self.all_gather.any())
-
-    @cached_property
-    def reduces(self) -> bool:
-        """Whether there are data-parallel all-reduces or reduce-scatters."""
-        return bool(self.reduce.any())
 
 
 @lru_cache(maxsize=64)
 def costs(problem: Problem, placement: Placement) -> Costs:
-    """The Costs of `problem` on `placement`; kept for the pairs used last.
+    """Return the Costs of `problem` on `placement`; those of the pairs used last are kept.
 
     Raises:
         InputError: the placement has another number of ranks than the problem has stages.
@@ -140,7 +86,7 @@ def costs(problem: Problem, placement: Placement) -> Costs:
     rank, share = np.array(placement.stage_to_rank), np.array(placement.shares(), float)
     duration = np.array([np.array(problem.durations[kind])[rank] / share for kind in KINDS])
     alloc, free = _memory(problem.limits, rank, share)
-    slot, target, initial = _slots(placement, problem.microbatches)
+    slot, target, always = _slots(placement, problem.microbatches)
     latency, occupancy, link, sources = _messages(problem, placement)
     data_parallel = problem.data_parallel
     reduce, all_gather = data_parallel[1:] if data_parallel else ((0.0,) * problem.stages,) * 2
@@ -161,8 +107,7 @@ def costs(problem: Problem, placement: Placement) -> Costs:
         per_action(free),
         slot=slot,
         target=target,
-        initial=initial,
-        always=len(initial) - 1 - placement.num_stages,
+        always=always,
         stage_rank=rank,
         num_links=len(sources),
         shared=any(len(ranks) > 1 for ranks in sources),
@@ -172,7 +117,7 @@ def costs(problem: Problem, placement: Placement) -> Costs:
 
 
 def _memory(limits: StageMemory, rank: Ints, share: Floats) -> tuple[Floats, Floats]:
-    """What each kind takes and gives back, each (num_kinds, num_stages)."""
+    """Return the memory that each kind takes and gives back, each (num_kinds, num_stages)."""
     change = {kind: np.array(deltas)[rank] / share for kind, deltas in zip("FBW", limits[:3], strict=True)}
     alloc = {kind: np.maximum(delta, 0.0) for kind, delta in change.items()}
     free = {kind: np.maximum(-delta, 0.0) for kind, delta in change.items()}
@@ -183,7 +128,7 @@ def _memory(limits: StageMemory, rank: Ints, share: Floats) -> tuple[Floats, Flo
 
 
 def _remote_needs() -> Iterator[tuple[str, str, int]]:
-    """Every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
+    """Yield every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
     for kind, needs in NEEDS.items():
         for needed, step in needs:
             if step:
@@ -191,13 +136,12 @@ def _remote_needs() -> Iterator[tuple[str, str, int]]:
                     yield kind, server, step
 
 
-def _slots(placement: Placement, microbatches: int) -> tuple[Ints, Ints, Floats]:
-    """(slot, target) per action id, and `initial` per slot."""
+def _slots(placement: Placement, microbatches: int) -> tuple[Ints, Ints, int]:
+    """Return (slot, target) per action id, and `always`."""
     stages = placement.num_stages
     always = 2 * stages * microbatches
     slot = np.full((len(KINDS), stages, microbatches), always)
     target = np.full_like(slot, -1)
-    initial = np.zeros(always + 1 + stages)
     each = np.arange(microbatches)
     for kind, server, step in _remote_needs():
         half = 0 if kind == "F" else stages * microbatches
@@ -207,12 +151,11 @@ def _slots(placement: Placement, microbatches: int) -> tuple[Ints, Ints, Floats]
                 slots = half + stage * microbatches + each
                 slot[KINDS.index(kind), stage] = slots
                 target[KINDS.index(server), serving] = slots
-                initial[slots] = -1.0
-    return slot.reshape(-1), target.reshape(-1), initial
+    return slot.reshape(-1), target.reshape(-1), always
 
 
 def _messages(problem: Problem, placement: Placement) -> tuple[Floats, Floats, Ints, list[set[int]]]:
-    """latency, occupancy, link by (kind, stage) of the sender; and the set of source ranks of each link."""
+    """Return latency, occupancy and link by (kind, stage) of the sender, and the source ranks of each link."""
     shape = len(KINDS), placement.num_stages
     latency, occupancy, link = np.zeros(shape), np.zeros(shape), np.full(shape, -1)
     groups = {pair: i for i, group in enumerate(problem.shared_links) for pair in group}

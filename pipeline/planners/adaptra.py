@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
+from lanterne.pipeline.planners.list_schedule import ListState, list_schedule
+from lanterne.pipeline.planners.words import B, F, W
 
 
 def initial_warmups(problem: Problem) -> tuple[int, ...]:
-    """Warm-up forwards per stage while no delay is known: as many as fit on the first, then even slack.
+    """Return the warm-up forwards per stage while no delay is known: as many as fit on the first, then even slack.
 
     Paper: ADAPTRA, algorithm 1; differs: clipped, see clip_warmups.
     """
@@ -33,7 +33,7 @@ def initial_warmups(problem: Problem) -> tuple[int, ...]:
 
 
 def adapted_warmups(problem: Problem) -> tuple[int, ...]:
-    """Warm-up forwards per stage that absorb the problem's link delays.
+    """Return the warm-up forwards per stage that absorb the problem's link delays.
 
     From the last stage backwards, each slack is the least that equation 1 asks for, and at least 2.
     Paper: ADAPTRA, algorithm 2; differs: clipped by the microbatches and the memory limit from the first stage on,
@@ -48,14 +48,14 @@ def adapted_warmups(problem: Problem) -> tuple[int, ...]:
 
 
 def _steady_times(problem: Problem) -> list[float]:
-    """Per stage the time of one F and one B."""
+    """Return per stage the time of one F and one B."""
     return [
         forward + backward for forward, backward in zip(problem.durations["F"], problem.durations["B"], strict=True)
     ]
 
 
 def clip_warmups(warmups: Iterable[int], problem: Problem) -> tuple[int, ...]:
-    """`warmups` made feasible: from 1 to the microbatches and the memory limit, and never rising along the stages."""
+    """Return `warmups` made feasible: from 1 to the microbatches and the memory limit, never rising with the stage."""
     clipped, most = [], problem.microbatches
     for stage, count in enumerate(warmups):
         most = max(1, min(count, most, max_inflight(problem, stage)))
@@ -64,14 +64,14 @@ def clip_warmups(warmups: Iterable[int], problem: Problem) -> tuple[int, ...]:
 
 
 def max_inflight(problem: Problem, stage: int) -> int:
-    """Activations that `stage` can hold beside what a B needs to run, at most one per microbatch."""
+    """Return how many activations `stage` can hold and still run a B, at most one per microbatch."""
     limits = problem.limits
     forward, room = limits.forward[stage], limits.capacity[stage] - max(limits.backward_input[stage], 0.0)
     return problem.microbatches if forward * problem.microbatches <= room else max(int(room / forward * (1 + 1e-9)), 1)
 
 
 def round_trip(problem: Problem, link: int) -> float:
-    """Delay of an activation from stage `link` to the next one plus that of a gradient back: the 2c of the paper."""
+    """Return the delay of an activation from stage `link` to the next plus that of a gradient back: 2c in the paper."""
     ways = ((link, link + 1), (link + 1, link))
     return sum(
         problem.latency(*way) + problem.occupancy(*way, nbytes)
@@ -80,7 +80,7 @@ def round_trip(problem: Problem, link: int) -> float:
 
 
 def tolerances(problem: Problem, warmups: Sequence[int]) -> tuple[float, ...]:
-    """Per link, the delay that a plan with these warm-up counts absorbs without cascading bubbles.
+    """Return per link the delay that a plan with these warm-up counts absorbs without cascading bubbles.
 
     (stages - 1,) in the problem's unit; negative where even no delay is too much. Where every F and B takes t it
     is (slack - 1) t.
@@ -92,7 +92,7 @@ def tolerances(problem: Problem, warmups: Sequence[int]) -> tuple[float, ...]:
 
 
 def warmups_of(plan: Plan) -> tuple[int, ...]:
-    """Per stage, the forwards that `plan` runs before the first backward."""
+    """Return per stage the forwards that `plan` runs before the first backward."""
     counts = []
     for stage, actions in enumerate(plan.ranks):
         kinds = [action.kind for action in actions if action.stage == stage]
@@ -101,7 +101,7 @@ def warmups_of(plan: Plan) -> tuple[int, ...]:
 
 
 def adaptra(problem: Problem, *, warmups: Sequence[int] | None = None) -> Plan:
-    """ADAPTRA's plan for `problem`, one stage per rank.
+    """Return ADAPTRA's plan for `problem`, one stage per rank.
 
     Args:
         warmups: forwards that each stage runs first; adapted_warmups of the problem by default.
@@ -120,7 +120,7 @@ def adaptra(problem: Problem, *, warmups: Sequence[int] | None = None) -> Plan:
         )
 
     def choose(state: ListState, rank: int) -> tuple[int, int] | None:
-        warm = state.started[F][rank] < warmups[rank]
+        warm = state.started(F, rank) < warmups[rank]
         for kind in (F,) if warm else (B, F, W):
             if state.available(kind, rank) and state.fits(kind, rank):
                 return kind, rank
@@ -128,19 +128,3 @@ def adaptra(problem: Problem, *, warmups: Sequence[int] | None = None) -> Plan:
 
     placement = unidirectional(problem.stages)
     return Plan.from_actions(list_schedule(problem, placement, choose), placement, problem.microbatches, "adaptra")
-
-
-def frozen(problem: Problem, warmups: Iterable[int]) -> Plan:
-    """The plan in which each stage alternates strictly: warm-up F, then B and F, then B and W, then W.
-
-    The plan that theorem 1 is about: its order does not react to delays, which shows what the slack absorbs.
-    Paper: ADAPTRA, figures 4, 5 and 8.
-    """
-    placement, count = unidirectional(problem.stages), problem.microbatches
-    ranks = []
-    for stage, warmup in enumerate(clip_warmups(warmups, problem)):
-        forward, backward, weight = ([Action(kind, stage, microbatch) for microbatch in range(count)] for kind in "FBW")
-        steady = [action for pair in zip(backward, forward[warmup:], strict=False) for action in pair]
-        cooldown = [action for pair in zip(backward[count - warmup :], weight, strict=False) for action in pair]
-        ranks.append(forward[:warmup] + steady + cooldown[:-1] + weight[warmup - 1 :])
-    return Plan.from_actions(ranks, placement, count, "frozen")

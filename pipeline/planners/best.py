@@ -29,8 +29,6 @@ TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.3, 0.02
 # The effort to plan anew with; where ranks hold several stages, since each of so many searches ends elsewhere; and
 # where they hold little memory besides: 24 waves of 8 x 32 were 4.4 % over the best known with 2, 3.2 with 3.
 REPLANNED, MANY_STAGES, LITTLE_MEMORY = 0.015, 2.0, 3.0
-# For how long the first plan on a machine is searched for, at full effort; and "any" tries each placement then.
-READABLE_S, READABLE_TRIAL = 0.7, 0.1
 # With more actions the planners written in Python take most of the time; list rules here do what they do.
 LARGE, SLOW = 20_000, ("adaptra",)
 
@@ -50,7 +48,7 @@ def best(
     wait: bool = True,
     progress: Progress = None,
 ) -> Plan:
-    """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
+    """Return the best Plan found for `problem` on a placement; no plan is below its `proved_bound`.
 
     On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
     plan fits in memory, the solver aside (and, with one stage per rank and over 20,000 actions, ADAPTRA's and
@@ -69,8 +67,8 @@ def best(
         jitter: standard deviation of each link's latency, as a share of it.
         duration_jitter: the same of how long each action takes.
         whole: whole actions only, as others' runtimes have them: no W in pieces.
-        wait: False to plan for at most a second with readable loops where the compiled ones are not made yet on this
-            machine, which is done in the background.
+        wait: False to take the best of the other schedulers' plans where the search is not compiled yet on this
+            machine, which is then done in the background.
         time_limit_s: what is left of it after the search goes to the solver; a robust plan is made within it.
         progress: called with each Improvement.
 
@@ -106,42 +104,29 @@ def best(
     made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
     tell(made)
     target = bound * (1 + 1e-9)
-    if made > target or quantile is not None:
-        readable_s = None if wait or are_compiled() else READABLE_S * min(effort, 1.0)
-        if readable_s is not None:
-            compile_in_background()
+    if (made > target or quantile is not None) and not (wait or are_compiled()):
+        compile_in_background()
+    elif made > target or quantile is not None:
         given = [checked.plan for checked in plans]
         until_s = math.inf if quantile is None or time_limit_s is None else began + time_limit_s
-        plan, made = improve(
-            given,
-            problem,
-            target,
-            effort,
-            seed,
-            quantile,
-            jitter,
-            tell,
-            readable_s,
-            duration_jitter=duration_jitter,
-            until_s=until_s,
-        )
+        limits: dict[str, float] = {"duration_jitter": duration_jitter, "until_s": until_s}
+        plan, made = improve(given, problem, target, effort, seed, quantile, jitter, tell, **limits)
     if time_limit_s is not None and quantile is None:
         plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
 
 
 def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, options: dict[str, Any]) -> Plan:
-    """The best plan over the placements of ANY: each is tried a little, and in full where it may still be the best."""
+    """Return the best plan over the placements of ANY; the promising ones are searched in full after a trial."""
     names = TRIED if problem.stages > 1 else TRIED[:1]
     until_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     # Robust plans have half of the time to be tried in; without jitter the search is short, and the rest the solver's.
     limit_s = None if time_limit_s is None or options["robust"] is None else time_limit_s / (2 * len(names))
-    # The first plan on a machine is searched for on one placement: each search with readable loops takes as long.
-    is_hurried = not options["wait"] and not are_compiled()
-    trial = effort * (READABLE_TRIAL if is_hurried else TRIAL)
-    tried = {name: best(problem, placement=name, effort=trial, time_limit_s=limit_s, **options) for name in names}
+    tried = {
+        name: best(problem, placement=name, effort=effort * TRIAL, time_limit_s=limit_s, **options) for name in names
+    }
     made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
-    for name in sorted(names, key=lambda each: made[each])[: 1 if is_hurried else None]:
+    for name in sorted(names, key=lambda each: made[each]):
         least = min(made.values())
         if made[name] > least * (1 + HOPE) or tried[name].proved_bound > least * (1 + 1e-9):
             continue
@@ -171,7 +156,7 @@ def load_search() -> None:
 def _check_options(
     effort: float, seed: int, robust: float | str | None, jitters: tuple[float, float], time_limit_s: float | None
 ) -> float | None:
-    """The quantile that `robust` asks for: None for no jitter, -1 for the mean."""
+    """Return the quantile that `robust` asks for: None for no jitter, -1 for the mean."""
     for key, value in (("effort", effort), ("jitter", jitters[0]), ("duration_jitter", jitters[1])):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InputError(f"{key}: got {value!r}, expected a number of at least 0")
@@ -190,7 +175,7 @@ def _check_options(
 
 @lru_cache(maxsize=4)
 def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[CheckedPlan, ...]:
-    """The other schedulers' plans that are on this placement and fit in memory; at least one. Kept: ANY asks twice."""
+    """Return the other schedulers' plans on this placement that fit in memory, at least one; ANY asks twice."""
     is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
     plans = []
     for name in SCHEDULERS:
@@ -211,7 +196,7 @@ def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[Chec
 
 
 def _fitting(plan: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:
-    """The CheckedPlan, or None if it is on another placement or does not fit."""
+    """Return the CheckedPlan, or None if it is on another placement or does not fit."""
     try:
         return check(plan, problem) if _is_same(plan.placement, placement) else None
     except ScheduleError:
@@ -225,14 +210,14 @@ def _checked_start(start: Plan, problem: Problem, placement: Placement) -> Check
 
 
 def _is_same(one: Placement, other: Placement) -> bool:
-    """Whether two placements are the same but for their names."""
+    """Return whether two placements are the same but for their names."""
     return (one.stage_to_rank, one.num_routes) == (other.stage_to_rank, other.num_routes)
 
 
 def _polished(
     plan: Plan, problem: Problem, bound: float, time_limit_s: float, progress: Progress
 ) -> tuple[Plan, float]:
-    """(plan, bound) after the solver went on from `plan` for what is left of the time."""
+    """Return (plan, bound) after the solver went on from `plan` for the rest of the time."""
     from lanterne.pipeline.planners.optimal import least_limit_s, solve
 
     made = simulate(plan, problem).makespan

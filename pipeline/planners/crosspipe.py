@@ -1,15 +1,16 @@
-"""CrossPipe's greedy planner: latency, bandwidth and memory are known, and W comes in pieces that fill small gaps."""
+"""CrossPipe's greedy planner: it knows latency, bandwidth and memory, and fills small gaps with pieces of W."""
 
 from dataclasses import replace
 
 from lanterne.pipeline.plan.placement import PlacementLike, as_placement, wave
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
+from lanterne.pipeline.planners.list_schedule import ListState, list_schedule
+from lanterne.pipeline.planners.words import B, F, W
 
 
 def crosspipe(problem: Problem, *, placement: PlacementLike = None, weight_parts: int = 4) -> Plan:
-    """CrossPipe's greedy plan: CrossUDSub on the unidirectional placement, the greedy CrossWave on a wave.
+    """Return CrossPipe's greedy plan: CrossUDSub on the unidirectional placement, the greedy CrossWave on a wave.
 
     Whenever a rank is free it takes, of what is there and fits in memory: before its first B, an F; then F and B in
     turn, and a piece of W where memory keeps an F out; when its F are done, B before W. A piece of W fills any gap.
@@ -27,10 +28,10 @@ def crosspipe(problem: Problem, *, placement: PlacementLike = None, weight_parts
     last = [W] * placement.num_ranks
 
     def oldest(state: ListState, rank: int, kind: int) -> tuple[int | None, bool]:
-        """(The stage with the oldest microbatch of `kind` that could start, whether one is kept out by memory)."""
+        """Return (the stage with the oldest microbatch of `kind` that could start, whether memory keeps one out)."""
         there = [stage for stage in state.stages[rank] if state.available(kind, stage)]
         fitting = [stage for stage in there if state.fits(kind, stage)]
-        first = min(fitting, key=lambda stage: (state.started[kind][stage], -stage), default=None)
+        first = min(fitting, key=lambda stage: (state.started(kind, stage), -stage), default=None)
         return first, len(fitting) < len(there)
 
     def choose(state: ListState, rank: int) -> tuple[int, int] | None:
@@ -51,6 +52,6 @@ def crosspipe(problem: Problem, *, placement: PlacementLike = None, weight_parts
 
 
 def crosspipe_wave(problem: Problem, *, weight_parts: int = 4) -> Plan:
-    """CrossPipe's greedy CrossWave plan: two half-size stages per rank, there and back. See crosspipe."""
+    """Return CrossPipe's greedy CrossWave plan: two half-size stages per rank, there and back. See crosspipe."""
     plan = crosspipe(problem, placement=wave(problem.stages), weight_parts=weight_parts)
     return replace(plan, scheduler="crosspipe_wave")

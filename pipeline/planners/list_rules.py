@@ -1,6 +1,6 @@
 """A compiled list scheduler for any placement, and the rules that `best` tries with it.
 
-A rank that is free looks at what has come for its stages, what fits in memory, and what it knows to be on the way.
+A rank that is free looks at the messages that have arrived for its stages, at its memory, and at arrivals ahead.
 """
 
 from collections.abc import Sequence
@@ -12,28 +12,32 @@ from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
 from lanterne.pipeline.plan.placement import Placement
-from lanterne.pipeline.planners.loops import inner
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.annealing import orders_of, scratch
+from lanterne.pipeline.planners.list_schedule import openings, reserves
 from lanterne.pipeline.planners.words import Letters
+from lanterne.pipeline.simulate.compiled import inner, loop_with
+from lanterne.pipeline.simulate.event_loop import BY_RULE, FIRST_COME, NEVER, Decisions, Operations, Progress, Times
 
 B_FIRST, ALTERNATE, BY_LEAD = range(3)
 DEEP, SHALLOW, OLDEST = range(3)
 
 
 class Rule(NamedTuple):
-    """How a free rank chooses.
+    """Rule by which a free rank chooses.
 
     Attributes:
-        leads: (num_ranks,), F begun less B begun that BY_LEAD, and any rule before its first B, aims at; on all stages.
-        limit: whether no F may go beyond that which is the first of a microbatch on its rank.
+        leads: (num_ranks,), the F begun less the B begun, on all stages, to aim at: BY_LEAD, and before the first B.
+        limit: whether an F that brings a microbatch to its rank may not exceed the lead.
         prefer: B_FIRST; ALTERNATE, F after a B and B after an F; or BY_LEAD, F below the lead and B from it on.
         room_first: when memory keeps the preferred F out, a W that makes room goes before a B.
         gap: W fills a gap that is at least this share of it.
-        patience: wait for the preferred kind if it comes within this share of the other's duration.
-        most_waiting: with so many W waiting, a W comes first.
-        stage: of a rank's stages for which an action of a kind has come, the one that is DEEP, farthest on the way of
-            the microbatch, SHALLOW, or of the OLDEST microbatch.
-        group: so many microbatches go together: of those that have come the oldest group's, and no F of a group before
-            the rank has begun all F of the one before, on each of its stages; 0: each goes by itself.
+        patience: wait for the preferred kind if it arrives within this share of the other's duration.
+        most_waiting: with this many W waiting, a W comes first.
+        stage: which of the rank's stages goes first if an action of a kind has arrived for several: the DEEP one,
+            farthest on the microbatch's way, the SHALLOW one, or that of the OLDEST microbatch.
+        group: microbatches that go together. The oldest group that has arrived goes first. No F of a group starts
+            before all F of the group before have, on each of the rank's stages. 0: each microbatch goes by itself.
     """
 
     leads: Ints
@@ -48,7 +52,7 @@ class Rule(NamedTuple):
 
 
 def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), groups: Sequence[int] = ()) -> list[Rule]:
-    """All combinations, the most promising first, at most `most` of them, and some for each of `groups`.
+    """Return all combinations, the most promising first, at most `most` of them, and some for each of `groups`.
 
     Args:
         leads: lead vectors to try.
@@ -69,91 +73,84 @@ def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), gro
 
 
 class RankStages(NamedTuple):
-    """What list_words knows of a placement's ranks.
+    """Stages of each rank, as list_words needs them.
 
     Attributes:
         own: (num_ranks, most), the stages of each rank, -1 behind the last.
         enters: (num_stages,), 1 where a microbatch comes to the rank first, 0 on the rank's later stages of its route.
         reserve: (num_stages,), memory that an F leaves free, so that a microbatch which has begun can also end.
-        length, routes: stages of a route, and how many routes.
+        length: stages of a route.
+        opens: (num_stages,), when the parameters of a stage are there for its F.
     """
 
     own: Ints
     enters: Ints
     reserve: Floats
     length: int
-    routes: int
+    opens: Floats
 
 
-def rank_stages(placement: Placement, letters: Letters) -> RankStages:
-    """The RankStages of `placement`; for `reserve` see list_schedule.ListState."""
+def rank_stages(problem: Problem, placement: Placement, letters: Letters) -> RankStages:
+    """Return the RankStages of `placement`."""
     held = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
     own = np.full((placement.num_ranks, max(map(len, held))), -1, np.int64)
-    reserve, enters = np.zeros(placement.num_stages), np.zeros(placement.num_stages, np.int64)
+    enters = np.zeros(placement.num_stages, np.int64)
     for rank, stages in enumerate(held):
         own[rank, : len(stages)] = stages
-        largest = max(letters.alloc[placement.num_stages + stage] for stage in stages)
         for stage in stages:
-            later = [other for other in stages if other > stage and placement.route(other) == placement.route(stage)]
             enters[stage] = all(other >= stage or placement.route(other) != placement.route(stage) for other in stages)
-            reserve[stage] = sum(letters.alloc[other] for other in later) + largest
-    return RankStages(own, enters, reserve, placement.route_length, placement.num_routes)
+    alloc = letters.alloc[: placement.num_stages], letters.alloc[placement.num_stages : 2 * placement.num_stages]
+    reserve = np.array(reserves(placement, *(each.tolist() for each in alloc)))
+    return RankStages(own, enters, reserve, placement.route_length, np.array(openings(problem, placement)))
 
 
-@njit(cache=True)
-def list_words(letters: Letters, ranks: RankStages, rule: Rule, words: Ints, most: float = 1e300) -> bool:
-    """Fill `words`, (num_ranks, word_length), by `rule`; whether that was possible, and they may end by `most`.
+class RuleState(NamedTuple):
+    """State of _pick: the rule, and by lane the memory, the last kind and the work left.
 
-    Cost: O(A num_ranks) for A actions, some 0.1 us each at 8 ranks.
+    Attributes:
+        instant: times that differ by less, by rounding, are one.
+        most: (1,), what the words may take; -1 once they take longer.
+        used: memory in use; last: the kind of the F or B before; work: how long the rank has still to work.
     """
-    num_ranks, count = len(letters.capacity), np.zeros(len(letters.rank), np.int64)
-    num_stages = len(letters.rank) // 3
-    arrival = np.full((2 * num_stages, letters.total.max()), 1e300)
-    left, work = np.zeros(num_ranks, np.int64), np.zeros(num_ranks)
-    for letter in range(len(letters.rank)):
-        left[letters.rank[letter]] += letters.total[letter]
-        work[letters.rank[letter]] += letters.total[letter] * letters.duration[letter]
-        if letter < 2 * num_stages and not letters.waits[letter]:
-            arrival[letter, :] = letters.gather[letter]
-    used, size = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
-    wake, asleep = np.zeros(num_ranks), np.zeros(num_ranks, np.bool_)
-    link_free, last = np.zeros(letters.num_links + 1), np.zeros(num_ranks, np.int64)
-    instant = 1e-9 * letters.duration.max()
-    while True:
-        rank = int(np.argmin(wake))
-        now = wake[rank]
-        if now >= 1e300:
-            break
-        letter, until = _choose(letters, ranks, rule, rank, now + instant, count, arrival, used[rank], last[rank])
-        asleep[rank] = letter < 0
-        if now + work[rank] > most:
-            return False
-        if letter < 0:
-            wake[rank] = until
-            continue
-        k = count[letter]
-        count[letter] = k + 1
-        words[rank, size[rank]] = letter
-        size[rank] += 1
-        left[rank] -= 1
-        if letter < 2 * num_stages:
-            last[rank] = letter // num_stages
-        used[rank] += letters.alloc[letter] - letters.free[letter]
-        ends = now + letters.duration[letter]
-        work[rank] -= letters.duration[letter]
-        wake[rank] = ends if left[rank] else 1e300
-        target = letters.target[letter]
-        if target >= 0:
-            if letters.occupancy[letter] > 0.0:
-                link = letters.link[letter]
-                link_free[link] = max(link_free[link], ends) + letters.occupancy[letter]
-                ends = link_free[link]
-            ends += letters.latency[0, letter]
-            receiver = letters.rank[target]
-            arrival[target, k] = ends
-            if asleep[receiver]:
-                wake[receiver] = min(wake[receiver], ends)
-    return left.max() == 0
+
+    letters: Letters
+    ranks: RankStages
+    rule: Rule
+    instant: float
+    most: Floats
+    used: Floats
+    last: Ints
+    work: Floats
+
+
+@inner
+def _pick(
+    operations: Operations, times: Times, progress: Progress, state: RuleState, rank: int, now: float
+) -> tuple[int, float]:
+    """Choose for the event loop; see event_loop.Pick."""
+    letters, work = state.letters, state.work
+    if now + work[rank] > state.most[0]:
+        state.most[0] = -1.0
+        return -1, NEVER
+    soon, used, last = now + state.instant, state.used[rank], state.last[rank]
+    letter, until = _choose(letters, state.ranks, state.rule, rank, soon, progress.count, times.arrival, used, last)
+    if letter < 0:
+        return -1, until
+    if letter < 2 * len(state.ranks.enters):
+        state.last[rank] = letter // len(state.ranks.enters)
+    state.used[rank] += letters.alloc[letter] - letters.free[letter]
+    work[rank] -= operations.duration[letter]
+    return letter, now
+
+
+@inner
+def _arrives(letters: Letters, ranks: RankStages, letter: int, count: Ints, arrival: Floats) -> float:
+    """Return when what the next run of `letter` waits for from other stages is there; NEVER where that is not known."""
+    source, k = letters.operations.source[letter], count[letter]
+    if source >= 0 and count[source] <= k:
+        return NEVER
+    arrives = float(arrival[letters.operations.first[letter] + k]) if source >= 0 else 0.0
+    return max(arrives, float(ranks.opens[letter])) if letter < len(ranks.opens) else arrives
 
 
 @inner
@@ -168,8 +165,8 @@ def _choose(
     used: float,
     last: int,
 ) -> tuple[int, float]:
-    """(letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
-    num_stages = len(letters.rank) // 3
+    """Return (letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
+    num_stages = len(ranks.enters)
     room = letters.capacity[rank] - used
     forwards, backwards, weights, weight, oldest, reserve = 0, 0, 0, -1, 0, 0.0
     for stage in ranks.own[rank]:
@@ -203,7 +200,7 @@ def _choose(
         return wanted, 0.0
     soonest = first
     rest = ranks.own[rank, 0] + (num_stages if wants_forward else 0)
-    if first > now + rule.patience * letters.duration[rest]:
+    if first > now + rule.patience * letters.operations.duration[rest]:
         if wants_forward:
             other, second, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
         else:
@@ -211,7 +208,7 @@ def _choose(
         if second <= now:
             return other, 0.0
         soonest = min(first, second)
-    if weight >= 0 and soonest - now >= rule.gap * letters.duration[weight]:
+    if weight >= 0 and soonest - now >= rule.gap * letters.operations.duration[weight]:
         return weight, 0.0
     return -1, soonest
 
@@ -229,13 +226,13 @@ def _first(
     room: float,
     full: bool,
 ) -> tuple[int, float, bool]:
-    """(letter of `kind` to start first, when it has come, whether memory keeps one out that has come).
+    """Return (letter of `kind` to start first, when it arrived, whether memory keeps one out that has arrived).
 
     None that enters its rank if that is `full`.
 
-    The letter is one that has come, or -1; the time is then that of the next, 1e300 where none is known of.
+    The letter is one that has arrived, or -1; the time is then that of the next arrival, 1e300 where none is known.
     """
-    num_stages = len(letters.rank) // 3
+    num_stages = len(ranks.enters)
     found, best, soonest, kept_out = -1, 0, 1e300, 0
     for stage in ranks.own[rank]:
         letter = kind * num_stages + stage
@@ -255,11 +252,12 @@ def _first(
                 apart = other >= 0 and other // ranks.length != stage // ranks.length
                 if apart and not begun and count[other] < letters.total[other]:
                     need += letters.alloc[other]
+        arrives = _arrives(letters, ranks, letter, count, arrival)
         if room < need:
-            kept_out += int(arrival[letter, k] <= now)
+            kept_out += int(arrives <= now)
             continue
-        if arrival[letter, k] > now:
-            soonest = min(soonest, float(arrival[letter, k]))
+        if arrives > now:
+            soonest = min(soonest, arrives)
             continue
         # Forwards are deep far down the route, backwards near its beginning.
         place = stage % ranks.length
@@ -274,8 +272,42 @@ def _first(
 
 @inner
 def _is_early(ranks: RankStages, rank: int, stage: int, count: Ints, before: int) -> bool:
-    """Whether a stage of the rank on the route of `stage` has begun fewer F than `before`."""
+    """Return whether a stage of the rank on the route of `stage` has begun fewer F than `before`."""
     for other in ranks.own[rank]:
         if other >= 0 and other // ranks.length == stage // ranks.length and count[other] < before:
             return True
     return False
+
+
+_run = loop_with(_pick)
+
+
+@njit(cache=True)
+def list_words(letters: Letters, ranks: RankStages, rule: Rule, words: Ints, most: float = 1e300) -> bool:
+    """Fill `words`, (num_lanes, word_length), by `rule`; return whether that was possible, and they may end by `most`.
+
+    Cost: O(A num_ranks) for A actions, some 0.1 us each at 8 ranks.
+    """
+    given, (num_ranks, lanes) = letters.operations, (len(ranks.own), len(letters.capacity))
+    operations = Operations(
+        given.lane,
+        given.source,
+        given.target,
+        given.first,
+        given.duration,
+        given.link,
+        given.occupancy,
+        given.latency,
+        np.zeros(len(given.gather)),
+    )
+    work = np.zeros(lanes)
+    for letter in range(len(letters.total)):
+        work[given.lane[letter]] += letters.total[letter] * given.duration[letter]
+    times, progress = scratch(letters)
+    kind = np.full(lanes, FIRST_COME)
+    kind[:num_ranks] = BY_RULE
+    decisions = Decisions(kind, np.zeros(lanes), np.zeros(words.size))
+    instant, used, last = 1e-9 * given.duration.max(), np.zeros(lanes), np.zeros(lanes, np.int64)
+    state = RuleState(letters, ranks, rule, instant, np.full(1, most), used, last, work)
+    ran = _run(operations, orders_of(words), times, progress, decisions, state)
+    return ran == letters.total.sum()

@@ -1,108 +1,30 @@
-"""The inner loops of the search, twice from one text: compiled, and as plain Python while that is not made yet.
+"""Whether the loops of the search are compiled, and compiling them in the background.
 
-Compiling takes some 15 s once per machine; the compiled loops then come from Numba's cache. Whoever cannot wait plans
-with the plain ones, some hundred times slower, and has the others made in the background meanwhile.
+It takes some 15 s once per machine; the compiled loops then come from Numba's cache. A caller that cannot wait takes
+the best of the other schedulers' plans, and has the loops made meanwhile.
 """
 
 import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from types import FunctionType
-from typing import Any, NamedTuple, TypeVar, cast
 
-import numpy as np
+from lanterne.pipeline.planners.annealing import anneal, orders_of, score, scratch, simulate_words
+from lanterne.pipeline.planners.growth.periods import repeat_period
+from lanterne.pipeline.planners.list_rules import list_words
+from lanterne.pipeline.simulate.compiled import is_compiled
 
-Helper = TypeVar("Helper", bound=Callable[..., Any])
-
-
-def inner(helper: Helper) -> Helper:
-    """`helper` of a loop compiled without counting references to arrays; Numba refuses it if it makes one.
-
-    Counting takes two atomic additions each time that an array is read out of a NamedTuple: four fifths of the time of
-    the list rules.
-    """
-    from numba import njit
-
-    # Numba's types do not know the second.
-    options: dict[str, Any] = {"cache": True, "_nrt": False}
-    compiled: Any = njit(**options)(helper)
-    return cast("Helper", compiled)
-
-
-class Loops(NamedTuple):
-    """The functions of list_rules, annealing and periods that the search calls."""
-
-    list_words: Callable[..., bool]
-    simulate_words: Callable[..., float]
-    score: Callable[..., tuple[float, float]]
-    anneal: Callable[..., Any]
-    repeat_period: Callable[..., float]
-
-
-MODULES = ("list_rules", "annealing", "growth.periods")
-
-
-def _namespaces() -> list[dict[str, Any]]:
-    return [vars(import_module(f"lanterne.pipeline.planners.{name}")) for name in MODULES]
-
-
-def compiled_loops() -> Loops:
-    """The compiled loops; their first call compiles them where that was not done on this machine."""
-    known: dict[str, Any] = {}
-    for names in _namespaces():
-        known |= names
-    return _loops(known)
-
-
-def readable_loops() -> Loops:
-    """The same as plain Python functions, which call each other."""
-    known: dict[str, Any] = {}
-    for names in _namespaces():
-        # A module's functions may call those of the modules before it, which call their own.
-        plain = known | names
-        for name, function in names.items():
-            written = getattr(function, "py_func", None)
-            if isinstance(written, FunctionType):
-                plain[name] = FunctionType(written.__code__, plain, name, written.__defaults__)
-        known |= plain
-    return _loops(known)
-
-
-def _loops(known: Mapping[str, Any]) -> Loops:
-    loops = Loops(**{name: known[name] for name in Loops._fields})
-    return loops if hasattr(loops.anneal, "py_func") else loops._replace(anneal=_wrapping(loops.anneal))
-
-
-def _wrapping(anneal: Callable[..., Any]) -> Callable[..., Any]:
-    """`anneal` in plain Python, whose random numbers are to wrap around as machine words do."""
-
-    def wrapped(*args: Any) -> Any:
-        with np.errstate(over="ignore"):
-            return anneal(*args)
-
-    return wrapped
+COMPILED = (list_words, orders_of, scratch, simulate_words, score, anneal, repeat_period)
 
 
 def are_compiled() -> bool:
-    """Whether the compiled loops are in this process, or in Numba's cache and as old as their text."""
-    return all(_is_compiled(function) for function in compiled_loops())
-
-
-def _is_compiled(function: Any) -> bool:
-    if not hasattr(function, "py_func") or function.signatures:
-        return True  # With NUMBA_DISABLE_JIT there is nothing to compile.
-    try:
-        return bool(function._cache._cache_file._load_index())
-    except (AttributeError, OSError, ValueError):
-        return False
+    """Return whether the loops are in this process, or in Numba's cache and as old as their text."""
+    return all(map(is_compiled, COMPILED))
 
 
 def compile_in_background() -> None:
     """Let another process compile the loops, at low priority, if none does so; it outlives this one."""
-    folder = compiled_loops().score._cache.cache_path  # type: ignore[attr-defined]
+    folder = score._cache.cache_path  # type: ignore[attr-defined]
     try:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(os.path.join(folder, "compiling.lock"), os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""What a move in a rank's word leads to, told from the few letters that it shifts, without simulating the whole.
+"""Effect of a move in a rank's word, estimated from the few letters that it shifts, without simulating the whole.
 
 A move takes one letter or a few in a row to another place; those between shift. Whether the rank may do so, and how
 long the plan gets at least, depend on these alone: on when what they wait for has come, and on how much is left to do
@@ -12,24 +12,47 @@ import numpy as np
 from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
-from lanterne.pipeline.planners.loops import inner
 from lanterne.pipeline.planners.words import Letters
+from lanterne.pipeline.simulate.compiled import inner
+from lanterne.pipeline.simulate.event_loop import Operations
 
 
 @njit(cache=True)
 def senders_of(letters: Letters) -> Ints:
-    """(num_letters,): the letter whose message each waits for from another rank; -1 for none."""
-    sender = np.full(len(letters.rank), -1, np.int64)
-    for letter in range(len(letters.rank)):
-        target = letters.target[letter]
-        if target >= 0 and letters.rank[target] != letters.rank[letter]:
-            sender[target] = letter
+    """Return (num_letters,): the letter whose message each waits for from another rank; -1 for none."""
+    lane, source = letters.operations.lane, letters.operations.source
+    sender = np.full(len(lane), -1, np.int64)
+    for letter in range(len(lane)):
+        if source[letter] >= 0 and lane[source[letter]] != lane[letter]:
+            sender[letter] = source[letter]
     return sender
+
+
+@njit(cache=True)
+def backwards(letters: Letters, sender: Ints) -> Operations:
+    """Return the operations with time reversed: each begins when what waits for it has ended, in any order on a link.
+
+    When the k-th last run of a letter ends there, is how long it takes at least from its start to the end of the plan.
+    """
+    given, took, count = letters.operations, letters.took[0], len(letters.total)
+    target, latency = np.full(count, -1, np.int64), np.zeros(count)
+    source = np.full(count, -1, np.int64)
+    for letter in range(count):
+        if sender[letter] >= 0:
+            target[letter], source[sender[letter]] = sender[letter], letter
+            latency[letter] = given.occupancy[sender[letter]] + letters.latency[0, sender[letter]]
+    if len(took) > count:
+        took = took.copy()
+        for letter in range(count):
+            first, stop = given.first[letter], given.first[letter] + letters.total[letter]
+            took[first:stop] = took[first:stop][::-1].copy()
+    none = np.zeros(count)
+    return Operations(given.lane, source, target, given.first, took, given.link, none, latency, none)
 
 
 @inner
 def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Floats) -> None:
-    """Write what `words` say of each of their places and letters.
+    """Write an index of `words` by place and by letter.
 
     Args:
         turn: (num_ranks, word_length): how many of the letter lie before.
@@ -42,7 +65,7 @@ def index_words(words: Ints, letters: Letters, turn: Ints, place: Ints, held: Fl
 
 @inner
 def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place: Ints, held: Floats) -> None:
-    """The same for one rank's places from `lo` up to but without `hi`; what lies before is known."""
+    """Write the same for one rank's places from `lo` up to, without, `hi`; the places before are known."""
     for i in range(lo, hi):
         letter = word[i]
         if letter < 0:
@@ -61,7 +84,7 @@ def index_word(word: Ints, letters: Letters, lo: int, hi: int, turn: Ints, place
 def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, turns: Ints) -> None:
     """Write letters and turns of the `count` places from `lo` on as they are once rotated to the left `by` places.
 
-    So the `by` letters at `lo` go behind the others, which is the same as that the others come before them.
+    So the `by` letters at `lo` go behind the others.
     """
     for j in range(count):
         i = lo + (j + by) % count
@@ -79,8 +102,8 @@ def moved(word: Ints, turn: Ints, lo: int, count: int, by: int, order: Ints, tur
 
 @inner
 def is_feasible(order: Ints, turns: Ints, size: int, letters: Letters, held: float) -> bool:
-    """Whether so many letters in this order keep B after F, W after B, and their rank's memory, `held` before them."""
-    capacity = letters.capacity[letters.rank[order[0]]]
+    """Return whether `size` letters in this order keep B after F, W after B, and their rank's memory, `held` before."""
+    capacity = letters.capacity[letters.operations.lane[order[0]]]
     for j in range(size):
         letter = order[j]
         held += float(letters.alloc[letter])
@@ -104,68 +127,34 @@ def least_span(
     clock: float,
     after: float,
     arrival: Floats,
-    place: Ints,
     tail: Floats,
     ends: Floats,
 ) -> float:
-    """How long the longest path through so many letters in this order is.
+    """Return the length of the longest path through `size` letters in this order.
 
     Args:
         clock: when their rank is free for them.
         after: the tail of what follows them on their rank.
-        arrival, place, tail: of the words as they are.
+        arrival: by run, of the words as they are; tail: likewise, but by run from the last; see `backwards`.
         ends: overwritten.
     """
-    took, latency, varied = letters.took[0], letters.latency[0], letters.took.shape[2] > 1
+    first, target, occupancy = letters.operations.first, letters.operations.target, letters.operations.occupancy
+    took, latency = letters.took[0], letters.latency[0]
+    varies = len(took) > len(letters.total)
     for j in range(size):
         letter = order[j]
+        run = first[letter] + turns[j]
         if sender[letter] >= 0:
-            clock = max(clock, float(arrival[letter, turns[j]]))
-        clock += float(took[letter, turns[j] if varied else 0])
+            clock = max(clock, float(arrival[run]))
+        clock += float(took[run if varies else letter])
         ends[j] = clock
     span = 0.0
     for j in range(size - 1, -1, -1):
         letter = order[j]
-        target = letters.target[letter]
-        if target >= 0 and sender[target] >= 0:
-            there = tail[letters.rank[target], place[target, turns[j]]]
-            after = max(after, float(letters.occupancy[letter] + latency[letter] + there))
+        to = target[letter]
+        if to >= 0 and sender[to] >= 0:
+            there = tail[first[to] + letters.total[to] - 1 - turns[j]]
+            after = max(after, float(occupancy[letter] + latency[letter] + there))
         span = max(span, float(ends[j]) + after)
-        after += float(took[letter, turns[j] if varied else 0])
+        after += float(took[first[letter] + turns[j] if varies else letter])
     return span
-
-
-@njit(cache=True)
-def tails(words: Ints, lengths: Ints, letters: Letters, sender: Ints, turn: Ints, place: Ints, tail: Floats) -> None:
-    """Write how long it takes at least from the start of each action to the end of the plan; 0 behind a word's end.
-
-    The simulation backwards: ranks run as far as they go.
-    """
-    num_ranks = words.shape[0]
-    took, latency, varied = letters.took[0], letters.latency[0], letters.took.shape[2] > 1
-    tail[:] = -1.0
-    at = lengths - 1
-    stack = np.arange(num_ranks)
-    waiting = np.zeros(num_ranks, np.bool_)
-    depth = num_ranks
-    while depth > 0:
-        depth -= 1
-        rank = stack[depth]
-        waiting[rank] = False
-        while at[rank] >= 0:
-            i = at[rank]
-            letter = words[rank, i]
-            after = tail[rank, i + 1] if i + 1 < lengths[rank] else 0.0
-            target = letters.target[letter]
-            if target >= 0 and sender[target] >= 0:
-                there = tail[letters.rank[target], place[target, turn[rank, i]]]
-                if there < 0.0:
-                    waiting[rank] = True
-                    break
-                after = max(after, letters.occupancy[letter] + latency[letter] + there)
-            tail[rank, i] = after + took[letter, turn[rank, i] if varied else 0]
-            at[rank] = i - 1
-            if sender[letter] >= 0 and waiting[letters.rank[sender[letter]]]:
-                waiting[letters.rank[sender[letter]]] = False
-                stack[depth] = letters.rank[sender[letter]]
-                depth += 1

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,122 +13,45 @@ from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adapted_warmups, initial_warmups, max_inflight, round_trip
+from lanterne.pipeline.planners.annealing import anneal, orders_of, score, scratch
 from lanterne.pipeline.planners.growth.growing import Found, Growth
-from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, rank_stages, rules
-from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
+from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, list_words, rank_stages, rules
 from lanterne.pipeline.planners.words import (
     NONE,
     Letters,
     has_parts,
     letters_of,
     plan_of,
-    with_messages,
+    with_message_words,
     word_length,
     words_of,
-    words_with_messages,
 )
+from lanterne.pipeline.simulate.program import runs_of_a_row
 from lanterne.pipeline.simulate.simulate import simulate
-from lanterne.transport.steering import steers, value
 
-
-@steers
-@dataclass(frozen=True)
-class SearchPolicy:
-    """How much is tried."""
-
-    # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
-    rule_actions: float = value(
-        3e7,
-        "chosen",
-        half="half the rules are tried",
-        double="planning takes longer",
-    )
-    search_actions: float = value(
-        7e7,
-        "chosen",
-        half="half the moves are tried",
-        double="planning takes longer",
-    )
-    move_actions: int = value(
-        40,
-        "chosen: a move takes 0.46 us and 2.9 ns an action, measured; of the 160 actions' worth a quarter",
-        half="plans of 150 actions take an eighth longer, up to 1.1 s",
-        double="they are searched less",
-    )
-    # With fewer moves than this, or than this share of the actions, the search is left out.
-    fewest_moves: int = value(
-        500,
-        "chosen: fewer change nothing",
-        half="time is spent on searches that change nothing",
-        double="large plans are searched less",
-    )
-    fewest_share: float = value(
-        0.1,
-        "chosen: fewer change nothing",
-        half="time is spent on searches that change nothing",
-        double="large plans are searched less",
-    )
-    many_share: float = value(
-        0.15,
-        "measured, 8 x 32: where ranks hold several stages more rules find little that the search would not",
-        half="searches begin from worse words",
-        double="planning takes up to a quarter longer",
-    )
-    fewest_rules: int = value(
-        24,
-        "chosen: whatever the effort",
-        half="large plans begin from worse words",
-        double="large plans take longer at little effort",
-    )
-    pacing_moves: int = value(
-        20,
-        "chosen: they tell how fast the search is, where its time is limited",
-        half="limits are kept less exactly",
-        double="they take longer than short limits",
-    )
-    kept: int = value(
-        8,
-        "chosen: the best words that searches begin from",
-        half="searches begin from fewer places",
-        double="each search is half as long",
-    )
-    little_memory: int = value(
-        4,
-        "measured, where ranks hold several stages: with so many microbatches at most, searches end far apart",
-        half="waves that hold 3 or 4 microbatches are up to 7 % longer",
-        double="nothing is gained, and planning takes a tenth longer",
-    )
-    grown_share: float = value(
-        0.5,
-        "measured, 40 waves, most with little memory: the share of the search that grows words from few microbatches",
-        half="waves that hold 2 microbatches are up to 3 % longer",
-        double="nothing is left for the search of the whole",
-    )
-    grown: int = value(
-        3,
-        "measured with grown_share: words kept of each number of microbatches",
-        half="all words come from one",
-        double="each is searched half as far",
-    )
-    block_share: float = value(
-        0.3,
-        "measured with grown_share: the share of moves in which letters in a row move together",
-        half="waves with little memory are a percent longer",
-        double="fewer letters move alone, which is needed as often",
-    )
-    samples: int = value(
-        32,
-        "chosen: sampled latencies of every link in a robust plan",
-        half="a robust plan is good for the samples only",
-        double="robust plans are searched half as far",
-    )
-
-
-POLICY = SearchPolicy()
+# Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
+RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
+# A move that is not simulated costs as much as a quarter of the 160 actions that take its time; measured.
+MOVE_ACTIONS = 40
+# With fewer moves than this, or than this share of the actions, the search is left out: it would change nothing.
+FEWEST_MOVES, FEWEST_SHARE = 500, 0.1
+# Rules tried whatever the effort; and the share of them where ranks hold several stages, which gain more by the search.
+FEWEST_RULES, MANY_SHARE = 24, 0.15
+# Moves that show how fast the search is, where its time is limited.
+PACING_MOVES = 20
+# The best words that searches begin from.
+KEPT = 8
+# Where ranks hold several stages, and at most this many microbatches, searches end far apart; measured.
+LITTLE_MEMORY = 4
+# There this share of the search grows words from few microbatches, from as many of each number of them; and this share
+# of the moves take letters in a row together. Measured on 40 waves.
+GROWN_SHARE, GROWN, BLOCK_SHARE = 0.5, 3, 0.3
+# Sampled latencies and durations in a robust plan.
+SAMPLES = 32
 
 
 class Heats(NamedTuple):
-    """How searches share the moves, and how hot they begin, in mean durations.
+    """Temperature schedule: how searches share the moves, and how hot they begin, in mean durations.
 
     Attributes:
         short, hot: share of a short search, of which there is one from each of the best words; its heats in turn.
@@ -155,12 +77,11 @@ def improve(
     quantile: float | None,
     jitter: float,
     tell: Callable[[float], object],
-    readable_s: float | None = None,
     *,
     duration_jitter: float = 0.0,
     until_s: float = math.inf,
 ) -> tuple[Plan, float]:
-    """(the best plan found from `plans` and by rules, its makespan or, with a quantile, that of the samples).
+    """Return (the best plan found from `plans` and by rules, its makespan; with a quantile, that of the samples).
 
     Args:
         plans: checked plans on one placement, at least one.
@@ -168,24 +89,21 @@ def improve(
         quantile: None to plan for latencies and durations as given; else over sampled ones, -1 for the mean.
         jitter, duration_jitter: as for `sampled`.
         tell: called with each better makespan.
-        readable_s: not None: search with the readable loops, for about so long.
         until_s: of time.monotonic(): when to end, about.
     """
     table = costs(problem, plans[0].placement)
     letters = letters_of(table)
     if quantile is not None:
         half_s = until_s if until_s == math.inf else (time.monotonic() + until_s) / 2
-        plain = improve(
-            plans, problem, target, effort, seed, None, jitter, lambda found: None, readable_s, until_s=half_s
-        )
+        plain = improve(plans, problem, target, effort, seed, None, jitter, lambda found: None, until_s=half_s)
         plans = [*plans, plain[0]]
         letters, target = sampled(letters, jitter, duration_jitter, seed), 0.0
-    search = _WordSearch(letters, quantile, target, seed, tell, readable_s, until_s)
+    search = _WordSearch(letters, quantile, target, seed, tell, until_s)
     # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
     pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
     for plan in plans:
         if not has_parts(plan):
-            search.add(words_of(plan, letters))
+            search.add(with_message_words(words_of(plan, letters), letters))
     search.add_rules(table.placement, problem, effort)
     search.anneal(table.placement, problem, effort)
     made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, plans[-1]))
@@ -195,7 +113,7 @@ def improve(
 
 
 def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) -> Letters:
-    """`letters` with POLICY.samples rows of latencies and durations, each gamma distributed around its own.
+    """Return `letters` with SAMPLES rows of latencies and durations, each gamma distributed around its own.
 
     Args:
         jitter: standard deviation of each link's latency, one for both ways, as a share of it.
@@ -205,17 +123,23 @@ def sampled(letters: Letters, jitter: float, duration_jitter: float, seed: int) 
     if jitter:
         letters = letters._replace(latency=_sampled_latency(letters, jitter, drawn))
     if duration_jitter:
-        shape = POLICY.samples, len(letters.rank), int(letters.total.max())
-        took = np.array(np.broadcast_to(letters.took, shape))
-        letters = letters._replace(took=took * drawn.gamma(1 / duration_jitter**2, duration_jitter**2, shape))
+        # By run; messages take as long as ever.
+        runs, num_letters = runs_of_a_row(letters.operations), len(letters.total)
+        took = letters.took if letters.took.shape[1] > num_letters else np.repeat(letters.took, runs, axis=1)
+        took = np.repeat(took, SAMPLES, axis=0)
+        own = runs * int((letters.operations.lane < letters.num_ranks).sum())
+        took[:, :own] *= drawn.gamma(1 / duration_jitter**2, duration_jitter**2, (SAMPLES, own))
+        letters = letters._replace(took=took)
     return letters
 
 
 def _sampled_latency(letters: Letters, jitter: float, drawn: np.random.Generator) -> Floats:
-    ends = letters.rank, letters.rank[letters.target]
+    lane, source, target, *_ = letters.operations
+    sender = np.where(lane < letters.num_ranks, lane, lane[source])
+    ends = sender, lane[target]
     pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
     _, link = np.unique(pair, return_inverse=True)
-    factor = drawn.gamma(1 / jitter**2, jitter**2, (POLICY.samples, link.max() + 1))
+    factor = drawn.gamma(1 / jitter**2, jitter**2, (SAMPLES, link.max() + 1))
     # By `take`: factor[:, link] is laid out by columns, for which all loops would be compiled a second time.
     taken: Floats = letters.latency[0] * factor.take(link, axis=1)
     return taken
@@ -231,17 +155,12 @@ class _WordSearch:
         target: float,
         seed: int,
         tell: Callable[[float], object],
-        readable_s: float | None,
         until_s: float = math.inf,
     ) -> None:
-        self.loops = compiled_loops() if readable_s is None else readable_loops()
-        self.is_readable = readable_s is not None
-        self.until_s = until_s if readable_s is None else min(until_s, time.monotonic() + readable_s)
+        self.until_s = until_s
         # How many moves of the compiled search go into a second: known after the first.
         self.moves_per_s = 0.0
-        self.given = letters
-        # Where ranks share links the order of messages is searched too.
-        self.letters = with_messages(letters) if letters.shared else letters
+        self.letters = letters
         self.samples = max(len(letters.latency), len(letters.took))
         self.quantile = quantile or 0.0
         self.target = target
@@ -250,75 +169,67 @@ class _WordSearch:
         self.found: Found = []
         self.blocks = 0.0
         # A mean duration.
-        self.unit = float(self.letters.duration[self.letters.duration > 0].mean())
-        self.actions = int(letters.total.sum())
-        self.ranks = len(letters.capacity)
-        self.scratch = _scratch(self.letters)
-        self.given_scratch = _scratch(letters)
+        duration = letters.operations.duration
+        self.unit = float(duration[duration > 0].mean())
+        self.actions = int(letters.total[letters.operations.lane < letters.num_ranks].sum())
+        self.ranks = letters.num_ranks
+        self.scratch = scratch(letters)
 
     @property
     def makespan(self) -> float:
         return self.found[0][0] if self.found else math.inf
 
     def add(self, words: Ints) -> None:
-        """Keep `words` if no others with their makespan are known; those without messages get them as they come."""
-        if len(words) < len(self.letters.capacity):
-            arrival, start, came, ended = self.given_scratch
-            if self.loops.simulate_words(words, self.given, 0, arrival, start, came, ended) >= 1e300:
-                return
-            words = words_with_messages(words, self.given, start)
-        _, span = self.loops.score(words, self.letters, self.quantile, *self.scratch)
+        """Keep `words`, those of links included, if no others with their makespan are known."""
+        _, span = score(self.letters, orders_of(words), self.quantile, *self.scratch)
         if span >= 1e300 or any(span == known for known, _ in self.found):
             return
         if span < self.makespan:
             self.tell(span)
-        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[: POLICY.kept]
+        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:KEPT]
 
     def add_rules(self, placement: Placement, problem: Problem, effort: float) -> None:
-        """The words of as many list rules as the effort allows."""
-        most = max(int(effort * POLICY.rule_actions / (self.actions * (8 + self.ranks))), POLICY.fewest_rules)
+        """Add the words of as many list rules as the effort allows."""
+        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
         if placement.num_stages == placement.num_ranks:
             tried = rules(_leads(problem), most)
         else:
             leads = _leads_of_many(problem, placement)
-            tried = rules(leads, int(most * POLICY.many_share), (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
-        ranks = rank_stages(placement, self.given)
+            tried = rules(leads, int(most * MANY_SHARE), (DEEP, OLDEST, SHALLOW), _groups(problem, placement))
+        ranks = rank_stages(problem, placement, self.letters)
         for rule in tried:
             if self.makespan <= self.target or self._is_late():
                 return
-            words = np.full(self.given_scratch[1].shape, NONE, np.int64)
-            if self.loops.list_words(self.given, ranks, rule, words, self._most()):
+            words = np.full((len(self.letters.capacity), word_length(self.letters)), NONE, np.int64)
+            if list_words(self.letters, ranks, rule, words, self._most()):
                 self.add(words)
 
     def _most(self) -> float:
-        """What words may take to be kept, as rules time them: 1e300 where they are scored by more than one makespan.
+        """Return what words may take to be kept: 1e300 where they are scored by more than one makespan.
 
-        On shared links the order of messages is another than that of the rules; a little more is for rounding.
+        A little more is for rounding.
         """
-        if self.given.shared or self.samples > 1 or len(self.found) < POLICY.kept:
+        if self.samples > 1 or len(self.found) < KEPT:
             return 1e300
         return self.found[-1][0] * (1 + 1e-9)
 
     def anneal(self, placement: Placement, problem: Problem, effort: float) -> None:
-        """Short searches from each of the best words, then longer ones from the best of them.
+        """Search shortly from each of the best words, then longer from the best of them.
 
         Where ranks hold several stages, `effort` times as many searches and not longer ones: they end far apart. Where
         they hold little memory besides, the later ones begin from grown words.
         """
-        if self.is_readable:
-            self._anneal_until()
-            return
-        moves = int(effort * POLICY.search_actions / (self.actions + POLICY.move_actions) / self.samples)
-        if moves < max(POLICY.fewest_moves, POLICY.fewest_share * self.actions) or not self.found:
+        moves = int(effort * SEARCH_ACTIONS / (self.actions + MOVE_ACTIONS) / self.samples)
+        if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         has_many = placement.num_stages > placement.num_ranks
         heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
         growth = None
         if self.samples == 1 and has_little_memory(problem, placement):
-            self.blocks = POLICY.block_share
+            self.blocks = BLOCK_SHARE
             growth = self._growth(placement, problem, effort)
         if growth:
-            times, moves = max(times, 2), int(moves * (1 - POLICY.grown_share))
+            times, moves = max(times, 2), int(moves * (1 - GROWN_SHARE))
         moves, begun = moves // times, self.found
         for again in range(times):
             if again == 1 and growth and self.makespan > self.target:
@@ -326,83 +237,65 @@ class _WordSearch:
             self._anneal_from(begun, moves, heats, again * 16)
 
     def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, heats: Heats, salt: int) -> None:
-        """A short search from each of `begun`, then longer ones from the best of them."""
+        """Search shortly from each of `begun`, then longer from the best of them."""
         found = [
             self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * self.unit, salt + i)
             for i, (_, words) in enumerate(begun)
         ]
-        for more, (share, hot) in enumerate(heats.long, salt + POLICY.kept):
+        for more, (share, hot) in enumerate(heats.long, salt + KEPT):
             nearest = min(found, key=lambda pair: pair[0])[1]
             found.append(self._anneal(nearest, int(moves * share), hot * self.unit, more))
 
     def _growth(self, placement: Placement, problem: Problem, effort: float) -> Growth | None:
-        """How words are grown; None where microbatches or moves are too few, or the time is limited."""
+        """Return the Growth; None where microbatches or moves are too few, or the time is limited."""
         growth = Growth(
-            self.given,
             self.letters,
-            self.loops,
             held=least_held(problem, placement),
-            kept=POLICY.grown,
-            actions=effort * POLICY.search_actions * POLICY.grown_share,
+            kept=GROWN,
+            actions=effort * SEARCH_ACTIONS * GROWN_SHARE,
             heat=MANY_STAGES.long[0][1] * self.unit,
             blocks=self.blocks,
             seed=self.seed,
         )
-        can = growth.levels and growth.moves >= POLICY.fewest_moves and self.until_s == math.inf
+        can = growth.levels and growth.moves >= FEWEST_MOVES and self.until_s == math.inf
         return growth if can else None
 
-    def _begun(self, given: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
-        """Words by rules for the letters of fewer microbatches."""
-        few = _WordSearch(given, None, 0.0, self.seed, lambda makespan: None, None)
-        # So few actions are soon done.
+    def _begun(self, letters: Letters, placement: Placement, problem: Problem, effort: float) -> Found:
+        """Return words by rules for the letters of fewer microbatches."""
+        few = _WordSearch(letters, None, 0.0, self.seed, lambda makespan: None)
+        # Few actions take little time.
         few.add_rules(placement, problem, effort / 20)
         return few.found
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.until_s
 
-    def _anneal_until(self) -> None:
-        """Few moves at a time, from the best words, until it is late."""
-        salt = 0
-        while self.found and self.makespan > self.target and not self._is_late():
-            self._anneal(self.found[salt % len(self.found)][1], POLICY.fewest_moves // 10, 0.1 * self.unit, salt)
-            salt += 1
-
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> tuple[float, Ints]:
-        """(makespan, words) of a search from `words`, which are kept; these and inf if there is nothing to search."""
-        if self.until_s < math.inf and not self.is_readable:
+        """Search from `words` and return (makespan, words) found; inf and `words` if there is nothing to search."""
+        if self.until_s < math.inf:
             if not self.moves_per_s:
                 self.moves_per_s = self._speed(words)
             moves = min(moves, int(self.moves_per_s * (self.until_s - time.monotonic())))
         if self.makespan <= self.target or moves <= 0:
             return math.inf, words
         run = self.seed * 1024 + salt
-        found, span, _ = self.loops.anneal(
-            words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run, self.blocks
-        )
+        found, span, _ = anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run, self.blocks)
         self.add(found)
         return span, found
 
     def _speed(self, words: Ints) -> float:
-        """Moves a second, told by few."""
-        unit = float(self.letters.duration.max())
+        """Return the moves per second, measured on a few."""
+        unit = float(self.letters.operations.duration.max())
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
-            self.loops.anneal(words, self.letters, self.quantile, POLICY.pacing_moves, unit, unit, -1.0, self.seed, 0.0)
+            anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed, 0.0)
             took_s = time.monotonic() - began_s
-        return POLICY.pacing_moves / max(took_s, 1e-6)
-
-
-def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats, Floats]:
-    """What simulate_words writes: arrival, start, came, ended."""
-    shape = len(letters.capacity), word_length(letters)
-    arrival = np.empty((len(letters.rank), int(letters.total.max())))
-    return arrival, np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        return PACING_MOVES / max(took_s, 1e-6)
 
 
 def _leads(problem: Problem) -> list[Ints]:
-    """Lead vectors for the rules: what memory allows, ADAPTRA's, and slacks that cover a share of the links' delays."""
+    """Return lead vectors for the rules: the memory's limit, ADAPTRA's, and slacks that cover a share of the delays."""
     most = [max_inflight(problem, stage) for stage in range(problem.stages)]
     busy = [sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)]
     found = [most, list(adapted_warmups(problem)), list(initial_warmups(problem))]
@@ -415,7 +308,7 @@ def _leads(problem: Problem) -> list[Ints]:
 
 
 def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
-    """Lead vectors for ranks of several stages: what memory allows, and alike on all ranks, up to covering links."""
+    """Return lead vectors for ranks of several stages: the memory's limit, and equal ones, up to covering links."""
     held = placement.num_stages // placement.num_ranks
     most = [max_inflight(problem, rank) * held // placement.num_routes for rank in range(problem.stages)]
     busy = max(sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)) / held
@@ -430,17 +323,17 @@ def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
 
 
 def _groups(problem: Problem, placement: Placement) -> list[int]:
-    """How many microbatches may go together: as many as memory holds whole, half of them, or as there are ranks."""
+    """Return how many microbatches may go together: as many as memory holds whole, half of them, or the ranks."""
     held = least_held(problem, placement)
     return sorted({size for size in (held, held // 2, placement.num_ranks) if 1 < size <= held}, reverse=True)
 
 
 def has_little_memory(problem: Problem, placement: Placement) -> bool:
-    """Whether ranks hold several stages and few microbatches: searches end far apart there."""
+    """Return whether ranks hold several stages and few microbatches: searches end far apart there."""
     has_many = placement.num_stages > placement.num_ranks
-    return has_many and least_held(problem, placement) <= POLICY.little_memory
+    return has_many and least_held(problem, placement) <= LITTLE_MEMORY
 
 
 def least_held(problem: Problem, placement: Placement) -> int:
-    """How many microbatches of each route every rank can hold at once, whole."""
+    """Return how many microbatches of each route every rank can hold at once, whole."""
     return min(max_inflight(problem, rank) for rank in range(problem.stages)) // placement.num_routes

@@ -6,16 +6,17 @@ alike, so doing each letter's in order costs nothing; what is left to choose is 
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lanterne.pipeline.plan.action import FUSED, KINDS, Action
 from lanterne.pipeline.plan.costs import Costs, Floats, Ints
 from lanterne.pipeline.plan.plan import KIND, PARTS, STAGE, Plan
-from lanterne.pipeline.planners.list_schedule import B, F, W
+from lanterne.pipeline.simulate.event_loop import FIRST_COME, IN_ORDER, Operations, Orders
+from lanterne.pipeline.simulate.program import Program, run_program, shared_senders, with_messages
 
+F, B, W = (KINDS.index(kind) for kind in "FBW")
 PIECES = {KINDS.index(whole): tuple(KINDS.index(kind) for kind in pieces) for whole, pieces in FUSED.items()}
 NONE = -1
 
@@ -23,165 +24,140 @@ NONE = -1
 class Letters(NamedTuple):
     """A problem on a placement by letter, as arrays that compiled code reads.
 
+    Where ranks share links, each link is a lane behind the ranks, and what it runs are messages: letters behind the
+    others. So their order is part of the words, and the k-th of a sending letter is the k-th of its message's.
+
     Attributes, (num_letters,) if not said otherwise:
-        rank, total: the rank that runs a letter and how often.
+        operations: the letters as rows of the event loop, their runs being microbatches; `duration` is the mean.
+        total: how often a letter runs.
         before: the letter of which the rank must have run as many, NONE for an F.
-        target: the letter whose message it sends, NONE for none; waits: whether it waits for one.
-        link: that the message occupies, NONE for none; int64.
-        duration: as in Costs, the mean over microbatches; occupancy, alloc, free: as in Costs.
-        took: (num_samples, num_letters, microbatches or 1): how long the k-th of a letter takes; 1: all alike.
+        alloc, free: as in Costs.
+        took: (num_samples, num_letters or num_runs): how long each takes; by run where microbatches differ.
         latency: (num_samples, num_letters): the nominal ones, or sampled ones.
-        gather, reduce: data-parallel time before the first of an F and after the last of a W.
-        capacity: (num_ranks,).
-        num_links, shared: how many links, and whether ranks share one.
+        reduce: data-parallel time after the last of a W.
+        capacity: (num_lanes,).
+        num_ranks: the lanes before those of links.
     """
 
-    rank: Ints
+    operations: Operations
     total: Ints
     before: Ints
-    target: Ints
-    waits: Ints
-    link: Ints
-    duration: Floats
-    took: Floats
-    occupancy: Floats
     alloc: Floats
     free: Floats
+    took: Floats
     latency: Floats
-    gather: Floats
     reduce: Floats
     capacity: Floats
-    num_links: int
-    shared: int
+    num_ranks: int
 
 
 def letters_of(table: Costs) -> Letters:
-    """The Letters of the Costs `table`."""
+    """Return the Letters of the Costs `table`."""
     placement, stages = table.placement, table.placement.num_stages
     stage = np.arange(stages)
     route = stage // placement.route_length
     first = table.id(np.array([F, B, W])[:, None], stage, np.minimum(route, table.microbatches - 1)).reshape(-1)
     counts = [len(placement.microbatches_of(s, table.microbatches)) for s in range(stages)]
-    target, waits = np.full((3, stages), NONE), np.zeros((3, stages), np.int64)
+    source, target = np.full((3, stages), NONE), np.full((3, stages), NONE)
     for kind, step in ((F, 1), (B, -1)):
         for sender in range(stages):
             receiver = placement.step(sender, step)
             if receiver is not None:
                 target[kind, sender] = kind * stages + receiver
-                waits[kind, receiver] = 1
+                source[kind, receiver] = kind * stages + sender
     none = np.zeros(stages)
-    duration, took = table.duration[first], table.duration[first][None, :, None].copy()
+    duration = table.duration[first]
+    took = duration[None, :].copy()
     if table.problem.microbatch_lengths is not None:
         # By [letter][turn]; where a route has a turn less its last one counts twice, which nothing reads.
         turns = np.arange(max(counts))[None, :] * placement.num_routes + route[:, None]
         turns = np.minimum(turns, table.microbatches - 1)
         kinds = np.array([F, B, W])[:, None, None]
-        took = table.duration[table.id(kinds, stage[:, None], turns)].reshape(1, 3 * stages, -1)
-        duration = took[0].mean(axis=1)
+        lengths = table.duration[table.id(kinds, stage[:, None], turns)].reshape(3 * stages, -1)
+        took, duration = lengths.reshape(1, -1), lengths.mean(axis=1)
+    operations = Operations(
+        lane=np.tile(table.stage_rank, 3).astype(np.int64),
+        source=source.reshape(-1),
+        target=target.reshape(-1),
+        first=np.arange(3 * stages) * max(counts),
+        duration=duration,
+        link=table.link[first].astype(np.int64),
+        occupancy=table.occupancy[first],
+        latency=table.latency[first],
+        gather=np.concatenate([table.all_gather, none, none]),
+    )
     capacity = np.array(table.problem.limits.capacity) * (1 + 1e-9)
-    return Letters(
-        rank=np.tile(table.stage_rank, 3).astype(np.int64),
+    letters = Letters(
+        operations,
         total=np.tile(np.array(counts, np.int64), 3),
         before=np.concatenate([np.full(stages, NONE), F * stages + stage, B * stages + stage]).astype(np.int64),
-        target=target.reshape(-1).astype(np.int64),
-        waits=waits.reshape(-1),
-        link=table.link[first].astype(np.int64),
-        duration=duration,
-        took=took,
-        occupancy=table.occupancy[first],
         alloc=table.alloc[first],
         free=table.free[first],
-        latency=table.latency[first][None, :].copy(),
-        gather=np.concatenate([table.all_gather, none, none]),
+        took=took,
+        latency=operations.latency[None, :],
         reduce=np.concatenate([none, none, table.reduce]),
         capacity=np.where(np.isfinite(capacity), capacity, 1e300),
-        num_links=table.num_links,
-        shared=int(table.shared),
+        num_ranks=placement.num_ranks,
     )
+    return _with_messages(letters, table.num_links) if table.shared else letters
 
 
-def with_messages(letters: Letters) -> Letters:
-    """`letters` with a rank more for each link: what it runs are the messages of the ranks that share it.
-
-    So their order is part of the words, and the k-th of a sending letter is the k-th of its message's. Links of one
-    sender stay as they are. Message letters come behind the others, their ranks behind the ranks.
-    """
-    ranks, count = len(letters.capacity), len(letters.rank)
-    senders = shared_senders(letters)
-    messages = count + np.arange(len(senders))
-    target, link, latency, occupancy = (
-        each.copy() for each in (letters.target, letters.link, letters.latency, letters.occupancy)
-    )
-    target[senders], link[senders], latency[:, senders], occupancy[senders] = messages, NONE, 0.0, 0.0
-
-    def longer(own: NDArray[Any], more: object) -> NDArray[Any]:
-        filled = np.empty((*own.shape[:-1], count + len(senders)), own.dtype)
-        filled[..., :count], filled[..., count:] = own, more
-        return filled
-
+def _with_messages(letters: Letters, num_links: int) -> Letters:
+    senders = shared_senders(letters.operations)
+    operations = with_messages(letters.operations, len(letters.capacity), senders)
+    none = np.zeros(len(senders))
+    runs = letters.took.shape[1] // len(letters.total)
+    took = np.concatenate([letters.took[0], np.repeat(operations.duration[len(letters.total) :], runs)])
     return Letters(
-        rank=longer(letters.rank, ranks + letters.link[senders]),
-        total=longer(letters.total, letters.total[senders]),
-        before=longer(letters.before, NONE),
-        target=longer(target, letters.target[senders]),
-        waits=longer(letters.waits, 1),
-        link=longer(link, NONE),
-        duration=longer(letters.duration, letters.occupancy[senders]),
-        took=_more_letters(letters.took, letters.occupancy[senders]),
-        occupancy=longer(occupancy, 0.0),
-        alloc=longer(letters.alloc, 0.0),
-        free=longer(letters.free, 0.0),
-        latency=longer(latency, letters.latency[:, senders]),
-        gather=longer(letters.gather, 0.0),
-        reduce=longer(letters.reduce, 0.0),
-        capacity=np.concatenate([letters.capacity, np.full(letters.num_links, 1e300)]),
-        num_links=letters.num_links,
-        shared=0,
+        operations,
+        total=np.concatenate([letters.total, letters.total[senders]]),
+        before=np.concatenate([letters.before, np.full(len(senders), NONE)]),
+        alloc=np.concatenate([letters.alloc, none]),
+        free=np.concatenate([letters.free, none]),
+        took=took[None, :],
+        latency=operations.latency[None, :],
+        reduce=np.concatenate([letters.reduce, none]),
+        capacity=np.concatenate([letters.capacity, np.full(num_links, 1e300)]),
+        num_ranks=letters.num_ranks,
     )
 
 
-def _more_letters(took: Floats, more: Floats) -> Floats:
-    samples, _, turns = took.shape
-    return np.concatenate([took, np.broadcast_to(more[:, None], (samples, len(more), turns))], axis=1)
+def with_message_words(words: Ints, letters: Letters) -> Ints:
+    """Return the ranks' `words` with those of the links: messages go in the order in which they are ready.
 
-
-def shared_senders(letters: Letters) -> Ints:
-    """The letters that send over links that ranks share, ascending; each sends over one."""
-    sends = np.flatnonzero(letters.occupancy > 0)
-    links = letters.link[sends]
-    shared = [link for link in np.unique(links).tolist() if len(np.unique(letters.rank[sends[links == link]])) > 1]
-    return np.asarray(sends[np.isin(links, shared)], np.int64)
-
-
-def words_with_messages(words: Ints, letters: Letters, start: Floats) -> Ints:
-    """`words` and those of the links for `with_messages(letters)`, in which messages go in the order of sending.
-
-    Args:
-        start: (num_ranks, word_length) times of the actions.
+    Fewer words than lanes come back where ranks wait for each other for ever.
     """
-    senders = shared_senders(letters)
-    most = np.bincount(letters.link[senders], letters.total[senders], letters.num_links)
-    longest = max(words.shape[1], int(most.max()))
-    found = np.full((len(words) + letters.num_links, longest), NONE, np.int64)
-    found[: len(words), : words.shape[1]] = words
-    rank, at = np.nonzero(np.isin(words, senders))
-    sending = words[rank, at]
-    order = np.lexsort((rank, start[rank, at] + letters.duration[sending]))
-    sending = sending[order]
-    message = len(letters.rank) + np.searchsorted(senders, sending)
-    for link in np.unique(letters.link[senders]).tolist():
-        own = message[letters.link[sending] == link]
-        found[len(words) + link, : len(own)] = own
-    return found
+    ranks, operations = len(words), letters.operations
+    lanes = len(letters.capacity)
+    if ranks == lanes:
+        return words
+    totals = np.bincount(operations.lane, letters.total, lanes).astype(np.int64)
+    longer = np.full((lanes, max(words.shape[1], int(totals.max()))), NONE)
+    longer[:ranks, : words.shape[1]] = words
+    first = np.arange(lanes) * longer.shape[1]
+    orders = Orders(longer.reshape(-1), first, first + np.concatenate([(words >= 0).sum(axis=1), totals[ranks:]]))
+    kinds = np.where(np.arange(lanes) < ranks, IN_ORDER, FIRST_COME)
+    duration = letters.took[0]
+    ran = run_program(Program(operations._replace(duration=duration), orders, kinds, lanes - ranks))
+    return words if ran.left.any() else ran.order.reshape(longer.shape)
+
+
+def starts_of(words: Ints, letters: Letters, begun: Floats) -> Floats:
+    """Return by place in `words` what `begun` has by run; 0 behind a word's end."""
+    starts = np.zeros(words.shape)
+    for letter, first in enumerate(letters.operations.first.tolist()):
+        places = words == letter
+        starts[places] = begun[first : first + int(places.sum())]
+    return starts
 
 
 def word_length(letters: Letters) -> int:
-    """Length of the longest rank's word."""
-    return int(np.bincount(letters.rank, letters.total).max())
+    """Return the length of the longest word."""
+    return int(np.bincount(letters.operations.lane, letters.total).max())
 
 
 def words_of(plan: Plan, letters: Letters) -> Ints:
-    """(num_ranks, word_length) of a plan whose actions are whole; NONE behind the end of a word.
+    """Return the (num_ranks, word_length) of a plan whose actions are whole; NONE behind the end of a word.
 
     A fused backward becomes a B and its W: that can only end sooner and never holds more memory.
     """
@@ -195,7 +171,7 @@ def words_of(plan: Plan, letters: Letters) -> Ints:
 
 
 def plan_of(words: Ints, table: Costs, scheduler: str) -> Plan:
-    """The Plan that `words` spell; of words with messages, one with their order."""
+    """Return the Plan that `words` spell, with the order of messages where links have words."""
     placement, orders = table.placement, []
     for word in words[: placement.num_ranks]:
         ids = np.zeros(np.count_nonzero(word != NONE), np.int64)
@@ -210,13 +186,13 @@ def plan_of(words: Ints, table: Costs, scheduler: str) -> Plan:
 
 
 def _message_order(words: Ints, table: Costs) -> Iterator[tuple[Action, ...]]:
-    """The messages of each link in the order of its word."""
+    """Yield the messages of each link in the order of its word."""
     stages = table.placement.num_stages
-    senders = shared_senders(letters_of(table)) if len(words) else np.empty(0, np.int64)
+    source = letters_of(table).operations.source.tolist() if len(words) else []
     for word in words:
-        order, counts = [], dict.fromkeys(senders.tolist(), 0)
+        order, counts = [], [0] * (3 * stages)
         for message in word[word != NONE].tolist():
-            sender = int(senders[message - 3 * stages])
+            sender = source[message]
             kind, stage = divmod(sender, stages)
             microbatch = table.placement.microbatches_of(stage, table.microbatches)[counts[sender]]
             order.append(Action(KINDS[kind], stage, microbatch))
@@ -226,5 +202,5 @@ def _message_order(words: Ints, table: Costs) -> Iterator[tuple[Action, ...]]:
 
 
 def has_parts(plan: Plan) -> bool:
-    """Whether a plan has split actions, which no word spells."""
+    """Return whether a plan has split actions, which no word spells."""
     return bool((plan.columns[PARTS] > 1).any())

@@ -1,29 +1,31 @@
-"""What a simulated timeline says: bubbles, the critical path, how late each action may be, and memory over time."""
+"""Analysis of a simulated timeline: bubbles, the critical path, the slack of each action, and memory over time."""
+
+from itertools import pairwise
 
 import numpy as np
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.costs import Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, STAGE
-from lanterne.pipeline.simulate.check_plan import total_order
+from lanterne.pipeline.simulate.precedence import Precedences
 from lanterne.pipeline.simulate.program import senders_of
 from lanterne.pipeline.simulate.simulate import Timeline
 
 
 def busy_time(timeline: Timeline) -> Floats:
-    """(num_ranks,) float64: time that each rank computes."""
+    """Return (num_ranks,) float64: the time that each rank computes."""
     ranks = timeline.plan.placement.num_ranks
     busy = np.bincount(timeline.plan.rank_of, timeline.end - timeline.start, minlength=ranks)
     return np.asarray(busy, np.float64)
 
 
 def bubble_rate(timeline: Timeline) -> float:
-    """1 - busy / (makespan x ranks), in [0, 1]; some papers divide the idle time by the busy time instead."""
+    """Return 1 - busy / (makespan x ranks), in [0, 1]; some papers divide the idle time by the busy time instead."""
     return float(1.0 - busy_time(timeline).sum() / (timeline.makespan * timeline.plan.placement.num_ranks))
 
 
 def slack(timeline: Timeline) -> Floats:
-    """(num_actions,) float64: how much later each action could start with the makespan as it is and every order kept.
+    """Return (num_actions,) float64: how much later each could start with the same makespan and every order kept.
 
     Messages keep the order that they had on their link.
 
@@ -33,11 +35,35 @@ def slack(timeline: Timeline) -> Floats:
     Cost: some 3 us per action.
     """
     _check_free(timeline)
-    return _latest_starts(timeline) - timeline.start
+    plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
+    # The same operations with time reversed: each begins when all that wait for it have ended.
+    backwards = Precedences()
+    for duration in (timeline.end - timeline.start).tolist():
+        backwards.add(duration)
+    for first, stop in pairwise(plan.offsets.tolist()):
+        for column in range(first, stop - 1):
+            backwards.wait(column, column + 1)
+    moves: dict[int, int] = {}
+    for receiver, sender in enumerate(senders(timeline).tolist()):
+        if sender >= 0:
+            latency, occupancy = (float(each[plan.ids[sender]]) for each in (table.latency, table.occupancy))
+            moves[sender] = backwards.add(occupancy, backwards.add(latency, receiver))
+            backwards.wait(sender, moves[sender])
+    for messages in _links(timeline):
+        for before, behind in pairwise(messages.tolist()):
+            backwards.wait(moves[before], moves[behind])
+    reductions: dict[int, int] = {}
+    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda each: -each.start):
+        if action.kind != "AG":
+            reductions[rank] = backwards.add(end - start, reductions.get(rank))
+            last = np.flatnonzero(plan.columns[STAGE] == action.stage)[-1]
+            backwards.wait(int(last), reductions[rank])
+    _, ended = backwards.times()
+    return timeline.makespan - ended[: len(timeline.start)] - timeline.start
 
 
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
-    """Columns of the plan on one chain, from a start at 0 to the makespan, in which each waits for the one before.
+    """Return the columns on one chain, from a start at 0 to the makespan, in which each waits for the one before.
 
     Where two neighbours are on different ranks a message lies between; it may have waited for its link. Before the
     first column there may be a data-parallel all-gather, behind the last a reduction; none where those of a rank, one
@@ -70,7 +96,7 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
 
 
 def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
-    """Per rank the steps of its memory: (times, levels); levels[i] holds from times[i] on.
+    """Return per rank the steps of its memory: (times, levels); levels[i] holds from times[i] on.
 
     An activation counts from the start of F to the end of W (see StageMemory), in the unit of the capacity.
     """
@@ -82,7 +108,7 @@ def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
     for first, stop in zip(plan.offsets[:-1].tolist(), plan.offsets[1:].tolist(), strict=True):
         times = np.concatenate([timeline.end[first:stop], timeline.start[first:stop]])
         changes = np.concatenate([-free[first:stop], alloc[first:stop]])
-        # At one instant, memory is given back before it is taken: an action ends before the next one starts.
+        # At one instant memory is freed before it is taken: an action ends before the next one starts.
         order = np.argsort(times, kind="stable")
         profile.append((times[order], np.round(np.cumsum(changes[order]), 9)))
     return profile
@@ -96,12 +122,12 @@ def _check_free(timeline: Timeline) -> None:
 
 
 def senders(timeline: Timeline) -> Ints:
-    """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
+    """Return (num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
     return senders_of(timeline.plan, costs(timeline.problem, timeline.plan.placement))
 
 
 def _before_on_link(timeline: Timeline) -> Ints:
-    """(num_actions,) int64: of a column that sends over a link, the one that sent over it before; -1 for none."""
+    """Return (num_actions,) int64: for a column that sends over a link, the previous one on it; -1 for none."""
     before = np.full(len(timeline.start), -1)
     for messages in _links(timeline):
         before[messages[1:]] = messages[:-1]
@@ -109,7 +135,7 @@ def _before_on_link(timeline: Timeline) -> Ints:
 
 
 def _links(timeline: Timeline) -> list[Ints]:
-    """Per link the columns that send over it, in the order in which they did."""
+    """Return per link the columns that send over it, in the order of their messages."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     sends = np.flatnonzero(~np.isnan(timeline.sent) & (table.link[plan.ids] >= 0))
     links = table.link[plan.ids[sends]]
@@ -120,7 +146,7 @@ def _links(timeline: Timeline) -> list[Ints]:
 
 
 def _last(timeline: Timeline) -> int | None:
-    """The column that the makespan waits for; None: it waits for all-gathers before reductions alone."""
+    """Return the column that the makespan waits for; None if it waits for all-gathers before reductions alone."""
     plan, last = timeline.plan, int(np.argmax(timeline.end))
     if timeline.end[last] == timeline.makespan:
         return last
@@ -134,51 +160,3 @@ def _last(timeline: Timeline) -> int | None:
     on_stage = np.flatnonzero(plan.columns[STAGE] == lane[first][2])
     at = int(on_stage[np.argmax(timeline.end[on_stage])])
     return at if timeline.end[at] == lane[first][0] else None
-
-
-def _latest_starts(timeline: Timeline) -> Floats:
-    """(num_actions,) float64: backwards through actions and messages, each before all that wait for it."""
-    plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    count = len(timeline.start)
-    sender, sends = senders(timeline), np.flatnonzero(~np.isnan(timeline.sent))
-    receiver = np.full(count, -1)
-    receiver[sender[sender >= 0]] = np.flatnonzero(sender >= 0)
-    next_on_link = np.full(count, -1)
-    for messages in _links(timeline):
-        next_on_link[messages[:-1]] = messages[1:]
-    last_of_rank = np.isin(np.arange(count) + 1, plan.offsets)
-    # The message of column i is node count + i. At one time an action comes before its message, and actions in a total
-    # order.
-    position = np.empty(count, int)
-    position[total_order(plan, table)] = np.arange(count)
-    nodes = np.concatenate([np.arange(count), count + sends])
-    ties = np.concatenate([position, np.full(len(sends), count)])
-    nodes = nodes[np.lexsort((ties, np.concatenate([timeline.start, timeline.sent[sends]])))]
-    duration, latency, occupancy = timeline.end - timeline.start, table.latency[plan.ids], table.occupancy[plan.ids]
-    latest = np.concatenate([_stage_deadlines(timeline)[plan.columns[STAGE]], np.full(count, np.inf)])
-    for node in nodes[::-1].tolist():
-        if node >= count:
-            i = node - count
-            leaves = latest[receiver[i]] - latency[i]
-            if next_on_link[i] >= 0:
-                leaves = min(leaves, latest[count + next_on_link[i]])
-            latest[node] = leaves - occupancy[i]
-            continue
-        end = latest[node]
-        if not last_of_rank[node]:
-            end = min(end, latest[node + 1])
-        if receiver[node] >= 0:
-            end = min(end, latest[receiver[node] if np.isnan(timeline.sent[node]) else count + node])
-        latest[node] = end - duration[node]
-    return latest[:count]
-
-
-def _stage_deadlines(timeline: Timeline) -> Floats:
-    """(num_stages,) float64: by when each must be done: the makespan less its rank's reductions from its own on."""
-    deadlines = np.full(timeline.plan.placement.num_stages, timeline.makespan)
-    left: dict[int, float] = {}
-    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda each: -each.start):
-        if action.kind != "AG":
-            left[rank] = left.get(rank, timeline.makespan) - (end - start)
-            deadlines[action.stage] = left[rank]
-    return deadlines

@@ -1,4 +1,4 @@
-"""Proves that a plan does all of a problem's work, can run to its end, and fits in memory.
+"""Proof that a plan does all of a problem's work, can run to its end, and fits in memory.
 
 No deadlock, even where a send returns only once its receive is posted: a plan without a cycle has a total order, and
 ranks that post every send and every receive in one total order always find the other side there, the first unfinished
@@ -18,8 +18,7 @@ from lanterne.pipeline.plan.action import FUSED, KINDS, NEEDS, Action, dependenc
 from lanterne.pipeline.plan.costs import Costs, Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.engine import flow
-from lanterne.pipeline.simulate.program import program_of_plan
+from lanterne.pipeline.simulate.program import program_of, run_program
 
 # Actions shown on each side of the one that is wrong, and ranks.
 SHOWN, RANKS_SHOWN = 4, 3
@@ -72,7 +71,7 @@ def _fail(plan: Plan, what: str, *indices: int) -> NoReturn:
 
 
 def grid(plan: Plan, ranks: Sequence[int], position: int, marked: Collection[int] = ()) -> str:
-    """The actions of `ranks` and their neighbours around `position` as text, the columns `marked` between > and <.
+    """Return the actions of `ranks` and their neighbours around `position` as text, `marked` columns between > and <.
 
     A rank with a marked action is shown around that one.
     """
@@ -90,7 +89,7 @@ def grid(plan: Plan, ranks: Sequence[int], position: int, marked: Collection[int
 
 
 def _first(mask: NDArray[np.bool_]) -> int | None:
-    """Index of the first True, or None."""
+    """Return the index of the first True, or None."""
     found = int(np.argmax(mask)) if len(mask) else 0
     return found if len(mask) and mask[found] else None
 
@@ -128,7 +127,7 @@ def _check_places(plan: Plan) -> None:
 
 
 def _check_parts(plan: Plan) -> tuple[Ints, Ints]:
-    """Each action once, its parts ascending; returns the columns of the first and the last part by id, -1 for none."""
+    """Check that each action is there once, its parts ascending; return first and last part's column by id, or -1."""
     ids, part, parts = plan.ids, plan.columns[PART], plan.columns[PARTS]
     by_id = np.argsort(ids, kind="stable")
     ordered = ids[by_id]
@@ -157,7 +156,7 @@ def _check_parts(plan: Plan) -> tuple[Ints, Ints]:
 
 
 def _check_complete(plan: Plan, last: Ints) -> None:
-    """F, and either BW or all that it fuses, for each stage and microbatch."""
+    """Check that there is an F, and either BW or all that it fuses, for each stage and microbatch."""
     stages, microbatches, placement = plan.placement.num_stages, plan.microbatches, plan.placement
     there = (last >= 0).reshape(len(KINDS), stages, microbatches)
     routes = np.arange(microbatches) % placement.num_routes == (np.arange(stages) // placement.route_length)[:, None]
@@ -187,7 +186,7 @@ def _check_complete(plan: Plan, last: Ints) -> None:
 
 
 def _check_local_order(plan: Plan, first: Ints, last: Ints) -> None:
-    """What an action needs of its own stage comes before it on the rank."""
+    """Check that each action's needs on its own stage precede it on the rank."""
     stages, microbatches = plan.placement.num_stages, plan.microbatches
     first, last = (table.reshape(len(KINDS), stages, microbatches) for table in (first, last))
     for kind, needs in NEEDS.items():
@@ -208,11 +207,9 @@ def _check_local_order(plan: Plan, first: Ints, last: Ints) -> None:
 
 
 def _check_no_deadlock(plan: Plan, table: Costs) -> None:
-    orders, tables, *_ = program_of_plan(plan, table)
-    starts, _ = flow(orders, tables, table.initial_list, table.num_links)
-    stuck = {rank: orders[rank][len(begun)] for rank, begun in enumerate(starts) if len(begun) < len(orders[rank])}
-    if stuck:
-        _fail_with_cycle(plan, stuck)
+    left = run_program(program_of(plan, table)).left
+    if left.any():
+        _fail_with_cycle(plan, {int(rank): int(plan.offsets[rank + 1] - left[rank]) for rank in np.flatnonzero(left)})
 
 
 def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
@@ -235,7 +232,7 @@ def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
 
 
 def memory_levels(plan: Plan, table: Costs, first: Ints, last: Ints) -> Floats:
-    """(num_actions,) float64: memory in use on its rank while each column runs."""
+    """Return (num_actions,) float64: memory in use on its rank while each column runs."""
     alloc, free = np.zeros(len(plan.ids)), np.zeros(len(plan.ids))
     present = np.flatnonzero(first >= 0)
     alloc[first[present]], free[last[present]] = table.alloc[present], table.free[present]
@@ -257,7 +254,7 @@ def _check_memory(plan: Plan, problem: Problem, levels: Floats, peaks: tuple[flo
 
 
 def total_order(plan: Plan, table: Costs) -> Ints:
-    """Columns of a checked plan in a total order in which each comes after all it needs; see the top of this file.
+    """Return the columns of a checked plan in a total order, each after all it needs; see the top of this file.
 
     A rank that sends right after a column, and posts each receive when the order reaches the column that sends it,
     never deadlocks.
@@ -268,8 +265,7 @@ def total_order(plan: Plan, table: Costs) -> Ints:
     Returns:
         (num_actions,) int64 column indices.
     """
-    orders, tables, *_ = program_of_plan(plan, table)
-    ones, zeros = [1.0] * len(tables.slot), [0.0] * len(tables.slot)
-    tables = tables._replace(duration=ones, latency=zeros, occupancy=zeros)
-    starts, _ = flow(orders, tables, table.initial_list, 0)
-    return np.argsort(np.concatenate(starts), kind="stable")
+    program = program_of(plan, table, np.ones(len(plan.ids)))
+    none = np.zeros(len(plan.ids))
+    alike = program.operations._replace(latency=none, occupancy=none, gather=none)
+    return np.argsort(run_program(program._replace(operations=alike)).begun, kind="stable")

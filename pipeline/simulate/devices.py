@@ -1,4 +1,4 @@
-"""When each action starts on GPUs that run what their hosts issue: computing, and sends by kernels or by delegates.
+"""Simulation of GPUs that run what their hosts issue: computing, and sends by kernels or by sender processes.
 
 Over NCCL a send and a receive are kernels. Those of one pair of ranks run one after another on one stream, both ways
 together, in the order in which the host issued them; each waits for the computing that was issued before it, and both
@@ -24,7 +24,7 @@ from lanterne.pipeline.plan.plan import MICROBATCH, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.precedence import Precedences
-from lanterne.pipeline.simulate.program import program_of_plan, senders_of
+from lanterne.pipeline.simulate.program import program_of
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 # Terms of the Precedences.
@@ -33,7 +33,7 @@ SEND, RECEIVE, COMPUTE = ">", "<", ""
 
 
 class Issued(NamedTuple):
-    """What a host issues: the plan's `column`, or, marked > or <, the send of its result or the receive for it."""
+    """One thing that a host issues: the plan's `column`, or, marked > or <, the send of its result or its receive."""
 
     mark: str
     column: int
@@ -41,7 +41,7 @@ class Issued(NamedTuple):
 
 @dataclass(frozen=True)
 class Devices:
-    """How the devices of a pipeline and their hosts behave; times in the problem's unit.
+    """Behaviour of the devices of a pipeline and their hosts; times in the problem's unit.
 
     Attributes:
         hardware_queues: queues of a device, over which its streams are dealt; 0: a stream waits for no other.
@@ -74,17 +74,17 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, table: Costs) -> "_Columns":
-        duration, _, _, latency, occupancy, _ = program_of_plan(plan, table).tables
-        delay = [waits + busy for waits, busy in zip(latency, occupancy, strict=True)]
-        sender = senders_of(plan, table)
+        operations = program_of(plan, table).operations
+        sender = operations.source
         across = (sender >= 0) & (plan.rank_of[sender] != plan.rank_of)
         receiver = np.full(len(sender), -1)
         receiver[sender[across]] = np.flatnonzero(across)
         sender = np.where(across, sender, -1)
-        return cls(plan, plan.rank_of.tolist(), duration, delay, sender.tolist(), receiver.tolist())
+        duration, delay = operations.duration, operations.latency + operations.occupancy
+        return cls(plan, *(each.tolist() for each in (plan.rank_of, duration, delay, sender, receiver)))
 
     def peer(self, issued: Issued) -> int:
-        """The rank at the other end of a message."""
+        """Return the rank at the other end of a message."""
         ends = self.receiver if issued.mark == SEND else self.sender
         return self.rank_of[ends[issued.column]]
 
@@ -102,7 +102,7 @@ class DeviceRun:
     sending: tuple[int, ...]
 
     def timeline(self) -> Timeline:
-        """The Timeline, whose actions last a gap longer than the problem says."""
+        """Return the Timeline, whose actions last a gap longer than in the problem."""
         starts, ends = self.operations.times(self._terms)
         columns, arriving, sending = (np.array(each) for each in (self.computing, self.arriving, self.sending))
         arrival = np.where(arriving >= 0, ends[arriving], 0.0)
@@ -114,7 +114,7 @@ class DeviceRun:
     def makespan(
         self, *, gap: float | None = None, message_cost: float | None = None, hold: float | None = None
     ) -> float:
-        """When the last action ends; what is given stands for that of the Devices. Cost: some 0.5 us per action."""
+        """Return when the last action ends; given values replace those of the Devices. Cost: some 2 us per action."""
         own, given = self._terms, (gap, message_cost, hold)
         terms = (0.0, *(mine if other is None else other for mine, other in zip(own[1:], given, strict=True)))
         return float(self.operations.times(terms)[1].max())
@@ -127,7 +127,7 @@ class DeviceRun:
 def on_devices(
     checked: CheckedPlan, problem: Problem, devices: Devices, issue: Sequence[Sequence[Issued]] | None = None
 ) -> DeviceRun:
-    """The DeviceRun of a plan under `problem`, whose link_latency is what holds each message back.
+    """Return the DeviceRun of a plan under `problem`, whose link_latency holds each message back.
 
     Args:
         issue: what each rank's host issues, in order; by default as issue_order says.
@@ -156,7 +156,7 @@ def on_devices(
 
 
 def issue_order(checked: CheckedPlan, *, instant: bool = False) -> list[list[Issued]]:
-    """What hosts issue that post receives ahead, per rank: as the plan runs where all actions take as long.
+    """Return per rank what hosts issue that post receives ahead, as if all actions took equally long.
 
     A receive is posted once its sender has begun, and both ends issue the messages of a pair in one order, so that they
     never wait for each other. This is within some actions of what the published runs issued. Messages take a tenth of
@@ -191,7 +191,7 @@ _Parts = tuple[Precedences, list[int], list[int], list[int]]
 
 
 def _empty(columns: _Columns) -> _Parts:
-    """(operations, computing, arriving, sending): what is to be filled, by column."""
+    """Return (operations, computing, arriving, sending), to be filled by column."""
     count = len(columns.rank_of)
     return Precedences(), [-1] * count, [-1] * count, [-1] * count
 
@@ -274,7 +274,7 @@ def _in_groups(columns: _Columns) -> _Parts:
 
 
 def _grouped(columns: _Columns, messages: Sequence[Issued]) -> list[list[Issued]]:
-    """The calls that `messages` between two actions go in: those with one peer together."""
+    """Return the calls that `messages` between two actions go in: those with one peer together."""
     calls: list[list[Issued]] = []
     for issued in messages:
         if calls and columns.peer(calls[-1][0]) == columns.peer(issued):

@@ -1,4 +1,4 @@
-"""Running what is ready, with the plan as a hint: a rank that waits longer than planned does something else meanwhile.
+"""Readiness-first execution: a rank that waits longer than planned does something else meanwhile.
 
 A rank goes by its plan. Where what comes next is not there when the plan's own pause is over, or the rank is late and
 only a W comes next, it takes one of the following actions that can run, a B before an F before a W: its message is
@@ -20,9 +20,9 @@ from lanterne.pipeline.plan.costs import Floats, costs
 from lanterne.pipeline.plan.plan import PART, PARTS
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.simulate.engine import Events
-from lanterne.pipeline.simulate.program import program_of_plan, senders_of
-from lanterne.pipeline.simulate.simulate import Timeline, message_turns, simulate
+from lanterne.pipeline.simulate.event_loop import BY_RULE, NEVER, Operations, Pick, Progress, Times
+from lanterne.pipeline.simulate.program import program_of, run_program, senders_of, with_links
+from lanterne.pipeline.simulate.simulate import Timeline, message_turns, simulate, timeline_of
 
 # How many of the following actions a rank looks at, and what share of a time is rounding.
 REACH, ROUNDING = 64, 1e-6
@@ -31,7 +31,7 @@ URGENCY = {"B": 0, "BW": 0, "F": 1, "W": 2}
 
 
 class ReadyFirst:
-    """What one rank still has to do, and what it does next.
+    """Rest of one rank's plan, and the choice of its next action.
 
     Args:
         planned: the Timeline of the plan: how long the rank pauses before each action if nothing is late.
@@ -67,7 +67,7 @@ class ReadyFirst:
         self.done: set[int] = set()
 
     def pick(self, now: float, since: float, is_here: Callable[[int], bool]) -> int | float | None:
-        """The column to run now; or until when to wait if nothing comes; or None where only a message helps.
+        """Return the column to run now, or until when to wait without a message, or None where only a message helps.
 
         Args:
             since: since when the rank has had nothing to do.
@@ -102,12 +102,12 @@ class ReadyFirst:
         return found
 
     def begin(self, column: int) -> None:
-        """Take note that the rank runs `column` now."""
+        """Record that the rank runs `column` now."""
         self.left.remove(column)
         self.used += self.takes[column]
 
     def end(self, column: int) -> None:
-        """Take note that it is done."""
+        """Record that `column` is done."""
         self.used -= self.gives[column]
         self.done.add(column)
 
@@ -115,7 +115,7 @@ class ReadyFirst:
 def _needs_and_lanes(
     actions: Sequence[Action], first: int, checked: CheckedPlan
 ) -> tuple[dict[int, set[int]], dict[int, tuple[str, int]]]:
-    """By column: the rank's own columns that it needs done, and which go in the order of the plan among themselves."""
+    """Return by column the rank's own columns that it needs done, and which columns keep the plan's order."""
     placement = checked.plan.placement
     last: dict[tuple[str, int, int, int], int] = {}
     for i, action in enumerate(actions):
@@ -136,7 +136,7 @@ def _needs_and_lanes(
 
 
 def simulate_with(checked: CheckedPlan, problem: Problem, durations: Floats) -> Timeline:
-    """The Timeline of a plan in its order, under `problem` without data parallelism, with these `durations`.
+    """Return the Timeline of a plan in its order with `durations`, under `problem` without data parallelism.
 
     Args:
         durations: (num_actions,) of this iteration, by column.
@@ -145,7 +145,7 @@ def simulate_with(checked: CheckedPlan, problem: Problem, durations: Floats) -> 
 
 
 def simulate_ready_first(checked: CheckedPlan, problem: Problem, durations: Floats | None = None) -> Timeline:
-    """The same of one whose ranks run what is ready; the problem's durations if None. Pauses are those of the problem.
+    """Return the Timeline of ranks that run what is ready; by default with the problem's durations.
 
     Cost: some 30 us per action.
     """
@@ -160,27 +160,47 @@ def _timeline(
     checked: CheckedPlan, problem: Problem, durations: Floats, rules: Sequence[ReadyFirst] | None
 ) -> Timeline:
     plan, table = checked.plan, costs(problem, checked.plan.placement)
-    if table.reduces or table.gathers:
+    if table.reduce.any() or table.all_gather.any():
         raise InputError("data_parallel: got some beside durations of one iteration, expected a problem without")
-    program = program_of_plan(plan, table)
-    tables = program.tables._replace(duration=durations.tolist() + [0.0] * plan.placement.num_stages)
-    turns = message_turns(plan, table, program)
-    events = Events(program.orders, tables, table.initial_list, table.num_links, turns=turns, rules=rules)
-    starts, full = events.run()
-    count = len(plan.ids)
-    start = np.empty(count)
-    for order, ran, times in zip(program.orders, events.ran, starts, strict=True):
-        start[order if rules is None else ran] = times
-    end = start + durations
-    slot, target, latency, occupancy = (np.array(column[:count]) for column in tables[1:5])
-    filled = np.array(full)
-    crosses = (target >= 0) & ((latency > 0) | (occupancy > 0))
-    sent = np.where(crosses, filled[target] - latency - occupancy, np.nan)
-    return Timeline(plan, problem, start, end, filled[slot], sent, (), float(end.max()), rules is not None)
+    program = program_of(plan, table, durations)
+    operations = program.operations
+    linked = with_links(program, message_turns(plan, table, operations))
+    pick = None
+    if rules is not None:
+        linked.kinds[: len(rules)] = BY_RULE
+        pick = _picking(rules)
+    ran, count = run_program(linked, pick), len(plan.ids)
+    return timeline_of(plan, problem, operations, ran.begun[:count], ran.arrival[:count], in_order=rules is not None)
+
+
+def _picking(rules: Sequence[ReadyFirst]) -> Pick:
+    """Return the hook of the event loop that asks each rank's rule."""
+    running: list[int | None] = [None] * len(rules)
+
+    def pick(
+        operations: Operations, times: Times, progress: Progress, _rule: None, lane: int, now: float
+    ) -> tuple[int, float]:
+        def arrives(row: int) -> float:
+            source = operations.source[row]
+            return 0.0 if source < 0 else times.arrival[row] if progress.count[source] else NEVER
+
+        rule, last = rules[lane], running[lane]
+        if last is not None:
+            rule.end(last)
+            running[lane] = None
+        picked = rule.pick(now, progress.clock[lane], lambda row: arrives(row) <= now)
+        if isinstance(picked, int):
+            rule.begin(picked)
+            running[lane] = picked
+            return picked, now
+        soonest = min((at for at in map(arrives, rule.left[:REACH]) if at > now), default=NEVER)
+        return -1, soonest if picked is None else min(soonest, picked)
+
+    return pick
 
 
 def work_bound(checked: CheckedPlan, problem: Problem, durations: Floats) -> float:
-    """What no order of work on these ranks can be below with these durations.
+    """Return a makespan that no order of work on these ranks can be below with these durations.
 
     Each rank does its work once a microbatch has come to its first stage; or its F and B, and then a gradient goes back
     from there, with one W where the route begins.

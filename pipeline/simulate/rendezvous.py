@@ -1,4 +1,4 @@
-"""When each action of a plan starts if a message moves only once its receiver waits for it, or for a later one.
+"""Simulation of messages that move only once their receiver waits for them, or for a later one.
 
 As `simulate`, but a message takes its link when it was sent, the one before it of the same pair has left the link, and
 its receive is posted: when the rank that waits for it, or for a later message of the same sender, has ended the action
@@ -10,47 +10,30 @@ import numpy as np
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.simulate.precedence import Precedences
-from lanterne.pipeline.simulate.program import program_of_plan, senders_of
-from lanterne.pipeline.simulate.simulate import Timeline
+from lanterne.pipeline.simulate.precedence import PlanPrecedences
+from lanterne.pipeline.simulate.program import program_of
+from lanterne.pipeline.simulate.simulate import Timeline, timeline_of
 
 
 def simulate_rendezvous(checked: CheckedPlan, problem: Problem) -> Timeline:
-    """The Timeline of a CheckedPlan under `problem`, which has no shared links and no data parallelism.
+    """Return the Timeline of a CheckedPlan under `problem`, which has no shared links and no data parallelism.
 
     Cost: some 5 us per action.
     """
-    plan, table = checked.plan, costs(problem, checked.plan.placement)
-    duration, _, _, latency, occupancy, _ = program_of_plan(plan, table).tables
-    sender, rank_of = senders_of(plan, table).tolist(), plan.rank_of.tolist()
-    made, firsts = Precedences(), set(plan.offsets.tolist())
-    for column in range(len(rank_of)):
-        made.add(duration[column], *([] if column in firsts else [column - 1]))
+    plan = checked.plan
+    operations = program_of(plan, costs(problem, plan.placement)).operations
+    lane, source = operations.lane.tolist(), operations.source.tolist()
+    made, firsts = PlanPrecedences(operations), set(plan.offsets.tolist())
     # Pair of ranks -> (column that sends, column that waits), in the order of sending.
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for receiver, source in sorted(enumerate(sender), key=lambda pair: pair[1]):
-        if source >= 0 and rank_of[source] != rank_of[receiver]:
-            pairs.setdefault((rank_of[source], rank_of[receiver]), []).append((source, receiver))
-        elif source >= 0:
-            made.wait(receiver, source)
-    moves: dict[int, int] = {}
-    arrivals: dict[int, int] = {}
+    for receiver, sender in sorted(enumerate(source), key=lambda pair: pair[1]):
+        if sender >= 0 and lane[sender] != lane[receiver]:
+            pairs.setdefault((lane[sender], lane[receiver]), []).append((sender, receiver))
     for pair in pairs.values():
         waits = np.minimum.accumulate([receiver for _, receiver in pair][::-1])[::-1].tolist()
         before = None
-        for (source, receiver), first in zip(pair, waits, strict=True):
-            posts = None if first in firsts else first - 1
-            before = moves[source] = made.add(occupancy[source], source, before, posts)
-            arrivals[receiver] = made.add(latency[source], before)
-            made.wait(receiver, arrivals[receiver])
-    starts, ends = made.times()
-    count = len(rank_of)
-    arrival, sent = np.zeros(count), np.full(count, np.nan)
-    for receiver, source in enumerate(sender):
-        if source >= 0:
-            arrival[receiver] = ends[arrivals.get(receiver, source)]
-    for source, move in moves.items():
-        if occupancy[source] or latency[source]:
-            sent[source] = starts[move]
-    end = ends[:count]
-    return Timeline(plan, problem, starts[:count], end, arrival, sent, (), float(end.max()), True)
+        for (sender, _), first in zip(pair, waits, strict=True):
+            made.send(sender, sender, before, None if first in firsts else first - 1)
+            before = made.moves[sender]
+    start, arrival = made.starts_and_arrivals()
+    return timeline_of(plan, problem, operations, start, arrival, in_order=True)

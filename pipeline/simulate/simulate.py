@@ -1,4 +1,4 @@
-"""When each action of a plan starts and ends: exactly, by CrossPipe section 3.5, or with blocking communication.
+"""Simulator: when each action of a plan starts and ends, by CrossPipe section 3.5, or with blocking communication.
 
 An action starts when the one before it on its rank has ended and what it needs from other stages has arrived. A message
 leaves when its sender has ended and its link is free, keeps the link for nbytes / bandwidth, and arrives the link's
@@ -13,8 +13,7 @@ slower message may lose its turn and let a more urgent one pass. A plan with a `
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain
-from math import inf
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,14 +23,20 @@ from lanterne.pipeline.plan.costs import Costs, Floats, costs
 from lanterne.pipeline.plan.plan import KIND_INDEX, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
+from lanterne.pipeline.simulate.event_loop import Operations
+from lanterne.pipeline.simulate.precedence import PlanPrecedences
 from lanterne.pipeline.simulate.program import (
     Communication,
-    EngineProgram,
-    EngineRun,
-    program_of_orders,
-    program_of_plan,
-    run,
+    Program,
+    gathers_of,
+    program_of,
+    reduces_of,
+    run_program,
+    shared_senders,
+    with_links,
 )
+
+STUCK = "message_order: got one in which messages wait for each other, expected one that the plan can follow"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +69,7 @@ class Timeline:
         return f"Timeline({self.plan!r}, makespan {self.makespan:.6g}{', in order' if self.in_order else ''})"
 
     def _repr_svg_(self) -> str | None:
-        """What notebooks show: the chart, None where Matplotlib is missing."""
+        """Return the chart for notebooks, None where Matplotlib is missing."""
         if find_spec("matplotlib") is None:
             return None
         # By name: it needs this module.
@@ -73,7 +78,7 @@ class Timeline:
 
 
 def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = False, queue: int = 1) -> Timeline:
-    """The Timeline of `plan` under `problem`: its own or another; it may exceed the memory.
+    """Return the Timeline of `plan` under `problem`, its own or another; it may exceed the memory.
 
     Args:
         plan: it is checked, unless it is a CheckedPlan.
@@ -86,7 +91,7 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
         ScheduleError: the plan is not valid for the problem.
         InputError: queue below 0.
 
-    Cost: about 1 us per action; 2 to 3 with in_order or links that several ranks share.
+    Cost: about 1 us per action; 2 with links that several ranks share, 8 with in_order.
     """
     if queue < 0:
         raise InputError(f"queue: got {queue}, expected at least 0 sends")
@@ -94,48 +99,60 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
         plan = check(plan.plan if isinstance(plan, CheckedPlan) else plan, problem, memory=False)
     made = plan.plan
     table = costs(problem, made.placement)
-    program = program_of_plan(made, table)
-    ran = run(program, table, queue if in_order else None, message_turns(made, table, program))
-    if ran.makespan == inf:
-        raise ScheduleError(
-            "message_order: got one in which messages wait for each other, expected one that the plan can follow"
-        )
-    return _timeline(made, problem, program, ran, in_order)
+    program = program_of(made, table)
+    turns = message_turns(made, table, program.operations)
+    if in_order:
+        return _simulate_in_order(made, problem, program, turns, queue)
+    ran = run_program(with_links(program, turns))
+    if ran.left.any():
+        raise ScheduleError(STUCK)
+    count = len(made.ids)
+    return timeline_of(made, problem, program.operations, ran.begun[:count], ran.arrival[:count])
 
 
-def makespan(plan: Plan, problem: Problem) -> float:
-    """The makespan of a plan without parts; unchecked and fast, for the inner loops of planners.
+def _simulate_in_order(
+    plan: Plan, problem: Problem, program: Program, turns: dict[int, list[int]] | None, queue: int
+) -> Timeline:
+    """Return the Timeline in which a rank has one message under way and waits for all but the last `queue` of them."""
+    operations = program.operations
+    lane, target, gather = operations.lane.tolist(), operations.target.tolist(), operations.gather.tolist()
+    made = PlanPrecedences(operations)
+    shared = set(shared_senders(operations).tolist())
+    opened: list[int | None] = [None] * plan.placement.num_ranks
+    sent: list[list[int]] = [[] for _ in opened]
+    for column, rank in enumerate(lane):
+        if gather[column]:
+            opened[rank] = made.add(gather[column], opened[rank])
+            made.wait(column, opened[rank])
+        if target[column] < 0 or lane[target[column]] == rank:
+            continue
+        link = int(operations.link[column])
+        is_queued = column in shared and link not in (turns or {})
+        joins = made.add(0.0, column, *sent[rank][-1:])
+        sent[rank].append(made.send(column, joins, queue=link if is_queued else None))
+        if len(sent[rank]) > queue and column + 1 < len(lane) and lane[column + 1] == rank:
+            made.wait(column + 1, sent[rank][-1 - queue])
+    for own in (turns or {}).values():
+        for one, other in pairwise(own):
+            made.wait(made.moves[other], made.moves[one])
+    try:
+        start, arrival = made.starts_and_arrivals()
+    except ScheduleError as error:
+        raise ScheduleError(STUCK) from error
+    return timeline_of(plan, problem, operations, start, arrival, in_order=True)
 
-    The plan must do each rank's work once and keep B after F and W after B. It is inf where ranks wait for each other
-    for ever. See `makespan_of_orders` for what is faster still.
-    """
-    table = costs(problem, plan.placement)
-    program = program_of_orders(plan.orders, table)
-    return run(program, table, turns=message_turns(plan, table, program)).makespan
 
-
-def makespan_of_orders(orders: list[list[int]], table: Costs) -> float:
-    """The same for `orders`, a list of action ids per rank, under the Costs `table` (see costs).
-
-    Cost: about 0.3 us per action, so 0.3 ms for 8 ranks x 32 microbatches.
-    """
-    return run(program_of_orders(orders, table), table).makespan
-
-
-def message_turns(plan: Plan, table: Costs, program: EngineProgram) -> dict[int, list[int]] | None:
-    """The plan's `message_order` for engine.Events: link -> ids of `program` in the order in which they take it.
+def message_turns(plan: Plan, table: Costs, operations: Operations) -> dict[int, list[int]] | None:
+    """Return the plan's `message_order`: link -> the rows that send over it, in the order in which they take it.
 
     Raises:
         ScheduleError: it names an unknown action, one whose message takes no link, or not all of a link's messages.
     """
     if not plan.message_order:
         return None
-    target, link = program.tables.target, program.tables.link
-    senders: dict[int | None, int] = {}
-    for rank in program.orders:
-        for action in rank:
-            if target[action] >= 0 and link[action] >= 0:
-                senders[target[action]] = action
+    link = operations.link.tolist()
+    rows = np.flatnonzero(operations.link >= 0).tolist()
+    senders: dict[int | None, int] = dict(zip(table.target[plan.ids[rows]].tolist(), rows, strict=True))
     turns: dict[int, list[int]] = {}
     for messages in plan.message_order:
         for message in messages:
@@ -154,19 +171,21 @@ def message_turns(plan: Plan, table: Costs, program: EngineProgram) -> dict[int,
 
 
 def _slot_filled_by(action: Action, table: Costs) -> int | None:
-    """The slot of the message of a whole action; None for an action that there is not."""
+    """Return the slot of the message of a whole action; None for an unknown action."""
     known = action.kind in KIND_INDEX and action.stage < table.placement.num_stages
     if not known or action.microbatch >= table.microbatches:
         return None
     return int(table.target[table.id(KIND_INDEX[action.kind], action.stage, action.microbatch)])
 
 
-def _timeline(plan: Plan, problem: Problem, program: EngineProgram, ran: EngineRun, in_order: bool) -> Timeline:
-    duration, slot, target, latency, occupancy, _ = (np.array(column[: len(plan.ids)]) for column in program.tables)
-    start = np.fromiter(chain.from_iterable(ran.starts), float, len(plan.ids))
-    full = np.array(ran.full)
-    crosses = (target >= 0) & ((latency > 0) | (occupancy > 0))
-    sent = np.where(crosses, full[target] - latency - occupancy, np.nan)
-    return Timeline(
-        plan, problem, start, start + duration, full[slot], sent, tuple(ran.data_parallel), ran.makespan, in_order
-    )
+def timeline_of(
+    plan: Plan, problem: Problem, operations: Operations, start: Floats, arrival: Floats, *, in_order: bool = False
+) -> Timeline:
+    """Return the Timeline of `operations`, one per column of the plan, that began and whose messages arrived then."""
+    table, end = costs(problem, plan.placement), start + operations.duration
+    crosses = (operations.target >= 0) & ((operations.latency > 0) | (operations.occupancy > 0))
+    sent = np.where(crosses, arrival[operations.target] - operations.latency - operations.occupancy, np.nan)
+    gathers = gathers_of(plan, table)
+    communications = (*gathers, *reduces_of(plan, table, end, gathers))
+    makespan = max(float(end.max()), *(each.end for each in communications), 0.0)
+    return Timeline(plan, problem, start, end, arrival, sent, communications, makespan, in_order)

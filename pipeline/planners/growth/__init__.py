@@ -1,4 +1,4 @@
 """This folder holds how `best` comes from words for a few microbatches to words for many. It is pure.
 
-Its `search` imports `growing`, and `loops` imports `periods`, which is compiled.
+The planner's `search` imports `growing`, which imports `periods`, which is compiled.
 """

@@ -9,13 +9,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from lanterne.pipeline.plan.costs import Floats, Ints
-from lanterne.pipeline.planners.annealing import simulate_words
+from lanterne.pipeline.planners.annealing import orders_of, scratch, simulate_words
 from lanterne.pipeline.planners.words import Letters
 
 
 @njit(cache=True)
 def repeat_period(words: Ints, start: Floats, letters: Letters, turns: int, copies: int, longer: Ints) -> float:
-    """The least makespan of `words` with `copies` more of a period of `turns` of each letter; 1e300 where none is.
+    """Return the least makespan of `words` with `copies` more of a period of `turns` of each letter; else 1e300.
 
     All ranks' stretches begin at about one time, each of the times at which that of the rank with the fewest can.
 
@@ -28,30 +28,30 @@ def repeat_period(words: Ints, start: Floats, letters: Letters, turns: int, copi
     """
     num_ranks = words.shape[0]
     lengths, sizes = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    for letter in range(len(letters.rank)):
-        sizes[letters.rank[letter]] += turns
+    num_letters = len(letters.total)
+    for letter in range(num_letters):
+        sizes[letters.operations.lane[letter]] += turns
     begins = np.zeros(words.shape, np.bool_)
     fewest, least = 0, words.shape[1] + 1
     for rank in range(num_ranks):
         while lengths[rank] < words.shape[1] and words[rank, lengths[rank]] >= 0:
             lengths[rank] += 1
-        found = _find_periods(words[rank], lengths[rank], sizes[rank], turns, len(letters.rank), begins[rank])
+        found = _find_periods(words[rank], lengths[rank], sizes[rank], turns, num_letters, begins[rank])
         if found < least:
             fewest, least = rank, found
     best = 1e300
     if least == 0:
         return best
-    arrival = np.empty((len(letters.rank), letters.total.max()))
-    starts, came, ended = np.zeros(longer.shape), np.zeros(longer.shape), np.zeros(longer.shape)
+    times, progress = scratch(letters)
     tried = np.empty(longer.shape, np.int64)
-    for first in range(lengths[fewest]):
-        if not begins[fewest, first]:
+    for begin in range(lengths[fewest]):
+        if not begins[fewest, begin]:
             continue
         tried[:] = -1
         for rank in range(num_ranks):
-            at = _nearest(begins[rank], start[rank], lengths[rank], start[fewest, first])
+            at = _nearest(begins[rank], start[rank], lengths[rank], start[fewest, begin])
             _repeat(words[rank], lengths[rank], at, sizes[rank], copies, tried[rank])
-        span = simulate_words(tried, letters, 0, arrival, starts, came, ended)
+        span = simulate_words(letters, orders_of(tried), 0, times, progress)
         if span < best:
             best = span
             longer[:] = tried
@@ -60,7 +60,7 @@ def repeat_period(words: Ints, start: Floats, letters: Letters, turns: int, copi
 
 @njit(cache=True)
 def _find_periods(word: Ints, length: int, size: int, turns: int, num_letters: int, begins: NDArray[np.bool_]) -> int:
-    """Mark in `begins` where stretches of `size` begin in which each letter is `turns` times; how many there are."""
+    """Mark in `begins` where stretches of `size` begin that have each letter `turns` times; return how many."""
     count, over, found = np.zeros(num_letters, np.int64), 0, 0
     for i in range(length):
         count[word[i]] += 1
@@ -68,7 +68,7 @@ def _find_periods(word: Ints, length: int, size: int, turns: int, num_letters: i
         if i >= size:
             over -= int(count[word[i - size]] > turns)
             count[word[i - size]] -= 1
-        # So many letters of which none is too often: each is as often as it should be.
+        # No letter is there too often, so each is there as often as it should be.
         if i >= size - 1 and over == 0:
             begins[i - size + 1] = True
             found += 1
@@ -77,7 +77,7 @@ def _find_periods(word: Ints, length: int, size: int, turns: int, num_letters: i
 
 @njit(cache=True)
 def _nearest(begins: NDArray[np.bool_], start: Floats, length: int, time: float) -> int:
-    """The place in `begins` that starts nearest to `time`."""
+    """Return the place in `begins` that starts nearest to `time`."""
     at, least = -1, 1e300
     for i in range(length):
         if begins[i] and abs(start[i] - time) < least:

@@ -9,9 +9,9 @@ from lanterne.pipeline.planners.best import load_search
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_search():
-    """Commands that plan say so where they had to do with slow loops, as on a new machine.
+    """Compile the search first, since commands print a note where it is not compiled.
 
-    One process compiles, and the others wait for what it writes: all at once would take all the longer.
+    One process compiles while the others wait: all at once would take longer.
     """
     with Path(os.environ["LANTERNE_CACHE"], "compiled_search.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

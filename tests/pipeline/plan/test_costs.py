@@ -44,7 +44,7 @@ def test_slots_are_the_dependencies_on_other_stages(name):
     for action in all_actions(placement):
         slot = table.slot[ident(action)]
         needed = [need for need in dependencies(action, placement) if need.stage != action.stage]
-        assert (table.initial[slot] < 0) == bool(needed), action
+        assert (slot != table.always) == bool(needed), action
         filled_by = {other for other in all_actions(placement) if needed and table.target[ident(other)] == slot}
         wholes = [whole for whole, pieces in FUSED.items() if needed and needed[0].kind in pieces]
         assert filled_by == {*needed, *(needed[0]._replace(kind=whole) for whole in wholes)}, action

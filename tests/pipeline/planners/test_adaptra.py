@@ -13,12 +13,12 @@ from lanterne.pipeline.planners.adaptra import (
     adapted_warmups,
     adaptra,
     clip_warmups,
-    frozen,
     initial_warmups,
     max_inflight,
     tolerances,
     warmups_of,
 )
+from lanterne.pipeline.schedules.alternating import alternating
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
@@ -43,7 +43,10 @@ def four_stages(microbatches, delay, memory=None):
 
 @pytest.mark.parametrize(("delay", "makespan"), [(0, 390), (10, 400), (20, 440), (30, 500)])
 def test_the_order_planned_for_no_delay(delay, makespan):
-    for plan in (frozen(four_stages(12, 0), (7, 5, 3, 1)), adaptra(four_stages(12, 0), warmups=(7, 5, 3, 1))):
+    for plan in (
+        alternating(four_stages(12, 0), warmups=(7, 5, 3, 1)),
+        adaptra(four_stages(12, 0), warmups=(7, 5, 3, 1)),
+    ):
         assert simulate(plan, four_stages(12, delay)).makespan == makespan, plan
 
 
@@ -57,7 +60,7 @@ def test_planned_again_for_the_delay():
 
 @pytest.mark.parametrize("slack", FIGURE_8)
 def test_figure_8(slack):
-    plan = frozen(four_stages(30, 0), [slack * (3 - stage) + 1 for stage in range(4)])
+    plan = alternating(four_stages(30, 0), slack=slack)
     found = tuple(simulate(plan, four_stages(30, delay)).makespan for delay in range(0, 70, 10))
     assert found == FIGURE_8[slack]
 
@@ -65,7 +68,7 @@ def test_figure_8(slack):
 @pytest.mark.parametrize("slack", FIGURE_8)
 def test_theorem_1_says_where_figure_8_bends(slack):
     warmups = [slack * (3 - stage) + 1 for stage in range(4)]
-    plan = frozen(four_stages(30, 0), warmups)
+    plan = alternating(four_stages(30, 0), slack=slack)
     assert warmups_of(plan) == tuple(warmups)
     assert tolerances(four_stages(30, 0), warmups) == ((slack - 1) * 10,) * 3
     for delay, makespan in zip(range(0, 70, 10), FIGURE_8[slack], strict=True):

@@ -8,7 +8,8 @@ from lanterne.pipeline.plan.action import KINDS
 from lanterne.pipeline.plan.placement import unidirectional, wave
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.list_schedule import B, F, W, list_schedule
+from lanterne.pipeline.planners.list_schedule import list_schedule
+from lanterne.pipeline.planners.words import B, F, W
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 

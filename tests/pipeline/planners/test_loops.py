@@ -6,7 +6,7 @@ from numba.core.errors import NumbaError
 
 from lanterne.pipeline.plan.costs import Floats
 from lanterne.pipeline.planners.list_rules import _choose, _first, _is_early
-from lanterne.pipeline.planners.loops import inner
+from lanterne.pipeline.simulate.compiled import inner
 
 pytestmark = pytest.mark.skipif(not hasattr(_choose, "py_func"), reason="NUMBA_DISABLE_JIT")
 

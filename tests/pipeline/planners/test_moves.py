@@ -8,18 +8,19 @@ import pytest
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.annealing import simulate_words
+from lanterne.pipeline.planners.annealing import orders_of, scratch, simulate_words
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.moves import (
+    backwards,
     index_word,
     index_words,
     is_feasible,
     least_span,
     moved,
     senders_of,
-    tails,
 )
 from lanterne.pipeline.planners.words import letters_of, words_of
+from lanterne.pipeline.simulate.compiled import run_in_order
 
 
 class Indexed:
@@ -28,15 +29,27 @@ class Indexed:
     def __init__(self, words, letters):
         self.words, self.letters = words, letters
         self.lengths = (words >= 0).sum(axis=1)
-        self.arrival = np.empty((len(letters.rank), letters.total.max()))
-        self.start, self.came, self.ended = (np.zeros(words.shape) for _ in range(3))
-        self.span = simulate_words(words, letters, 0, self.arrival, self.start, self.came, self.ended)
+        times, progress = scratch(letters)
+        self.span = simulate_words(letters, orders_of(words), 0, times, progress)
+        self.times = times
         self.sender = senders_of(letters)
-        self.turn, self.held, self.tail = np.zeros(words.shape, np.int64), np.zeros(words.shape), np.zeros(words.shape)
-        self.place = np.zeros(self.arrival.shape, np.int64)
+        self.turn, self.held = np.zeros(words.shape, np.int64), np.zeros(words.shape)
+        self.place = np.zeros((len(letters.total), letters.total.max()), np.int64)
         index_words(words, letters, self.turn, self.place, self.held)
+        self.tails, _ = scratch(letters)
         if self.span < 1e300:
-            tails(words, self.lengths, letters, self.sender, self.turn, self.place, self.tail)
+            back = words.copy()
+            for rank, size in enumerate(self.lengths):
+                back[rank, :size] = words[rank, :size][::-1]
+            run_in_order(backwards(letters, self.sender), orders_of(back), self.tails, progress)
+
+    def ended(self, rank, i):
+        return self.times.ended[self.letters.operations.first[self.words[rank, i]] + self.turn[rank, i]]
+
+    def tail(self, rank, i):
+        letter = self.words[rank, i]
+        last = self.letters.operations.first[letter] + self.letters.total[letter] - 1
+        return self.tails.ended[last - self.turn[rank, i]]
 
     def feasible(self, rank):
         size = self.lengths[rank]
@@ -58,9 +71,11 @@ def rotated(word, lo, cut, hi):
 def test_tails_and_starts_meet_on_the_longest_path(placement):
     known = indexed(placement)
     assert known.feasible(0)
-    through = (known.start + known.tail)[known.words >= 0]
-    assert through.max() == pytest.approx(known.span)
-    assert known.tail[:, 0].max() <= known.span * (1 + 1e-12)
+    places = [(rank, i) for rank, size in enumerate(known.lengths) for i in range(size)]
+    first, turn = known.letters.operations.first, known.turn
+    through = [known.times.begun[first[known.words[at]] + turn[at]] + known.tail(*at) for at in places]
+    assert max(through) == pytest.approx(known.span)
+    assert max(known.tail(*at) for at in places) <= known.span * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -83,9 +98,9 @@ def test_every_move_is_told_as_the_whole_words_show_it(placement, options):
                 assert fits == after.feasible(rank), (rank, lo, cut, hi)
                 if not fits or after.span >= 1e300:
                     continue
-                clock = known.ended[rank, lo - 1] if lo else 0.0
-                rest = known.tail[rank, hi] if hi < size else 0.0
-                given = known.sender, clock, rest, known.arrival, known.place, known.tail, ends
+                clock = known.ended(rank, lo - 1) if lo else 0.0
+                rest = known.tail(rank, hi) if hi < size else 0.0
+                given = known.sender, clock, rest, known.times.arrival, known.tails.ended, ends
                 least = least_span(order, turns, count, known.letters, *given)
                 wrong = least > after.span * (1 + 1e-12)
                 short = max(least, known.span) < after.span * (1 - 1e-12)

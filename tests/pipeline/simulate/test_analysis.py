@@ -14,8 +14,7 @@ from lanterne.pipeline.plan.problem import DataParallel, Problem
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time, critical_path, memory_profile, senders, slack
 from lanterne.pipeline.simulate.check_plan import check
-from lanterne.pipeline.simulate.engine import flow
-from lanterne.pipeline.simulate.program import program_of_plan
+from lanterne.pipeline.simulate.program import program_of, run_program
 from lanterne.pipeline.simulate.simulate import simulate
 
 
@@ -39,15 +38,9 @@ def test_delaying_an_action_by_its_slack_changes_nothing_and_by_more_does(data):
 def delayed(timeline, i, delay):
     """The makespan if column i takes `delay` longer: what starts it later is the same to all others."""
     table = costs(timeline.problem, timeline.plan.placement)
-    program = program_of_plan(timeline.plan, table)
-    longer = list(program.tables[0])
+    longer = timeline.end - timeline.start
     longer[i] += delay
-    starts, _ = flow(program.orders, (longer, *program.tables[1:]), table.initial_list, table.num_links)
-    return max(
-        start + longer[j]
-        for order, begun in zip(program.orders, starts, strict=True)
-        for j, start in zip(order, begun, strict=True)
-    )
+    return (run_program(program_of(timeline.plan, table, longer)).begun + longer).max()
 
 
 @settings(max_examples=50, deadline=None)
