@@ -48,6 +48,9 @@ _REMOVED = {
     "launch --spares": "--restarts, or another process with LANTERNE_JOIN",
     "witness": _REDIS,
     "lab --witness": _REDIS,
+    "info --policy": "the constants of a module, in its source",
+    "watch --otlp": "--listen, whose /metrics a collector scrapes",
+    "pipeline train --otlp": "--listen, whose /metrics a collector scrapes",
     "pipeline train --spares": "--restarts",
     "pipeline train --state": "nothing: what is known of incidents is in the job's store",
 }

@@ -181,6 +181,7 @@ def _ask_to_join(address: str, place: int | None, terms: Terms, timeout_s: float
     until_s = _deadline_s(timeout_s)
     token = os.environ.get("LANTERNE_TOKEN")
     if not is_url(address):
+        port_of("join", port)  # before a name is waited for
         _resolve("join", host, until_s)
     if token is None:
         if is_url(address) or not is_loopback(host):

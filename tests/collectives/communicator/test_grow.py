@@ -11,6 +11,7 @@ from lanterne.collectives.auto.predict import Factor
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError, PeerFailed, TransportError, Unavailable
+from lanterne.transport.job import bootstrap
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
@@ -292,6 +293,7 @@ def test_what_cannot_be():
 
 
 @pytest.mark.parametrize("bad", [{"join": "nowhere"}, {"join": "a:b"}, {"place": "any"}, {"place": -7}], ids=str)
-def test_bad_words_of_joining(bad):
+def test_bad_words_of_joining(monkeypatch, bad):
+    monkeypatch.setattr(bootstrap, "_resolve", lambda *_: pytest.fail("a name was waited for"))
     with pytest.raises(InputError, match="join"):
         lanterne.init(**({"join": "127.0.0.1:1"} | bad))
