@@ -136,7 +136,8 @@ class RedisLease:
         except errors.RedisError as error:
             if "unknown command" in str(error).lower():
                 raise Unavailable(f"{self.where}: {error}; expected a server that runs scripts") from None
-            raise LeaseUnreachable(f"it does not answer: {error}") from None
+            # The rest of a Sentinel's text shows its client object.
+            raise LeaseUnreachable(f"it does not answer: {str(error).partition(' : <')[0]}") from None
 
 
 def is_url(text: str) -> bool:
