@@ -42,6 +42,10 @@ class PreparedRun(NamedTuple):
 
 def prepare(runs: Sequence[RecordedRun]) -> list[PreparedRun]:
     """The PreparedRuns of those of `runs` that say how long a healthy and a slow iteration took."""
+    # Here, since it needs Numba: runs are timed by the thousand.
+    from lanterne.pipeline.simulate.compiled import load
+
+    load()
     prepared = []
     for run in runs:
         if run.slow_ms is not None and run.baseline_ms is not None:

@@ -6,6 +6,7 @@ Numba compiles on the first call on a machine, which takes seconds, and keeps th
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numba import njit
 
 from lanterne.pipeline.simulate.event_loop import Operations, Orders, Pick, Progress, Times, event_loop
@@ -45,6 +46,14 @@ run = loop_with(None)
 def run_in_order(operations: Operations, orders: Orders, times: Times, progress: Progress) -> int:
     """Run operations whose lanes are all IN_ORDER; see event_loop."""
     return run(operations, orders, times, progress, None, None)
+
+
+def load() -> None:
+    """Have the simulator use the compiled loop in this process; where it is not compiled that takes some seconds."""
+    none, whole = np.zeros(0), np.zeros(0, np.int64)
+    operations = Operations(whole, whole, whole, whole, none, whole, none, none, none)
+    progress = Progress(whole, whole, none, none, np.zeros(0, np.bool_), whole, whole, none)
+    run_in_order(operations, Orders(whole, whole, whole), Times(none, none, none), progress)
 
 
 def is_compiled(function: Any) -> bool:

@@ -77,12 +77,26 @@ class Precedences:
     def _lowered(self) -> tuple[Program, Ints]:
         """Return a program, and the row of each operation in it.
 
-        Each operation has a lane. Rows of no duration precede its own, one for each wait but the last, and follow it,
-        one for each signal of its end but the first. Signals of its beginning come from the last row that waits for
-        something, and from more rows behind that.
+        An operation follows another on its lane if it waits for the end of that and none does so yet, else it has a
+        lane of its own. Rows of no duration precede it, one for each other wait but the last, and follow it, one for
+        each signal of its end but the first. Signals of its beginning come from the last row that waits for something,
+        and from more rows behind that.
         """
         count, begun = len(self._own), len(self._begun)
-        waits, first = np.array(self._begun + self._ended, np.int64).reshape(-1, 2).T
+        follows: dict[int, int] = {}
+        followed: set[int] = set()
+        ended = []
+        for operation, other in self._ended:
+            is_queued = self._queue[operation] >= 0 or self._queue[other] >= 0
+            if other < operation and not is_queued and operation not in follows and other not in followed:
+                follows[operation] = other
+                followed.add(other)
+            else:
+                ended.append((operation, other))
+        lanes = list(range(count))
+        for operation in sorted(follows):
+            lanes[operation] = lanes[follows[operation]]
+        waits, first = np.array(self._begun + ended, np.int64).reshape(-1, 2).T
         num_waits, num_begun, num_ended = (
             np.bincount(each, minlength=count) for each in (waits, first[:begun], first[begun:])
         )
@@ -96,7 +110,7 @@ class Precedences:
         signals = np.concatenate([begins, ends])
         source, target = np.full((2, int(rows.sum())), -1)
         source[waiting], target[signals] = signals, waiting
-        lane, queue = np.repeat(np.arange(count), rows), np.array(self._queue)
+        lane, queue = np.repeat(lanes, rows), np.array(self._queue)
         lane[(start + before)[queue >= 0]] = count + queue[queue >= 0]
         none, link = np.zeros(len(lane)), np.full(len(lane), -1)
         operations = Operations(lane, source, target, np.arange(len(lane)), none, link, none, none, none)
