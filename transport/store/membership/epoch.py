@@ -24,8 +24,6 @@ class Parents(Protocol):
 class Job(Protocol):
     """Part of the Members that an epoch needs."""
 
-    world_size: int
-
     @property
     def guards(self) -> Parents: ...
     @property
@@ -61,7 +59,7 @@ class Epoch:
     # -- membership
 
     def enter(self, connection: Connection, request_id: int, rank: int) -> None:
-        """`connection` is that of `rank` from now on."""
+        """Make `connection` that of `rank`. Raises Refusal as Census.enter."""
         self._census.enter(connection, rank, len(self.places))
         self._welcome(connection, request_id, rank)
 
@@ -69,7 +67,7 @@ class Epoch:
         """Answer, and notify of the ranks that have gone."""
         connection.rank, connection.epoch = rank, self
         self._store.reply(connection, request_id)
-        self.tell_gone(connection)
+        self._census.tell_gone(connection)
 
     def come_back(self, connection: Connection, request_id: int, rank: int) -> None:
         """As `enter`, of a rank that was in this epoch at the store before; a dead rank learns that it is dead."""
@@ -87,10 +85,6 @@ class Epoch:
         elif kind == Kind.REPLY:
             key, *answer = unpack_fields(body, "bb*")
             self.meetings.recall(key, answer)
-
-    def tell_gone(self, connection: Connection) -> None:
-        """Notify a client that joins late of the ranks that have gone."""
-        self._census.tell_gone(connection)
 
     def tell(self, kind: Kind, fields: list[int | bytes]) -> None:
         """Send a notice to all members."""

@@ -64,6 +64,7 @@ class Members:
         if not self.world_size and self._make(0, places := range(world_size), places, world_size):
             self.world_size = world_size
             self.epoch = Epoch(self._store, self, 0, places, places)
+            self._admissions.look(self.epoch)
         if world_size != self.world_size:
             raise Refusal(f"got a world of {world_size} ranks, expected {self.world_size} as on the other ranks")
 
