@@ -327,7 +327,7 @@ class Transport(ABC):
     def _post(self, ops: Sequence[Operation]) -> Request:
         """Do `post`, of operations that were checked."""
 
-    def _is_done(self, started: Any) -> bool:
+    def _is_done(self, operation: Any) -> bool:
         """Return whether one operation of a Request is complete; raise as `Request.poll`."""
         raise NotImplementedError
 

@@ -55,7 +55,6 @@ from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.placement import PLACEMENTS
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import to_torch_csv
-from lanterne.pipeline.planners.loops import are_compiled
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
 
@@ -201,6 +200,8 @@ def make(
         options["time_limit_s"] = time_limit_s
     if name == "best":
         options = {"wait": False} | options
+        from lanterne.pipeline.planners.loops import are_compiled
+
         if not are_compiled():
             print("note: the best of others, as the search is being compiled: plan again in a while", file=sys.stderr)
     if "progress" in known:

@@ -276,7 +276,7 @@ def steps(comm: Communicator) -> tuple[int, int]:
         name = frame.f_code.co_filename
         if event == "call" and not posted and f"{os.sep}lanterne{os.sep}" in name:
             files.append(name)
-            posted = frame.f_code.co_name == "post"
+            posted = frame.f_code.co_name in ("post", "_post")
 
     sys.setprofile(note)
     try:

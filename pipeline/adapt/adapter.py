@@ -37,7 +37,6 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planners.best import load_search
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 
 # How long the other ranks wait for the coordinator's compiler.
@@ -107,6 +106,8 @@ class Adapter:
                 own = problem and dataclasses.replace(problem, microbatches=checked.plan.microbatches)
                 self._deciders.append(Decider(checked, own, self.settings, plane.in_order, memory_nbytes))
             if self.settings.scheduler == "best":
+                from lanterne.pipeline.planners.best import load_search
+
                 load_search()
         self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.
         self.clocks: Offsets | None = None

@@ -77,7 +77,7 @@ class TcpTransport(Transport):
         self._group = group
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         self._polled = PolledConnections(group.machine)
-        self.woken: Woken = Woken(group.machine, self._sleep, SPIN_S)
+        self.woken = Woken(group.machine, self._sleep, SPIN_S)
         self.is_moving: bool = False
         self.peers: dict[int, TcpPeer] = {}
         self._over = OverTags()

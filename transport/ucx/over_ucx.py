@@ -136,7 +136,7 @@ class UcxTransport(Transport):
             connects_late=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
-        self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)
+        self.woken = Woken(self.machine, self._sleep, SPIN_S)
         # Between the ranks of one host messages take microseconds.
         self.wakes: bool = len(set(group.hosts)) > 1
         self._pid = os.getpid()
