@@ -86,9 +86,11 @@ class Precedences:
         follows: dict[int, int] = {}
         followed: set[int] = set()
         ended = []
+        # What joins a queue keeps its lane: messages that join together go in the order of lanes.
+        alone = {each for pair in self._ended if self._queue[pair[0]] >= 0 for each in pair}
         for operation, other in self._ended:
-            is_queued = self._queue[operation] >= 0 or self._queue[other] >= 0
-            if other < operation and not is_queued and operation not in follows and other not in followed:
+            is_alone = operation in alone or self._queue[other] >= 0
+            if other < operation and not is_alone and operation not in follows and other not in followed:
                 follows[operation] = other
                 followed.add(other)
             else:
