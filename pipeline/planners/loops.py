@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 
-from lanterne.pipeline.planners.annealing import anneal, orders_of, score, scratch, simulate_words
+from lanterne.pipeline.planners.annealing import anneal, orders_of, score_words, scratch, simulate_words
 from lanterne.pipeline.planners.growth.periods import repeat_period
 from lanterne.pipeline.planners.list_rules import list_words
 from lanterne.pipeline.simulate.compiled import is_compiled
 
-COMPILED = (list_words, orders_of, scratch, simulate_words, score, anneal, repeat_period)
+COMPILED = (list_words, orders_of, scratch, simulate_words, score_words, anneal, repeat_period)
 
 
 def are_compiled() -> bool:
@@ -24,7 +24,7 @@ def are_compiled() -> bool:
 
 def compile_in_background() -> None:
     """Let another process compile the loops, at low priority, if none does so; it outlives this one."""
-    folder = score._cache.cache_path  # type: ignore[attr-defined]
+    folder = score_words._cache.cache_path  # type: ignore[attr-defined]
     try:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(os.path.join(folder, "compiling.lock"), os.O_RDWR | os.O_CREAT, 0o600)

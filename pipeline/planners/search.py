@@ -13,7 +13,7 @@ from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adapted_warmups, initial_warmups, max_inflight, round_trip
-from lanterne.pipeline.planners.annealing import anneal, orders_of, score, scratch
+from lanterne.pipeline.planners.annealing import anneal, score_words
 from lanterne.pipeline.planners.growth.growing import Found, Growth
 from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, list_words, rank_stages, rules
 from lanterne.pipeline.planners.words import (
@@ -173,7 +173,6 @@ class _WordSearch:
         self.unit = float(duration[duration > 0].mean())
         self.actions = int(letters.total[letters.operations.lane < letters.num_ranks].sum())
         self.ranks = letters.num_ranks
-        self.scratch = scratch(letters)
 
     @property
     def makespan(self) -> float:
@@ -181,7 +180,7 @@ class _WordSearch:
 
     def add(self, words: Ints) -> None:
         """Keep `words`, those of links included, if no others with their makespan are known."""
-        _, span = score(self.letters, orders_of(words), self.quantile, *self.scratch)
+        _, span = score_words(words, self.letters, self.quantile)
         if span >= 1e300 or any(span == known for known, _ in self.found):
             return
         if span < self.makespan:

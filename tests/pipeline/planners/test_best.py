@@ -17,7 +17,7 @@ from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.plan.problem import TIMES, Problem
-from lanterne.pipeline.planners.annealing import anneal, orders_of, score, scratch, simulate_words
+from lanterne.pipeline.planners.annealing import anneal, orders_of, score_words, scratch, simulate_words
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
@@ -371,7 +371,7 @@ def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
     def start(_command, pass_fds, **_options):
         started.append(os.dup(pass_fds[0]))
 
-    monkeypatch.setattr(score._cache, "_cache_path", str(tmp_path / "cache"))
+    monkeypatch.setattr(score_words._cache, "_cache_path", str(tmp_path / "cache"))
     monkeypatch.setattr("lanterne.pipeline.planners.loops.subprocess.Popen", start)
     for expected in (1, 1):
         compile_in_background()
