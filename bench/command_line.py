@@ -146,7 +146,7 @@ class CommandLine:
         """Raise InputError where `words` of command `name`, up to their `--`, have an option that has moved."""
         for word in words[: [*words, "--"].index("--")]:
             option = word.partition("=")[0]
-            if instead := self.moved.get(f"{name} {option}"):
+            if option.startswith("-") and (instead := self.moved.get(f"{name} {option}")):
                 raise InputError(f"option: got {option!r}, expected {instead}")
 
     def family(self, name: str) -> list[str]:

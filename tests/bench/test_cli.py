@@ -141,6 +141,13 @@ def test_words_of_the_users_program_are_its_own():
     assert cli.main(["launch", "-n", "1", "--", "true", "--spares"]) == 0
 
 
+def test_a_value_is_no_command_that_has_moved():
+    cli.LANTERNE.refuse_moved("bench", ["all_reduce", "--transport", "mpi"])
+    with pytest.raises(InputError, match="--otlp"):
+        cli.LANTERNE.refuse_moved("watch", ["--otlp=http://h", "--", "true"])
+    cli.LANTERNE.refuse_moved("watch", ["--", "true", "--otlp"])
+
+
 def test_no_words_show_the_help_and_exit_2():
     result = run()
     assert result.returncode == 2 and "commands:" in result.stderr and result.stdout == ""
