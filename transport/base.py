@@ -227,8 +227,15 @@ class Request:
             PeerFailed: a peer of this request is known to be dead.
             TransportError: an operation failed.
         """
-        is_done = self._transport._is_done
-        self._pending = pending = [each for each in self._pending if not is_done(each)]
+        is_done, pending = self._transport._is_done, self._pending
+        # An executor posts operations one by one.
+        if len(pending) == 1:
+            if not is_done(pending[0]):
+                return False
+            pending = ()
+        elif pending:
+            pending = [each for each in pending if not is_done(each)]
+        self._pending = pending
         return not pending
 
     def test(self) -> bool:
