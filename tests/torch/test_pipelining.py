@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lanterne.bench.cli import main
+from evaluation.__main__ import EVALUATE
 
 pytestmark = [
     pytest.mark.torch,
@@ -19,7 +19,7 @@ pytestmark = [
 
 def test_the_same_plans_give_the_same_losses(tmp_path):
     options = ["--ranks", "2", "--schedulers", "1f1b,zb_h1,best", "--width", "16", "--blocks", "1", "--iterations", "2"]
-    assert main(["bench", "torch-pipelining", *options, "--json", str(tmp_path / "found.json")]) == 0
+    assert EVALUATE.main(["torch-pipelining", *options, "--json", str(tmp_path / "found.json")]) == 0
     results = json.loads((tmp_path / "found.json").read_text())["results"]
     assert [record["scheduler"] for record in results] == ["1f1b", "zb_h1", "best"]
     assert all(record["difference"] < 1e-4 and record["ratio"] > 0 for record in results)
