@@ -303,7 +303,14 @@ def given_line(schedule: CollectiveSchedule) -> Algorithm:
     """The line of a schedule from outside, of which nothing is known but that."""
     generator, refuses = outside.file_generator(schedule), outside.refuses_but(schedule.world_size)
     return Algorithm(
-        schedule.collective, schedule.algorithm, generator, "from outside", refuses, chunked=True, outside=True
+        schedule.collective,
+        schedule.algorithm,
+        generator,
+        "from outside",
+        refuses,
+        chunked=True,
+        in_turn=bool(schedule.joins),
+        outside=True,
     )
 
 

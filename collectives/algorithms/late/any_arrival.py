@@ -51,7 +51,7 @@ def any_arrival_all_reduce(
         raise InputError(f"arrivals: got joins {first}, lag {lag}, expected {world_size} rounds, none negative")
     roles = sorted(range(world_size), key=lambda rank: (first[rank], rank))
     rounds, starts = plan_rounds(num_chunks, [first[rank] for rank in roles], lag)
-    named = tuple(sorted((rank, start) for rank, start in zip(roles, starts, strict=True) if start))
+    named = tuple(sorted(zip(roles, starts, strict=True)))
     build = ScheduleBuilder("all_reduce", "any_arrival", world_size, num_chunks, rank_of=np.array(roles), joins=named)
     if starts[-1]:
         build.phase("wait")
@@ -100,12 +100,12 @@ def arrival_rounds(arrivals_s: Sequence[float], message_s: float, latency_s: flo
     Args:
         arrivals_s: by rank, seconds.
         message_s: how long a port carries a chunk, which is a round.
-        latency_s: how much later it arrives.
+        latency_s: how much later it arrives; what is less than half a message's time costs less than a lag.
     """
     second_s = sorted(arrivals_s)[:2][-1]
     # A rank that arrives within rounding of the start of a round is there.
     joins = tuple(max(0, ceil((at_s - second_s) / message_s - ROUNDING)) for at_s in arrivals_s)
-    return ArrivalRounds(joins, ceil(latency_s / message_s - ROUNDING))
+    return ArrivalRounds(joins, round(latency_s / message_s))
 
 
 def refuses_many(world_size: int) -> str | None:

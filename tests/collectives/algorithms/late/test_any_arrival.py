@@ -43,7 +43,7 @@ def after_last(ranks, arrivals):
     schedule = any_arrival_all_reduce(ranks, chunks, rounds)
     check(schedule)
     waits = sorted(arrivals)[1] + max(rounds.joins) / chunks - max(arrivals)
-    return waits + (schedule.num_rounds - max([first for _, first in schedule.joins], default=0)) / chunks
+    return waits + (schedule.num_rounds - max(first for _, first in schedule.joins)) / chunks
 
 
 @pytest.mark.parametrize(("ranks", "median"), [(2, 1.01), (3, 1.05), (4, 1.05), (8, 1.06), (16, 1.10)])
@@ -69,7 +69,7 @@ def test_any_join_rounds_make_a_schedule_that_is_right(joins, chunks, lag):
 
 def test_a_wait_of_a_thousand_buffers_is_not_planned_round_by_round():
     schedule = any_arrival_all_reduce(4, 16, ArrivalRounds((0, 0, 16000, 32000)))
-    assert schedule.num_rounds < 100 and [rank for rank, _ in schedule.joins] == [2, 3]
+    assert schedule.num_rounds < 100 and [first > 0 for _, first in schedule.joins] == [False, False, True, True]
 
 
 def test_who_arrives_is_all_that_matters():
@@ -83,7 +83,7 @@ def test_who_arrives_is_all_that_matters():
 
 def test_a_transfer_before_its_rank_joins_is_refused():
     schedule = any_arrival_all_reduce(4, 16, ArrivalRounds((0, 0, 9, 20)))
-    for rank, first in schedule.joins:
+    for rank, first in schedule.joins[2:]:
         later = replace(schedule, joins=((rank, first + 2),))
         with pytest.raises(ScheduleError, match=f"rank {rank} takes part before round {first + 2}, in which it joins"):
             check(later)
