@@ -135,7 +135,7 @@ def after_arrivals(
 ) -> list[dict[str, Any]]:
     """Return a record (dict) of each algorithm of `lines` that can be used: when it ends after the last arrival."""
     from lanterne.collectives.algorithms.catalogue import make_schedule
-    from lanterne.collectives.algorithms.late.arrival_bound import least_after
+    from lanterne.transport.board.arrival_bound import least_after
     from lanterne.collectives.auto.predict import chunk_count
     from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
     from lanterne.collectives.schedule.check_schedule import check

@@ -30,7 +30,7 @@ from lanterne.bench.lab.network import Network, Undertaker, check_available, cre
 from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_nbytes, parse_rate_bytes_per_s, parse_sizes, whole
 from lanterne.collectives.algorithms.catalogue import find_algorithm
-from lanterne.collectives.algorithms.late.arrival_bound import least_after
+from lanterne.transport.board.arrival_bound import least_after
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.formats.export_json import to_json

@@ -59,6 +59,10 @@ class Planner:
         """Whether all roles have all results."""
         return bool(self._has.all())
 
+    def has_result(self, role: int, chunk: int) -> bool:
+        """Whether `role` has the result of `chunk` after the rounds so far."""
+        return bool(self._has[role, chunk])
+
     def arrive(self) -> None:
         """Let the next role take part from the next round on."""
         self._holds[self.present] = True

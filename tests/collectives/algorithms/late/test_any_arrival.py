@@ -13,7 +13,7 @@ from ortools.linear_solver import pywraplp
 
 from lanterne.collectives.algorithms.late import any_arrival_rounds
 from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce, arrival_rounds
-from lanterne.collectives.algorithms.late.arrival_bound import least_after, merges_before
+from lanterne.transport.board.arrival_bound import least_after, merges_before
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel, price
