@@ -259,9 +259,9 @@ def test_a_lost_letter_is_found(run, monkeypatch):
     monkeypatch.setitem(globals(), "UNFAIR_STEPS", 5000)
     arrive = board.LocalSeat.arrive
 
-    def lossy(seat, number, *rest):
+    def lossy(seat, number, *rest, **options):
         if seat._rank != 1 or number != 2:
-            arrive(seat, number, *rest)
+            arrive(seat, number, *rest, **options)
 
     monkeypatch.setattr(board.LocalSeat, "arrive", lossy)
     with pytest.raises(pytest.fail.Exception, match="no end"):
