@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import reduce
 from hashlib import sha256
 from operator import and_
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
