@@ -132,7 +132,7 @@ class GrowingExecution(Execution):
 
     Attributes:
         done: rounds that are complete here.
-        everybody: whether all ranks have come, so that all rounds may be begun.
+        everybody: whether all ranks have arrived, so that all rounds may be begun.
     """
 
     def __init__(

@@ -239,7 +239,7 @@ class RankPrograms:
         )
 
     def growing(self, key: Key, dtype: Dtype, in_place: bool, num_chunks: int, tag: int) -> GrowingExecution:
-        """Return an execution of an all-reduce of `key` in `num_chunks`, to which ranks come while it runs."""
+        """Return an execution of an all-reduce of `key` in `num_chunks`, to which ranks arrive while it runs."""
         group, model = self._group, self._group.tuning.model
         chunk_nbytes = -(-key.part_count // num_chunks) * dtype.nbytes
         # No more parts than a stream has: with twice as many 8 hosts on 2 cores took 1.09 of the bound, not 1.04.

@@ -5,7 +5,7 @@ late-rank algorithm (WITHOUT), of which only what needs the late rank waits unti
 with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
 aborted call, in place its inputs too, are undefined.
 
-Where ranks come spread, a call begins with the first two and takes in the others as they come (SPREAD): its rounds are
+Where ranks come spread, a call begins with the first two and takes in the others as they arrive (SPREAD): its rounds are
 made while it runs (execute/growing.py), and this rank tells the board how many of them it has done.
 
 Calls that were started behind such a call go ahead of it (turn.py): while the late rank is away the others do of each,
@@ -201,7 +201,7 @@ class LateRanks:
         return self.plans.find(key) or self.plans.add(key, call.dtype)
 
     def spread(self, call: CheckedCall, choice: str, lane: int) -> GrowingExecution:
-        """Return the execution of a call to which ranks come while it runs."""
+        """Return the execution of a call to which ranks arrive while it runs."""
         tag = make_tag(self._communicator.communicator_id, lane)
         chunks = int(choice.split("/")[1])
         return self.plans.programs.growing(call.key, call.dtype, call.in_place, chunks, tag)

@@ -361,7 +361,7 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
 
 
 def any_option(join: Option, world_size: int, nbytes: int) -> Option | None:
-    """Return the Option that takes in ranks as they come, from `join`, late_join's, which joins in a port's pass.
+    """Return the Option that takes in ranks as they arrive, from `join`, late_join's, which joins in a port's pass.
 
     None where its chunks would be too few, or too short.
     """

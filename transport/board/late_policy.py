@@ -4,7 +4,7 @@ The question of ski rental: each moment of waiting is lost if the rank is late, 
 started in vain if it is not. A window no longer than the critical delay, from which on starting without the rank is
 cheaper, never costs more than that window above knowing the delay; within that bound the delays of past calls choose.
 A start without several ranks takes past calls that would have gained by it; else the board waits for all but the last.
-So does a start with the first two ranks by an algorithm that takes in the others as they come (ANY).
+So does a start with the first two ranks by an algorithm that takes in the others as they arrive (ANY).
 
 Delays of a call are its Gaps.
 """
@@ -21,7 +21,7 @@ Gaps: TypeAlias = Sequence[float]
 MAX_OPTIONS = 16
 # Ranks without which a call may begin, at most.
 MAX_LATE = 4
-# The `late` of an Option that takes in ranks as they come, and how many ranks it may be of.
+# The `late` of an Option that takes in ranks as they arrive, and how many ranks it may be of.
 ANY, MAX_ANY_RANKS = 0, 16
 # What such a call takes, in parts of the bound on it; 8 ranks, 16 MiB, in virtual time: 1.03 to 1.04.
 OVER_BOUND = 1.03
@@ -93,7 +93,7 @@ def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
 
 
 def without_any(policy: Policy) -> Policy:
-    """Return `policy` without the Option that takes in ranks as they come."""
+    """Return `policy` without the Option that takes in ranks as they arrive."""
     return Policy(policy.normal_s, tuple(option for option in policy.options if option.late != ANY))
 
 
@@ -240,7 +240,7 @@ def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> flo
 
 @functools.lru_cache(256)
 def _spread_s(option: Option, gaps_s: tuple[float, ...], absent: int) -> float:
-    """Return duration_s of a call that begins while `absent` ranks are missing and takes them in as they come."""
+    """Return duration_s of a call that begins while `absent` ranks are missing and takes them in as they arrive."""
     arrivals_s = list(accumulate(reversed(gaps_s[:absent])))
     return arrivals_s[-1] + after_spread_s(option, [0.0] * (len(gaps_s) + 1 - absent) + arrivals_s)
 
