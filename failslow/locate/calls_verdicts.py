@@ -8,14 +8,17 @@ shortest, on whatever clock. A rank that wrote nothing is a suspect. Where nothi
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lanterne.failslow.evidence.progress import Progress, Stall, roots, stall
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
-from lanterne.failslow.locate.locate import Verdict, locate
+from lanterne.failslow.locate.locate import Verdict, locate, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,7 +38,15 @@ NEEDS = (
 
 
 def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
-    """(verdicts, notes) on calls of all ranks. Cost: 2 s for 10^6 calls."""
+    """Return (verdicts, notes) on calls of all ranks. Cost: 2 s for 10^6 calls.
+
+    Ranks of each of several jobs are numbered from 0; their evidence has the `job`.
+    """
+    if table.jobs:
+        parts = [(name, *diagnose(table.job(first, count))) for name, first, count in table.jobs]
+        verdicts = [replace(one, evidence={**one.evidence, "job": name}) for name, found, _ in parts for one in found]
+        named = [verdict for verdict in verdicts if verdict.cause != "none"]
+        return named or verdicts, [f"job {name}: {note}" for name, _, notes in parts for note in notes]
     missing = _missing(table)
     read = _read(table)
     unread = [rank for rank in table.expected if rank not in read]
@@ -55,7 +66,11 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
             shown = ", ".join(map(str, unread[:8])) + (", ..." if len(unread) > 8 else "")
             needs = f"what ranks {shown} wrote would tell whom calls wait for"
             why = "of too many ranks nothing was read"
-        verdicts = [Verdict("none", (), None, 0.0, {"calls": len(table.rank), "needs": why and needs})]
+        lacking = [needs] if why else []
+        if found.trace is not None:
+            lacking += [lack for verdict in locate(found.trace) for lack in verdict.missing]
+        about = {"calls": len(table.rank), "needs": why and needs}
+        verdicts = [Verdict("none", (), None, 0.0, about, not lacking, tuple(lacking))]
         notes += [f"{why}: {needs}"] if why else []
     return [_named(verdict, table) for verdict in verdicts], notes
 
@@ -65,47 +80,125 @@ def _named(verdict: Verdict, table: CallTable) -> Verdict:
     places = {str(rank): vars(table.processes.get(rank, Process())) for rank in verdict.ranks[:64]}
     known = {rank: about for rank, about in places.items() if any(value is not None for value in about.values())}
     evidence = {**verdict.evidence, **({"places": known} if known else {})}
-    return Verdict(verdict.cause, verdict.ranks, verdict.stage, verdict.saving, evidence)
+    return replace(verdict, evidence=evidence)
 
 
 def _missing(table: CallTable) -> list[Verdict]:
-    """The ranks that others wait for in a call which they never began, or that their source says are lost."""
+    """Return the ranks that others wait for in a call, or that their source reports as lost."""
+    behind: dict[int, str] = dict(table.behind)
+    waits: dict[int, set[int]] = {}
+    ties: set[int] = set()
+    for group, ranks in _progress(table).items():
+        names = _called(table, group, min(one.finished for one in ranks.values()) + 1)
+        found = stall(ranks, {min(one.finished for one in ranks.values()) + 1: names}, _is_rooted([*names.values()]))
+        if found is None:
+            continue
+        for rank in found.waiting:
+            # Without anybody to name, it waits for an unknown rank.
+            waits.setdefault(rank, set()).update(found.behind or (-1,))
+        name, of, what = next(iter(names.values()), "call").partition(" of ")
+        call = f"{name} {found.number}{of}{what} in group {table.groups[group].name}"
+        ties |= set(found.behind) if found.is_tie else set()
+        for rank in found.behind:
+            behind.setdefault(rank, _because(rank, found, call, names, ranks[rank]))
+    for rank, peer in _unanswered(table):
+        waits.setdefault(rank, set()).add(peer)
+        behind.setdefault(peer, f"rank {rank} waits for a message with it that it has not begun")
+    # A rank that waits for others, or for an unknown one, is named only where nobody else can be.
+    ends = roots(behind, waits)
+    ranks = tuple(sorted({rank for rank in ends if rank in table.behind or not waits.get(rank)} or ends))
+    if not ranks:
+        return []
+    about = {"state": "missing", "missing": [{"rank": rank, "because": behind[rank]} for rank in ranks]}
+    lacking = {table.doubtful[rank] for rank in ranks if rank in table.doubtful}
+    is_tie = any(waits.get(rank) for rank in ranks) or not ties.isdisjoint(ranks)
+    return [Verdict("worker", ranks, None, 0.0, about, not lacking and not is_tie, tuple(sorted(lacking)))]
+
+
+def _because(rank: int, found: Stall, call: str, names: Mapping[int, str], progress: Progress) -> str:
+    """Return in words why `rank` is behind."""
+    if found.kind == "missing":
+        last = f"its last there is {progress.begun}" if progress.begun > 0 else "no call of it there is recorded"
+        return f"it has not begun {call}; {last}"
+    if found.kind == "inside":
+        return f"it is held in {call}, which others have finished"
+    others = sorted({name for other, name in names.items() if other != rank and name != names[rank]})
+    where = f"as call {found.number} of group {call.rpartition(' in group ')[2]}"
+    return f"it called {names[rank]} where others called {', '.join(others[:3])}, {where}"
+
+
+def _is_rooted(names: Sequence[str]) -> bool:
+    """Return whether a call may be over on one rank before another has begun it."""
+    plain = {name.lower().strip("_").partition(" ")[0] for name in names}
+    return any(name.startswith(("broadcast", "scatter", "gather")) or name in ("reduce", "_reduce_oop") for name in plain)
+
+
+def _progress(table: CallTable) -> dict[int, dict[int, Progress]]:
+    """Return the Progress of each rank in each group in which a call is not over."""
     import numpy as np
 
-    behind: dict[int, str] = dict(table.behind)
+    found: dict[int, dict[int, Progress]] = {}
     read = _read(table)
-    collective = (table.peer < 0) & (table.number >= 0)
-    waiting: set[int] = set()
-    for group in np.unique(table.group[collective & (table.state != DONE)]).tolist():
-        rows = np.flatnonzero(collective & (table.group == group))
-        pending = rows[table.state[rows] != DONE]
-        members = set(table.groups[group].ranks or np.unique(table.rank[rows]).tolist())
-        reached = {rank: -1 for rank in members}
-        for rank in np.unique(table.rank[rows]).tolist():
-            reached[rank] = int(table.number[rows[table.rank[rows] == rank]].max())
-        # The first call that does not end, of those that every rank has begun or not yet.
-        number = int(table.number[pending].min())
-        # Of whom nothing was read, it is not known what they came to.
-        absent = sorted(rank for rank, last in reached.items() if last < number and rank in read)
-        here = rows[table.number[rows] == number]
-        names = {rank: table.names[table.name[row]] for row in here.tolist() for rank in [int(table.rank[row])]}
-        waiting |= {int(rank) for rank in np.unique(table.rank[pending]).tolist()}
-        told = f"{table.names[table.name[pending[0]]]} {number} of group {table.groups[group].name}"
-        if absent and len(absent) < len(members):
-            for rank in absent:
-                behind.setdefault(rank, f"it has not come to {told}; its last there is {max(reached[rank], 0)}")
-        elif len(set(names.values())) > 1:
-            usual = max(set(names.values()), key=list(names.values()).count)
-            odd = {rank: name for rank, name in names.items() if name != usual}
-            behind |= {r: f"it called {name} where others called {usual}, as call {number}" for r, name in odd.items()}
-    # Who itself waits in another call is not the one that others wait for, if there is one that does not.
-    free = {rank: text for rank, text in behind.items() if rank not in waiting}
-    behind = free or behind
-    if not behind:
+    rows = np.flatnonzero((table.peer < 0) & (table.number >= 0))
+    pending = table.state[rows] != DONE
+    told = {group for group, ranks in table.progress.items() if any(one.begun > one.finished for one in ranks.values())}
+    for group in sorted(set(np.unique(table.group[rows][pending]).tolist()) | told):
+        own = rows[table.group[rows] == group]
+        ranks = dict(table.progress.get(group, {}))
+        for rank in set(np.unique(table.rank[own]).tolist()) - ranks.keys():
+            numbers, are_done = table.number[own], table.state[own] == DONE
+            its = table.rank[own] == rank
+            begun, left = int(numbers[its].max()), numbers[its & ~are_done]
+            ranks[rank] = Progress(int(left.min()) - 1 if len(left) else begun, begun)
+        # Nothing is known of ranks that wrote nothing.
+        for rank in set(table.groups[group].ranks) & read - ranks.keys():
+            ranks[rank] = Progress(0, 0)
+        found[group] = ranks
+    return found
+
+
+def _called(table: CallTable, group: int, number: int) -> dict[int, str]:
+    """Return what each rank called as call `number` of `group`."""
+    import numpy as np
+
+    rows = np.flatnonzero((table.peer < 0) & (table.group == group) & (table.number == number))
+    names = {int(table.rank[row]): table.names[table.name[row]] for row in rows.tolist()}
+    told = table.called.get((group, number), {})
+    # In as many words only where all are told in these.
+    return told if told.keys() >= names.keys() else names
+
+
+def _unanswered(table: CallTable) -> list[tuple[int, int]]:
+    """Return (rank, peer): `rank` is in a message with `peer`, which has not begun its own side of it.
+
+    Where records go back to the first message, all of them are counted. Elsewhere only receives that are not over can
+    be compared: of sends the receiver may have finished its side.
+    """
+    import numpy as np
+
+    rows = np.flatnonzero(table.peer >= 0)
+    if not (table.state[rows] != DONE).any():
         return []
-    ranks = tuple(sorted(behind))
-    about = {"state": "missing", "missing": [{"rank": rank, "because": behind[rank]} for rank in ranks]}
-    return [Verdict("worker", ranks, None, 0.0, about)]
+    is_send = np.array(["send" in name.lower() for name in table.names])[table.name[rows]]
+    begun: Counter[tuple[int, int, bool]] = Counter()
+    left: Counter[tuple[int, int, bool]] = Counter()
+    columns = (table.rank[rows], table.peer[rows], is_send, table.state[rows] != DONE)
+    for rank, peer, sends, is_open in zip(*(column.tolist() for column in columns), strict=True):
+        begun[rank, peer, sends] += 1
+        left[rank, peer, sends] += is_open
+    lowest = {
+        rank: int(table.number[rows][table.rank[rows] == rank].min()) for rank in np.unique(table.rank[rows]).tolist()
+    }
+    read = _read(table)
+    found = []
+    for (rank, peer, sends), count in left.items():
+        if not count or peer not in read:
+            continue
+        is_whole = lowest[rank] in (0, 1) and lowest.get(peer, 1) in (0, 1)
+        other = peer, rank, not sends
+        if begun[rank, peer, sends] > begun[other] if is_whole else not sends and count > left[other]:
+            found.append((rank, peer))
+    return found
 
 
 def _read(table: CallTable) -> set[int]:
@@ -115,10 +208,10 @@ def _read(table: CallTable) -> set[int]:
 
 def _silent(table: CallTable, unread: Sequence[int]) -> list[Verdict]:
     """The ranks of which nothing was read, where they are few, or a single one."""
-    if not unread or len(unread) > max(1, SILENT_SHARE * len(table.expected)):
+    if not unread or table.partial or len(unread) > max(1, SILENT_SHARE * len(table.expected)):
         return []
     because = "nothing of it was read: lost, or the one that all wait for; its host's own records would tell"
-    return [Verdict("worker", tuple(unread), None, 0.0, {"state": "silent", "because": because})]
+    return [silent(tuple(unread), because)]
 
 
 def _late(table: CallTable) -> list[Verdict]:

@@ -52,13 +52,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One cause. `saving`: share of the step time that its removal would save; `evidence`: plain numbers and lists."""
+    """One cause.
+
+    Attributes: `saving`: share of the step time that its removal would save; `evidence`: plain numbers and lists;
+    `conclusive`: whether the records suffice, for a name as for "none"; `missing`: what would tell more where not.
+    """
 
     cause: str
     ranks: tuple[int, ...]
     stage: int | None
     saving: float
     evidence: dict[str, Any] = field(default_factory=dict)
+    conclusive: bool = True
+    missing: tuple[str, ...] = ()
 
 
 def locate(trace: Trace) -> list[Verdict]:
@@ -76,10 +82,21 @@ def locate(trace: Trace) -> list[Verdict]:
     if trace.silent:
         # Not compared with anybody, and so a suspect beside whatever was found among the others.
         because = "it tells too little to be judged: lost, or the one that all wait for"
-        verdicts.append(Verdict("worker", trace.silent, None, 0.0, {"state": "silent", "because": because}))
+        verdicts.append(silent(trace.silent, because))
     if verdicts:
         return verdicts
-    return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
+    lacking = [f"{MIN_STEPS} steps or more"] if len(trace.steps) < MIN_STEPS else []
+    lacking += ["records of other ranks, to compare with"] if trace.replicas < 2 else []
+    evidence = {"steps": len(trace.steps), **variance_shares(trace.compute_s)}
+    return [Verdict("none", (), None, 0.0, evidence, not lacking, tuple(lacking))]
+
+
+def silent(ranks: tuple[int, ...], because: str) -> Verdict:
+    """Return the Verdict on ranks of which too little was read to judge them."""
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return Verdict(
+        "worker", ranks, None, 0.0, {"state": "silent", "because": because}, False, (f"records of ranks {shown}",)
+    )
 
 
 def _log(durations_s: Array) -> Array:

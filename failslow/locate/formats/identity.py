@@ -1,0 +1,120 @@
+"""The job's ranks, from the members of its communicators.
+
+A rank is (communicator, rank in it). A host's process joins the ranks of several communicators where it has one rank in
+each; several GPUs of one process are joined by the number of the GPU where the source has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from lanterne.failslow.locate.formats.foreign_calls import whole
+
+if TYPE_CHECKING:
+    from lanterne.failslow.locate.formats.foreign_calls import CallBuilder
+
+
+class Member(NamedTuple):
+    """Where a rank of a communicator runs; `gpu` is -1 where it is not known."""
+
+    host: str
+    pid: int
+    gpu: int = -1
+
+
+# Of a communicator: its size, and the Member of each of its ranks that is known.
+Communicators = Mapping[str, tuple[int, Mapping[int, Member]]]
+
+
+def global_ranks(
+    communicators: Communicators, into: CallBuilder
+) -> tuple[dict[tuple[str, int], int], tuple[tuple[str, int, int], ...]]:
+    """Return the rank of each (communicator, rank in it), as far as evidence joins them, and the jobs.
+
+    Communicators that share no process are of different jobs where each has one with all of its processes: a job is
+    (its largest communicator, its first rank, how many it has). Of a single job none is listed.
+
+    The largest communicator of a job has the job's ranks if all processes fit into it; else they are counted by host
+    and process, as launchers start them. Ranks that nothing joins are left out, and counted in `into`.
+    """
+    places = _places(communicators, into)
+    parts = _parts(communicators, places)
+    largest = [max(part, key=lambda name: (communicators[name][0], len(communicators[name][1]))) for part in parts]
+    are_whole = all(
+        {places.get((name, local)) for local in communicators[name][1]} >= {p for (n, _), p in places.items() if n in part}
+        for name, part in zip(largest, parts, strict=True)
+    )
+    if len(parts) < 2 or not are_whole:
+        return _ranks_of(communicators, places), ()
+    found: dict[tuple[str, int], int] = {}
+    jobs = []
+    for name, part in zip(largest, parts, strict=True):
+        first = sum(count for _, _, count in jobs)
+        own = {key: place for key, place in places.items() if key[0] in part}
+        ranks = _ranks_of({one: communicators[one] for one in part}, own)
+        found.update({key: first + rank for key, rank in ranks.items()})
+        jobs.append((name, first, max(communicators[name][0], 1 + max(ranks.values(), default=0))))
+    return found, tuple(jobs)
+
+
+def _parts(communicators: Communicators, places: Mapping[tuple[str, int], object]) -> list[list[str]]:
+    """Return the communicators that share places, directly or through others, together."""
+    part_of: dict[object, list[str]] = {}
+    for name, (_, members) in communicators.items():
+        part = [name]
+        for place in {places[name, local] for local in members if (name, local) in places}:
+            if (other := part_of.get(place)) is not None and other is not part:
+                part += other
+        for place in {places[one, local] for one in part for local in communicators[one][1] if (one, local) in places}:
+            part_of[place] = part
+    return [*{id(part): part for part in part_of.values()}.values()]
+
+
+def _ranks_of(
+    communicators: Communicators, places: Mapping[tuple[str, int], tuple[Member, int]]
+) -> dict[tuple[str, int], int]:
+    """Return the ranks of one job."""
+    name, (size, known) = max(communicators.items(), key=lambda one: (one[1][0], len(one[1][1])), default=("", (0, {})))
+    everyone = sorted(set(places.values()), key=_in_order)
+    found: dict[object, int] = {}
+    if size >= len(everyone):
+        found = {places[name, local]: local for local in known if (name, local) in places}
+    free = iter(sorted(set(range(len(everyone) + len(found))) - set(found.values())))
+    ranks = {place: found[place] if place in found else next(free) for place in everyone}
+    return {key: ranks[place] for key, place in places.items()}
+
+
+def _places(communicators: Communicators, into: CallBuilder) -> dict[tuple[str, int], tuple[Member, int]]:
+    """Return (Member, which of its process) of each rank; the second is 0 but of several GPUs of a process.
+
+    GPUs whose number the source does not have are counted in the order of their ranks, where a process has as many in
+    each communicator.
+    """
+    most: Counter[tuple[str, int]] = Counter()
+    for _, members in communicators.values():
+        most |= Counter((one.host, one.pid) for one in members.values())
+    found = {}
+    for name, (_, members) in communicators.items():
+        own = Counter((one.host, one.pid) for one in members.values())
+        turn: Counter[tuple[str, int]] = Counter()
+        for local, one in sorted(members.items()):
+            place = one.host, one.pid
+            if most[place] == 1:
+                found[name, local] = one._replace(gpu=-1), 0
+            elif one.gpu >= 0:
+                found[name, local] = one, 0
+            elif own[place] == most[place]:
+                found[name, local] = one, turn[place]
+                turn[place] += 1
+            else:
+                into.skipped["a rank of a process with several GPUs, of which nothing tells which one it is"] += 1
+    return found
+
+
+def _in_order(place: tuple[Member, int]) -> tuple[list[tuple[int, str]], int, int, int]:
+    """Return the key of a place among others: host2 comes before host10."""
+    one, turn = place
+    return [(whole(digits), text) for text, digits in re.findall(r"(\D*)(\d*)", one.host)], one.pid, one.gpu, turn
