@@ -86,6 +86,19 @@ class FlightRecorderReader:
         self._into = into
         # rank -> (time of its latest entry, file, rows of its calls)
         self._latest: dict[int, tuple[float, str, int, int]] = {}
+        # name of a group -> its ranks, () of dumps that do not have them
+        self._groups: dict[str, set[tuple[int, ...]]] = {}
+
+    def finish(self) -> None:
+        """Join the groups of dumps that do not name their ranks with those of the same name."""
+        for name, known in self._groups.items():
+            if () in known and len(known) == 2:
+                ranks = next(one for one in known if one)
+                self._into.same[self._group(name, ())] = self._group(name, ranks)
+
+    def _group(self, name: str, ranks: tuple[int, ...], about: str = "") -> int:
+        self._groups.setdefault(name, set()).add(ranks)
+        return self._into.group(("fr", name, ranks), about or name, len(ranks), ranks)
 
     def take(self, path: Path, content: Mapping[str, Any]) -> None:
         """Take the entries of a dump."""
@@ -114,20 +127,19 @@ class FlightRecorderReader:
 
     def _entries(self, rank: int, content: Mapping[str, Any], entries: list[dict[str, Any]]) -> None:
         into, groups = self._into, dict(_groups(content))
-        for name in _status_names(content, entries).values():
-            about, ranks = groups.get(name, (name, ()))
-            into.group(("fr", name, ranks), about, len(ranks), ranks)
         has_messages: set[str] = set()
         for entry in entries:
-            if _entry(rank, entry, groups, into):
-                has_messages.add(_group_name(entry))
+            name = _group_name(entry)
+            about, ranks = groups.get(name, (name, ()))
+            if _entry(rank, entry, self._group(name, ranks, about), ranks, into):
+                has_messages.add(name)
         for local, name in _status_names(content, entries).items():
             status = content["pg_status"][local]
             finished, begun = (whole(status.get(f"last_{word}_collective")) for word in ("completed", "enqueued"))
             # Messages count there, too, and each rank has another number of them.
             if name not in has_messages and 0 <= finished <= begun:
                 about, ranks = groups.get(name, (name, ()))
-                group = into.group(("fr", name, ranks), about)
+                group = self._group(name, ranks, about)
                 into.progress.setdefault(group, {})[rank] = Progress(finished, begun)
 
 
@@ -170,13 +182,8 @@ def _status_names(content: Mapping[str, Any], entries: list[dict[str, Any]]) -> 
     return {local: known[local] for local in status if local in known}
 
 
-def _entry(
-    rank: int, entry: Mapping[str, Any], groups: Mapping[str, tuple[str, tuple[int, ...]]], into: CallBuilder
-) -> bool:
-    """Take an entry; return whether it is a message."""
-    name = _group_name(entry)
-    about, ranks = groups.get(name, (name, ()))
-    group = into.group(("fr", name, ranks), about, len(ranks), ranks)
+def _entry(rank: int, entry: Mapping[str, Any], group: int, ranks: tuple[int, ...], into: CallBuilder) -> bool:
+    """Take an entry of a group; return whether it is a message."""
     # Of the backend: nccl, gloo, xccl, and so on.
     text = str(entry.get("profiling_name", "")).rpartition(":")[2]
     message, peer = MESSAGE.match(text), -1

@@ -96,6 +96,7 @@ class _Readers:
     def finish(self) -> CallTable:
         """Return what all files said."""
         self._inspector.finish(self.into)
+        self._flights.finish()
         # By their own time where they have it; else in the order of their names.
         ras.read_all(sorted(self._documents, key=lambda one: str(one.get("timestamp", ""))), self.into)
         return self.into.table()

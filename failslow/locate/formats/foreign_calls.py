@@ -111,7 +111,7 @@ class CallBuilder:
 
     Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `doubtful`, `progress`, `called`, `partial`,
     `jobs`, `processes` and `notes` as CallTable;
-    `expected`, ranks that the job has, whether they report or not.
+    `expected`, ranks that the job has, whether they report or not; `same`: a group -> the one that it turned out to be.
     """
 
     used: Counter[str] = field(default_factory=Counter)
@@ -126,6 +126,7 @@ class CallBuilder:
     expected: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     groups: list[RankSet] = field(default_factory=list)
+    same: dict[int, int] = field(default_factory=dict)
     _group_of: dict[Hashable, int] = field(default_factory=dict)
     _name_of: dict[str, int] = field(default_factory=dict)
     _whole: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(7)))
@@ -212,6 +213,12 @@ class CallBuilder:
                 kept[first:stop] = False
             whole, times = [column[kept] for column in whole], [column[kept] for column in times]
         rank, group, name, number, peer, nbytes, state = whole
+        if self.same:
+            group = np.array([self.same.get(index, index) for index in range(len(self.groups))], np.int64)[group]
+            for index, other in self.same.items():
+                self.progress.setdefault(other, {}).update(self.progress.pop(index, {}))
+                for key in [key for key in self.called if key[0] == index]:
+                    self.called.setdefault((other, key[1]), {}).update(self.called.pop(key))
         start_s, took_s = times
         members = {member for one in self.groups for member in one.ranks}
         expected = tuple(sorted(self.expected | members | set(np.unique(rank).tolist())))

@@ -62,15 +62,15 @@ def global_ranks(
 
 def _parts(communicators: Communicators, places: Mapping[tuple[str, int], object]) -> list[list[str]]:
     """Return the communicators that share places, directly or through others, together."""
-    part_of: dict[object, list[str]] = {}
-    for name, (_, members) in communicators.items():
-        part = [name]
-        for place in {places[name, local] for local in members if (name, local) in places}:
-            if (other := part_of.get(place)) is not None and other is not part:
-                part += other
-        for place in {places[one, local] for one in part for local in communicators[one][1] if (one, local) in places}:
-            part_of[place] = part
-    return [*{id(part): part for part in part_of.values()}.values()]
+    own: dict[str, set[object]] = {name: set() for name in communicators}
+    for (name, _), place in places.items():
+        own[name].add(place)
+    parts: list[tuple[list[str], set[object]]] = []
+    for name, its in own.items():
+        apart = [part for part in parts if part[1].isdisjoint(its)]
+        joined = [part for part in parts if not part[1].isdisjoint(its)]
+        parts = [*apart, (sum((names for names, _ in joined), [name]), its.union(*(known for _, known in joined)))]
+    return [names for names, known in parts if known]
 
 
 def _ranks_of(

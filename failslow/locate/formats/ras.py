@@ -98,7 +98,10 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
             sizes[name] = max(sizes.get(name, 0), size_told(communicator.get("size")))
             counts: dict[int, int] = {}
             for one in _ranks(communicator, into):
-                members.setdefault(name, {})[one.rank] = Member(one.host, one.pid, one.gpu)
+                known, member = members.setdefault(name, {}), Member(one.host, one.pid, one.gpu)
+                if known.get(one.rank, member) != member:
+                    into.skipped["a RAS process whose rank another has"] += 1
+                known[one.rank] = member
                 into.used[NAME] += 1
                 if one.error:
                     errors[name, one.rank] = one.error
