@@ -1,7 +1,7 @@
 """Progress of ranks in a group's calls, and the rule that names the ranks that others wait for.
 
 The calls of a group are numbered alike on all its ranks. A rank's `Progress` is two numbers: the last call that it has
-finished and the last that it has begun. The oldest call that some rank has not finished is the group's `Stall`:
+finished and the last that it has begun. The oldest call that a rank is in is the group's `Stall`:
 
 - a rank that has not begun it is missing: all that have begun it wait;
 - if all have begun it and their calls differ, the odd ones are in another call, or all of them where no call has a
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Stall:
-    """The oldest call of a group that does not end.
+    """The oldest call of a group that a rank is in.
 
     Attributes: `number`; `kind`: "missing", "order", "inside", or "call" where no rank can be named; `behind`: the
     ranks named; `waiting`: the others that have begun it and not finished it; `is_tie`: no majority tells which call
@@ -42,31 +42,34 @@ class Stall:
     is_tie: bool = False
 
 
-def stall(
-    ranks: Mapping[int, Progress], calls: Mapping[int, Mapping[int, Hashable]], is_rooted: bool = False
-) -> Stall | None:
+def stall(ranks: Mapping[int, Progress], calls: Mapping[int, Hashable], is_rooted: bool = False) -> Stall | None:
     """Return the Stall of a group; None where no rank is inside a call.
 
     Args:
         ranks: the Progress of each rank of the group.
-        calls: number -> rank -> what the rank called there, as far as known.
-        is_rooted: the oldest call that does not end has a root.
+        calls: what each rank called as `oldest_call`, as far as known.
+        is_rooted: the oldest call that a rank is in has a root.
     """
     inside = [rank for rank, one in ranks.items() if one.begun > one.finished]
     if not inside:
         return None
-    number = min(one.finished for one in ranks.values()) + 1
+    number = oldest_call(ranks)
     missing = tuple(sorted(rank for rank, one in ranks.items() if one.begun < number))
     if not missing:
         # Ranks that have finished it are past it.
         held = sorted(rank for rank, one in ranks.items() if one.finished < number)
-        odd, is_tie = odd_calls({rank: call for rank, call in calls.get(number, {}).items() if rank in ranks})
+        odd, is_tie = odd_calls({rank: call for rank, call in calls.items() if rank in ranks})
         if odd:
             return Stall(number, "order", tuple(odd), tuple(r for r in held if r not in odd), is_tie)
         if len(held) < len(ranks) and not is_rooted:
             return Stall(number, "inside", tuple(held), tuple(sorted(set(inside) - set(held))))
         return Stall(number, "call", (), tuple(held))
     return Stall(number, "missing", missing, tuple(sorted(inside)))
+
+
+def oldest_call(ranks: Mapping[int, Progress]) -> int:
+    """Return the number of the oldest call that a rank is in, 0 where none is."""
+    return min((one.finished + 1 for one in ranks.values() if one.begun > one.finished), default=0)
 
 
 def odd_calls(calls: Mapping[int, Hashable]) -> tuple[list[int], bool]:

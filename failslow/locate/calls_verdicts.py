@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lanterne.failslow.evidence.progress import Progress, Stall, roots, stall
+from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
 from lanterne.failslow.locate.locate import Verdict, locate, silent
@@ -89,8 +89,8 @@ def _missing(table: CallTable) -> list[Verdict]:
     waits: dict[int, set[int]] = {}
     ties: set[int] = set()
     for group, ranks in _progress(table).items():
-        names = _called(table, group, min(one.finished for one in ranks.values()) + 1)
-        found = stall(ranks, {min(one.finished for one in ranks.values()) + 1: names}, _is_rooted([*names.values()]))
+        names = _called(table, group, oldest_call(ranks))
+        found = stall(ranks, names, _is_rooted([*names.values()]))
         if found is None:
             continue
         for rank in found.waiting:
