@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise, repeat
 from math import inf, isfinite, isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, one_of, shown
@@ -29,15 +30,25 @@ _UNIT_WORDS: dict[str, str] = {
 _ITERATION_WORDS = {"iteration", "iter", "step"}
 # Lines in which a log's form is looked for, and characters of one.
 SEARCHED_LINES, LINE_LENGTH = 2000, 65536
+NO_TEXT = "\ufffd"  # what stands for a byte that is no UTF-8
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Numbers and dates as others write them: 1,025.8, 1.026s, 2026-01-31T10:00:00Z.
 _NUMBER_LIKE = re.compile(rf"[-+]?\d[\d.,:_'T +-]*(?:Z|{'|'.join(_UNIT_WORDS)})?")
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 
 
+# What an iteration works on, where a line has it beside the time.
+WORK = re.compile(
+    r"\b((?:global|micro|total)?[ _-]?batch[ _-]?size|seq(?:uence)?[ _-]?len(?:gth)?|num[ _-]microbatches)\W{1,16}(\d+)", re.I
+)
+
+
 @dataclass(frozen=True)
 class LogForm:
-    """Lines that tell of an iteration: `pattern`, whose first group is a number of `unit`; a rate where `is_rate`."""
+    """Lines that report an iteration: `pattern`, whose first group is a number of `unit`; a rate where `is_rate`.
+
+    A second group, where there is one, has the unit: one of UNITS, "s/it", or "it/s" of a rate.
+    """
 
     name: str
     pattern: re.Pattern[str]
@@ -45,12 +56,17 @@ class LogForm:
     is_rate: bool = False
 
 
-# As Megatron-LM's training_log, torchtitan's metrics (tokens a second: the time of a token is as good), and nanoGPT's
-# train.py print them.
+# As Megatron-LM's training_log (and its forks, in seconds), NeMo's progress bar, torchtitan's metrics (tokens a second:
+# the time of a token is as good), nanoGPT's train.py, litgpt, DeepSpeed's timer and tqdm's bars print them.
 LOG_FORMS: tuple[LogForm, ...] = (
     LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(ms\): *{_NUMBER}"), "ms"),
+    LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(s\): *{_NUMBER}")),
+    LogForm("NeMo", re.compile(rf"\btrain_step_timing in s={_NUMBER}")),
     LogForm("torchtitan", re.compile(rf"\bstep: *\d+\b.*\b(?:tps|wps): *{_NUMBER}"), is_rate=True),
     LogForm("nanoGPT", re.compile(rf"\biter \d+: .*\btime {_NUMBER}ms"), "ms"),
+    LogForm("litgpt", re.compile(rf"\biter time: {_NUMBER} ?ms"), "ms"),
+    LogForm("DeepSpeed", re.compile(rf"\bCurrSamplesPerSec={_NUMBER}"), is_rate=True),
+    LogForm("tqdm", re.compile(rf"\| *\d+/\d+ \[[\d:]+<[\d:?]+, *{_NUMBER}(s/it|it/s)")),
 )
 
 
@@ -85,39 +101,55 @@ class Source:
         return LogForm("--pattern", pattern, self.unit or "s", self.is_rate)
 
 
-def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[float]:
-    """The iteration times of file `path` ("-": standard input), in seconds, one by one; `notes`: what was assumed.
+def read_times(path: str | Path, source: Source, notes: list[str], changes: list[int] | None = None) -> Iterator[float]:
+    """Yield the iteration times of file `path` ("-": standard input), in seconds; `notes`: what was assumed.
 
-    Of a rate its inverse: what a token takes, say. A row without a time, blank or NaN, is nan; at the end `notes` says
-    how many are.
+    Of a rate its inverse: what a token takes, say. A row without a time, blank, NaN or 0, is nan; at the end `notes`
+    says how many are. `changes` gets the rows from which on an iteration works on another batch size or length.
 
     Raises:
         InputError: no such file, nothing there that looks like iteration times, or a value that cannot be one.
     """
     name = source_name(path)
     try:
-        with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
-            text = short_lines(file, name)
+        with nullcontext(cast("io.BufferedReader", sys.stdin.buffer)) if path == "-" else open(path, "rb") as raw:
+            _check_text(name, raw.peek(2)[:2])
+            # A carriage return ends a line, too: progress bars have no other.
+            file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline=None)
+            text = _counting(short_lines(file, name), notes)
             first = list(islice(text, SEARCHED_LINES))
             form = source.form() or (None if source.column else _log_form(first))
             lines = chain(first, text)
-            read = _read_csv(name, source, lines, notes) if form is None else _read_log(name, form, lines, notes)
-            yield from _counted(name, read, notes)
+            changed = [] if changes is None else changes
+            read = _read_csv(name, source, lines, notes) if form is None else _read_log(name, form, lines, notes, changed)
+            try:
+                yield from _counted(name, read, notes)
+            finally:
+                # Standard input stays open.
+                file.detach()
     except IsADirectoryError as error:
         raise InputError(f"{name}: got a folder, expected a file") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: {_no_text(error.object[:2])}") from error
     except (OSError, csv.Error) as error:
         raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _no_text(first: bytes) -> str:
-    """What a file is that is not read as text, by its `first` two bytes, and how to have it read."""
+def _check_text(name: str, first: bytes) -> None:
+    """Raise InputError for a file that is packed or no UTF-8, by its `first` two bytes, with how to have it read."""
     if first == b"\x1f\x8b":
-        return "got a gzip file, expected it unpacked: zcat FILE | lanterne detect -"
+        raise InputError(f"{name}: got a gzip file, expected it unpacked: zcat FILE | lanterne detect -")
     if first in (b"\xff\xfe", b"\xfe\xff"):
-        return "got text in UTF-16, expected UTF-8: iconv -f UTF-16 -t UTF-8 FILE | lanterne detect -"
-    return "got what is no UTF-8 text, expected CSV or a log"
+        how = "iconv -f UTF-16 -t UTF-8 FILE | lanterne detect -"
+        raise InputError(f"{name}: got text in UTF-16, expected UTF-8: {how}")
+
+
+def _counting(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
+    """Yield `lines`; at their end a note says how many have bytes that are no UTF-8 text."""
+    odd = 0
+    for line in lines:
+        odd += NO_TEXT in line
+        yield line
+    if odd:
+        notes.append(f"{format_count(odd, 'line')} with bytes that are no UTF-8 text: read without them")
 
 
 def _counted(name: str, times_s: Iterable[float], notes: list[str]) -> Iterator[float]:
@@ -175,21 +207,33 @@ def _log_form(lines: Iterable[str]) -> LogForm | None:
     return next((form for form in LOG_FORMS if any(form.pattern.search(line) for line in plain)), None)
 
 
-def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str]) -> Iterator[float]:
-    factor, count, number = UNITS[form.unit], 0, 0
+def _read_log(
+    name: str, form: LogForm, lines: Iterable[str], notes: list[str], changes: list[int]
+) -> Iterator[float]:
+    count, number = 0, 0
+    work: list[tuple[str, str]] | None = None
     for number, line in enumerate(lines, start=1):
-        match = form.pattern.search(_COLOURS.sub("", line[:LINE_LENGTH]))
+        plain = _COLOURS.sub("", line[:LINE_LENGTH])
+        match = form.pattern.search(plain)
         if match is None or match[1] is None:
             continue
         value = _number(match[1].replace(",", ""))
-        if not (0.0 < value < inf or _is_missing(match[1])):
+        if not (0.0 <= value < inf or _is_missing(match[1])):
             raise InputError(f"{name}: line {number}: got {match[1]!r}, expected a positive number")
+        its = WORK.findall(plain)
+        if work is not None and its != work:
+            changes.append(count)
+        work = its
         count += 1
-        yield 1 / value if form.is_rate else value * factor
+        unit = match[2] if form.pattern.groups > 1 and form.name != "--pattern" else form.unit
+        is_rate = form.is_rate or unit == "it/s"
+        yield nan if value == 0.0 else 1 / value if is_rate else value * UNITS[unit.removesuffix("/it")]
     if not count:
         raise InputError(f"{name}: no line of {number} matches, expected the form of {form.name}")
     what = "rates" if form.is_rate else f"times in {form.unit}"
     notes.append(f"{what} of {format_count(count, 'line')} of {number}, of the form of {form.name}")
+    if changes:
+        notes.append(f"the work of an iteration changes {len(changes)} times, at row {changes[0]} first: judged anew there")
 
 
 # -- CSV
@@ -197,6 +241,8 @@ def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str]) 
 
 def _read_csv(name: str, source: Source, lines: Iterator[str], notes: list[str]) -> Iterator[float]:
     head = next(lines, "")
+    if NO_TEXT in head:
+        raise InputError(f"{name}: got what is no UTF-8 text, expected CSV or a log")
     delimiter = max(",;\t", key=head.count)
     header = next(csv.reader([head], delimiter=delimiter), [])
     if not header:
@@ -257,9 +303,10 @@ def _rows(
             last_step = _check_step(name, row, fields[step_at], last_step)
         text = fields[at] if at < len(fields) else ""
         value = _number(text)
-        if not (0.0 < value < inf or _is_missing(text)):
+        if not (0.0 <= value < inf or _is_missing(text)):
             raise InputError(f"{name}: row {row}, column {column}: got {text!r}, expected {_expected(text)}")
-        yield value * factor if factor != 1.0 else value
+        # A time of 0 was not measured.
+        yield value * factor or nan
     if row < 0:
         raise InputError(f"{name}: got a header and no rows, expected iteration times")
 
