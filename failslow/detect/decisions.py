@@ -10,7 +10,7 @@ from lanterne.failslow.detect.evidence import Weighing, is_abrupt, level_start
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
 from lanterne.failslow.detect.level import Level
 from lanterne.failslow.detect.reference import Reference
-from lanterne.failslow.detect.votes import CERTAIN, LIKELY, SHIFT, VoteRun, best_split, median, split
+from lanterne.failslow.detect.votes import LIKELY, SHIFT, VoteRun, best_split, median, split
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
 # worth recording.
@@ -200,18 +200,13 @@ def _weighed(state: JobState, row: int) -> Iterator[EventFinding]:
 
 
 def _voted(state: JobState, row: int) -> Iterator[EventFinding]:
-    """What the votes of a run decide, where verification agrees."""
+    """Yield what the votes of a run decide."""
     held = state.held
     for run, decide in ((held.back, _relief), (held.up, _rise), (held.down, _fall)):
         if run.score < LIKELY or not run.grew or row - run.start < MIN_SAMPLES - 1:
             continue
         suspects = held.of(run, row)
-        if run is held.up and not state.slow:
-            decided = _wanders(state, suspects)
-        else:
-            enough = run is held.back or run.score >= max(CERTAIN, JITTER + 3 * run.cap)
-            decided = enough or state.level.agree(suspects)
-        if decided:
+        if run is not held.up or state.slow or _wanders(state, suspects):
             yield from decide(state, suspects, row)
 
 
