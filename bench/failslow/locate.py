@@ -20,7 +20,7 @@ of at least 5 steps, and if that costs time.
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
     for verdict in verdicts:
         ranks = ", ".join(map(str, verdict.ranks[:8])) + (", ..." if len(verdict.ranks) > 8 else "")
         stage = "-" if verdict.stage is None else verdict.stage
-        rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", _because(verdict)])
+        rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", _because(verdict) + _lack(verdict)])
     report.print_table(
         [("cause", ""), ("ranks", ""), ("stage", ""), ("saving", "%"), ("because", "")], rows, notes=notes
     )
@@ -155,6 +155,8 @@ def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
 def _because(verdict: Verdict) -> str:
     """The evidence in a few words."""
     evidence = verdict.evidence
+    if (job := evidence.get("job")) is not None:
+        return f"job {job}: {_because(replace(verdict, evidence={**evidence, 'job': None}))}"
     if "state" in evidence:
         return _state(evidence)
     if verdict.cause == "worker":
@@ -167,7 +169,15 @@ def _because(verdict: Verdict) -> str:
         return f"x{evidence['stage_over_others']:.2f} of the other stages' compute"
     if verdict.cause == "data":
         return f"forward and backward of a microbatch vary together, r = {evidence['forward_backward_correlation']:.3f}"
-    return "no worker, link, stage or microbatch stands out for long enough"
+    if not verdict.conclusive:
+        return "cannot tell"
+    seen = ", ".join(f"a {name} at {times:.2f}" for name, times in evidence.get("least_slowdown", {}).items())
+    return "healthy" + (f": {seen} times its peers would have been seen" if seen else "")
+
+
+def _lack(verdict: Verdict) -> str:
+    """What would make a verdict certain, in words."""
+    return "" if verdict.conclusive else f"; it lacks {'; '.join(verdict.missing)}"
 
 
 def _state(evidence: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
 from lanterne.failslow.locate.activity import activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
-from lanterne.failslow.locate.locate import Verdict, locate, silent
+from lanterne.failslow.locate.locate import MIN_SAVING, Verdict, locate, silent, slow_group, slow_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         notes += [f"{shape}, from the calls alone: what varies inside a step is not known", *found.notes]
     if not slow:
         slow = _late(table)
-    verdicts = [*missing, *slow, *silent]
+    verdicts = [*missing, *slow, *_groups(table), *silent]
     if not verdicts:
         needs, why = NEEDS, found.why
         if unread and (table.state != DONE).any():
@@ -111,8 +111,9 @@ def _missing(table: CallTable) -> list[Verdict]:
         return []
     about = {"state": "missing", "missing": [{"rank": rank, "because": behind[rank]} for rank in ranks]}
     lacking = {table.doubtful[rank] for rank in ranks if rank in table.doubtful}
-    is_tie = any(waits.get(rank) for rank in ranks) or not ties.isdisjoint(ranks)
-    return [Verdict("worker", ranks, None, 0.0, about, not lacking and not is_tie, tuple(sorted(lacking)))]
+    if any(waits.get(rank) for rank in ranks) or not ties.isdisjoint(ranks):
+        lacking.add("the programs of these ranks: no majority tells which of them is wrong")
+    return [Verdict("worker", ranks, None, 0.0, about, not lacking, tuple(sorted(lacking)))]
 
 
 def _because(rank: int, found: Stall, call: str, names: Mapping[int, str], progress: Progress) -> str:
@@ -212,6 +213,72 @@ def _silent(table: CallTable, unread: Sequence[int]) -> list[Verdict]:
         return []
     because = "nothing of it was read: lost, or the one that all wait for; its host's own records would tell"
     return [silent(tuple(unread), because)]
+
+
+def _groups(table: CallTable) -> list[Verdict]:
+    """Return verdicts on groups whose collectives are slower than those of their copies.
+
+    Copies make the same call of as many bytes, and their ranks are as far apart from each other.
+    """
+    import numpy as np
+
+    total_s = float(np.nanmax(_span_s(table), initial=0.0))
+    found: dict[int, Verdict] = {}
+    for (name, *_), copies in _copies(table).items():
+        calls = min(map(len, copies.values()))
+        if len(copies) < 2 or calls < LEAST_CALLS:
+            continue
+        alone_s = np.stack([seconds[:calls] for seconds in copies.values()], axis=1)
+        if np.median(alone_s, axis=1).sum() < MIN_SAVING * total_s or not (alone_s > 0).all():
+            continue
+        groups = list(copies)
+        for place, steps, effect in slow_groups(alone_s):
+            saved_s = float(alone_s[steps, place].sum() * (1 - np.exp(-effect)))
+            ranks = table.groups[groups[place]].ranks
+            one = slow_group(ranks, None, saved_s / total_s if total_s else 0.0, name, alone_s, effect)
+            about = {"group": table.groups[groups[place]].name, "copies": len(copies)}
+            one = replace(one, evidence=one.evidence | about)
+            if groups[place] not in found or found[groups[place]].saving < one.saving:
+                found[groups[place]] = one
+    return list(found.values())
+
+
+def _copies(table: CallTable) -> dict[tuple[Any, ...], dict[int, NDArray[np.float64]]]:
+    """Return (call, bytes, how its ranks lie) -> group -> seconds of each of its calls, waiting excluded.
+
+    A call counts where all ranks of its group have recorded it.
+    """
+    import numpy as np
+
+    rows = np.flatnonzero((table.peer < 0) & (table.number >= 0) & np.isfinite(table.took_s) & (table.state == DONE))
+    rows = rows[np.lexsort((table.number[rows], table.nbytes[rows], table.name[rows], table.group[rows]))]
+    keys = np.stack([column[rows] for column in (table.group, table.name, table.nbytes, table.number)])
+    first = np.flatnonzero(np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))[: len(rows)])
+    counts = np.diff(np.append(first, len(rows)))
+    found: dict[tuple[Any, ...], dict[int, NDArray[np.float64]]] = {}
+    if not len(rows):
+        return found
+    alone_s = np.minimum.reduceat(table.took_s[rows], first)
+    sizes = np.array([len(group.ranks) for group in table.groups])[keys[0, first]]
+    whole = (counts == sizes) & (sizes > 1)
+    series, which = np.unique(keys[:3, first[whole]], axis=1, return_inverse=True)
+    for index, (group, name, nbytes) in enumerate(series.T.tolist()):
+        ranks = table.groups[group].ranks
+        key = table.names[name], nbytes, tuple(rank - ranks[0] for rank in ranks)
+        found.setdefault(key, {})[group] = alone_s[whole][which.reshape(-1) == index]
+    return found
+
+
+def _span_s(table: CallTable) -> NDArray[np.float64]:
+    """Return the seconds from each rank's first call to its last."""
+    import numpy as np
+
+    told = np.isfinite(table.start_s)
+    found = np.full((2, 1 + int(table.rank.max(initial=0))), np.nan)
+    np.fmin.at(found[0], table.rank[told], table.start_s[told])
+    np.fmax.at(found[1], table.rank[told], table.start_s[told])
+    spans: NDArray[np.float64] = found[1] - found[0]
+    return spans
 
 
 def _late(table: CallTable) -> list[Verdict]:
