@@ -118,7 +118,7 @@ def detect(file: str, times_s: Iterable[float], notes: list[str], changes: Seque
     """Return what a Tracker finds in `times_s` of `file`; those that are nan are left out, but count as rows.
 
     Args:
-        changes: rows from which on an iteration does other work, which fills as `times_s` is read. There another Tracker
+        changes: rows from which on an iteration does other work, filled as `times_s` is read. There another Tracker
             begins, and an incident that lasts is over.
     """
     seconds: list[float] = []

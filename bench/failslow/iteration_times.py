@@ -39,7 +39,9 @@ _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 
 # What an iteration works on, where a line has it beside the time.
 WORK = re.compile(
-    r"\b((?:global|micro|total)?[ _-]?batch[ _-]?size|seq(?:uence)?[ _-]?len(?:gth)?|num[ _-]microbatches)\W{1,16}(\d+)", re.I
+    r"\b((?:global|micro|total)?[ _-]?batch[ _-]?size|seq(?:uence)?[ _-]?len(?:gth)?|num[ _-]microbatches)"
+    r"\W{1,16}(\d+)",
+    re.IGNORECASE,
 )
 
 
@@ -121,7 +123,10 @@ def read_times(path: str | Path, source: Source, notes: list[str], changes: list
             form = source.form() or (None if source.column else _log_form(first))
             lines = chain(first, text)
             changed = [] if changes is None else changes
-            read = _read_csv(name, source, lines, notes) if form is None else _read_log(name, form, lines, notes, changed)
+            if form is None:
+                read = _read_csv(name, source, lines, notes)
+            else:
+                read = _read_log(name, form, lines, notes, changed)
             try:
                 yield from _counted(name, read, notes)
             finally:
@@ -207,9 +212,7 @@ def _log_form(lines: Iterable[str]) -> LogForm | None:
     return next((form for form in LOG_FORMS if any(form.pattern.search(line) for line in plain)), None)
 
 
-def _read_log(
-    name: str, form: LogForm, lines: Iterable[str], notes: list[str], changes: list[int]
-) -> Iterator[float]:
+def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str], changes: list[int]) -> Iterator[float]:
     count, number = 0, 0
     work: list[tuple[str, str]] | None = None
     for number, line in enumerate(lines, start=1):
@@ -233,7 +236,8 @@ def _read_log(
     what = "rates" if form.is_rate else f"times in {form.unit}"
     notes.append(f"{what} of {format_count(count, 'line')} of {number}, of the form of {form.name}")
     if changes:
-        notes.append(f"the work of an iteration changes {len(changes)} times, at row {changes[0]} first: judged anew there")
+        times = f"{len(changes)} times, at row {changes[0]} first"
+        notes.append(f"the work of an iteration changes {times}: judged anew there")
 
 
 # -- CSV

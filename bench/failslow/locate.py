@@ -146,7 +146,8 @@ def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
     for verdict in verdicts:
         ranks = ", ".join(map(str, verdict.ranks[:8])) + (", ..." if len(verdict.ranks) > 8 else "")
         stage = "-" if verdict.stage is None else verdict.stage
-        rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", _because(verdict) + _lack(verdict)])
+        because = _because(verdict) + _lack(verdict)
+        rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", because])
     report.print_table(
         [("cause", ""), ("ranks", ""), ("stage", ""), ("saving", "%"), ("because", "")], rows, notes=notes
     )
@@ -182,7 +183,9 @@ def _lack(verdict: Verdict) -> str:
 
 def _state(evidence: Mapping[str, Any]) -> str:
     if evidence["state"] == "missing":
-        shown = "; ".join(f"rank {one['rank']}: {one['because']}" for one in evidence["missing"][:3])
+        shown = "; ".join(
+            f"{one.get('process') or 'rank ' + str(one['rank'])}: {one['because']}" for one in evidence["missing"][:3]
+        )
         return f"missing: {shown}" + ("; ..." if len(evidence["missing"]) > 3 else "")
     if evidence["state"] == "late":
         return f"comes last to {100 * evidence['last_arriver_share']:.0f} % of what others wait for, by its short calls"

@@ -19,6 +19,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+
 class Progress(NamedTuple):
     """Numbers of the last call that a rank has finished and of the last that it has begun."""
 

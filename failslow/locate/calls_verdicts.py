@@ -47,7 +47,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         verdicts = [replace(one, evidence={**one.evidence, "job": name}) for name, found, _ in parts for one in found]
         named = [verdict for verdict in verdicts if verdict.cause != "none"]
         return named or verdicts, [f"job {name}: {note}" for name, _, notes in parts for note in notes]
-    missing = _missing(table)
+    missing = _missing(table) + _unplaced(table)
     read = _read(table)
     unread = [rank for rank in table.expected if rank not in read]
     silent = _silent(table, unread)
@@ -116,6 +116,15 @@ def _missing(table: CallTable) -> list[Verdict]:
     return [Verdict("worker", ranks, None, 0.0, about, not lacking, tuple(sorted(lacking)))]
 
 
+def _unplaced(table: CallTable) -> list[Verdict]:
+    """Return what is known of processes whose ranks are not."""
+    if not table.unplaced:
+        return []
+    about = [{"rank": None, "process": process, "because": because} for process, because in table.unplaced.items()]
+    lacking = ("which ranks of the job these processes are: a RAS document in JSON has all of them",)
+    return [Verdict("worker", (), None, 0.0, {"state": "missing", "missing": about}, False, lacking)]
+
+
 def _because(rank: int, found: Stall, call: str, names: Mapping[int, str], progress: Progress) -> str:
     """Return in words why `rank` is behind."""
     if found.kind == "missing":
@@ -131,7 +140,8 @@ def _because(rank: int, found: Stall, call: str, names: Mapping[int, str], progr
 def _is_rooted(names: Sequence[str]) -> bool:
     """Return whether a call may be over on one rank before another has begun it."""
     plain = {name.lower().strip("_").partition(" ")[0] for name in names}
-    return any(name.startswith(("broadcast", "scatter", "gather")) or name in ("reduce", "_reduce_oop") for name in plain)
+    rooted = ("broadcast", "scatter", "gather")
+    return any(name.startswith(rooted) or name in ("reduce", "_reduce_oop") for name in plain)
 
 
 def _progress(table: CallTable) -> dict[int, dict[int, Progress]]:

@@ -4,8 +4,8 @@ Format: torch/csrc/distributed/c10d/FlightRecorder.hpp (keys and their meaning, 
 flight_recorder/components/types.py (earlier ones: `seq_id`), torch/csrc/jit/serialization/pickler.cpp (which globals a
 dump's lists are made with); docs.pytorch.org, "Flight Recorder for Debugging Stuck Jobs". A file's name has its rank.
 Times are of the host's clock, `duration_ms` is there with TORCH_NCCL_ENABLE_TIMING only. A call is over when it is
-"completed" or `retired`: gloo's calls keep the state "scheduled". `pg_status` has the last enqueued and completed call of
-each group, also of calls that the ring buffer has lost.
+"completed" or `retired`: gloo's calls keep the state "scheduled". `pg_status` has the last enqueued and completed call
+of each group, also of calls that the ring buffer has lost.
 """
 
 from __future__ import annotations
@@ -210,7 +210,9 @@ def _entry(rank: int, entry: Mapping[str, Any], group: int, ranks: tuple[int, ..
 
 
 # Calls whose arguments have the same size and type on all ranks.
-ALIKE = ("all_reduce", "allreduce", "broadcast", "_allgather_base", "_all_gather_base", "_reduce_scatter_base", "reduce")
+ALIKE = (
+    "all_reduce", "allreduce", "broadcast", "_allgather_base", "_all_gather_base", "_reduce_scatter_base", "reduce",
+)  # fmt: skip
 
 
 def _in_words(name: str, entry: Mapping[str, Any]) -> str:

@@ -78,8 +78,8 @@ def read_folder(path: str | Path) -> Folder:
         whys = [*into.notes[:1], *(f"{number} not used: {why}" for why, number in sorted(into.skipped.items()))]
         raise InputError(
             f"{shown(path)}: got {len(files)} files and nothing known in them{''.join(f'; {why}' for why in whys)}; "
-            "expected Inspector lines, RAS documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or a "
-            "trace of operations"
+            "expected Inspector lines, RAS documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or "
+            "a trace of operations"
         )
     return Folder(table, tuple(traces), layout)
 

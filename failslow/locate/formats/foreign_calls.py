@@ -52,10 +52,11 @@ class CallTable:
     told), `start_s` (of the rank's own clock, NaN: not told), `took_s` (NaN: not told), `state` (DONE, STARTED,
     QUEUED); `compute`: (rank, start_s, took_s) rows of compute kernels; `steps`: (rank, step, start_s, took_s) rows of
     steps that a profiler marked; `behind`: evidence of ranks that others wait for, in words, by rank (told as such by
-    its source); `doubtful`: what would tell more of such a rank, by rank; `progress`: group -> rank -> Progress, where the source reports it; `called`: (group, number) -> rank
-    -> the call in words, of unfinished calls; `partial`: the source need not have a file of every rank; `jobs`: (name,
-    first rank, how many ranks) of each job where there are several; `processes`, `notes`, `used` and `skipped`: how many
-    records, and why not.
+    its source); `unplaced`: the same of processes of which nothing tells the rank; `doubtful`: what would tell more of
+    such a rank, by rank; `progress`: group -> rank -> Progress, where the source reports it; `called`: (group, number)
+    -> rank -> the call in words, of unfinished calls; `partial`: the source need not have a file of every rank;
+    `jobs`: (name, first rank, how many ranks) of each job where there are several; `processes`, `notes`, `used` and
+    `skipped`: how many records, and why not.
     """
 
     rank: NDArray[np.int64]
@@ -72,6 +73,7 @@ class CallTable:
     compute: NDArray[np.float64]
     steps: NDArray[np.float64]
     behind: dict[int, str]
+    unplaced: dict[str, str]
     doubtful: dict[int, str]
     progress: dict[int, dict[int, Progress]]
     called: dict[tuple[int, int], dict[int, str]]
@@ -109,14 +111,15 @@ class CallTable:
 class CallBuilder:
     """Collects a CallTable row by row; rows that say nothing are counted.
 
-    Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `doubtful`, `progress`, `called`, `partial`,
-    `jobs`, `processes` and `notes` as CallTable;
+    Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `unplaced`, `doubtful`,
+    `progress`, `called`, `partial`, `jobs`, `processes` and `notes` as CallTable;
     `expected`, ranks that the job has, whether they report or not; `same`: a group -> the one that it turned out to be.
     """
 
     used: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     behind: dict[int, str] = field(default_factory=dict)
+    unplaced: dict[str, str] = field(default_factory=dict)
     doubtful: dict[int, str] = field(default_factory=dict)
     progress: dict[int, dict[int, Progress]] = field(default_factory=dict)
     called: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict)
@@ -225,8 +228,8 @@ class CallBuilder:
         compute, steps = (np.array(a).reshape(-1, n) for a, n in ((self._compute, 3), (self._steps, 4)))
         return CallTable(
             rank, group, name, number, peer, nbytes, start_s, took_s, state, tuple(self.groups), tuple(self._name_of),
-            compute, steps, self.behind, self.doubtful, self.progress, self.called, self.partial, self.jobs,
-            self.processes, expected, self.used, self.skipped, tuple(self.notes),
+            compute, steps, self.behind, self.unplaced, self.doubtful, self.progress, self.called, self.partial,
+            self.jobs, self.processes, expected, self.used, self.skipped, tuple(self.notes),
         )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ def global_ranks(
     parts = _parts(communicators, places)
     largest = [max(part, key=lambda name: (communicators[name][0], len(communicators[name][1]))) for part in parts]
     are_whole = all(
-        {places.get((name, local)) for local in communicators[name][1]} >= {p for (n, _), p in places.items() if n in part}
+        {places.get((name, local)) for local in communicators[name][1]}
+        >= {place for (one, _), place in places.items() if one in part}
         for name, part in zip(largest, parts, strict=True)
     )
     if len(parts) < 2 or not are_whole:
@@ -76,15 +77,13 @@ def _parts(communicators: Communicators, places: Mapping[tuple[str, int], object
 def _ranks_of(
     communicators: Communicators, places: Mapping[tuple[str, int], tuple[Member, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return the ranks of one job."""
+    """Return the ranks of one job; places that its largest communicator lacks, though it is large enough, have none."""
     name, (size, known) = max(communicators.items(), key=lambda one: (one[1][0], len(one[1][1])), default=("", (0, {})))
     everyone = sorted(set(places.values()), key=_in_order)
-    found: dict[object, int] = {}
+    ranks = {place: rank for rank, place in enumerate(everyone)}
     if size >= len(everyone):
-        found = {places[name, local]: local for local in known if (name, local) in places}
-    free = iter(sorted(set(range(len(everyone) + len(found))) - set(found.values())))
-    ranks = {place: found[place] if place in found else next(free) for place in everyone}
-    return {key: ranks[place] for key, place in places.items()}
+        ranks = {places[name, local]: local for local in known if (name, local) in places}
+    return {key: ranks[place] for key, place in places.items() if place in ranks}
 
 
 def _places(communicators: Communicators, into: CallBuilder) -> dict[tuple[str, int], tuple[Member, int]]:

@@ -103,7 +103,7 @@ class InspectorReader:
         columns, times, self._whole, self._real = self._whole, self._real, *_empty_columns()
         key, process, name, number, peer, nbytes = (np.frombuffer(column, np.int64) for column in columns)
         start_s, took_s = (np.frombuffer(column, np.float64) for column in times)
-        keys, processes, names = (list(numbers) for numbers in self._numbers)
+        keys, _, names = (list(numbers) for numbers in self._numbers)
         other = np.full(len(key), -1, np.int64)
         # Messages are few, or of few pairs.
         for which, local in {*zip(*(column[peer >= 0].tolist() for column in (key, peer)), strict=True)}:

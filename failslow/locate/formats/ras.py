@@ -3,7 +3,8 @@
 Format: NVIDIA/nccl, src/ras/client_support.cc, and docs.nvidia.com, NCCL user guide, "RAS" (JSON since 2.28.7):
 `communicators`, each with `hash`, `size`, `ranks` (rank in it, host, pid, cuda_dev, `status`, `collective_counts`) and
 `missing_ranks` (`status`: unresponsive, considered_dead). NCCL 2.28.9 leaves out a comma before a missing rank's
-`status`. The text names the ranks of each warning: "Rank 3 -- GPU 3 managed by process 503 on node 10.0.0.1".
+`status`. The default text names the ranks of each warning: "Rank 3 -- GPU 3 managed by process 503 on node 10.0.0.1".
+Events (`ncclras -m`, since 2.29) name processes: "[time] PEER_DEAD: Process 503 on node 10.0.0.1 managing GPU 3".
 
 A rank whose fields report an error is named. Counts are progress (evidence/progress.py): a rank that has launched the
 fewest calls of a communicator has not come, unless counts move from document to document.
@@ -28,11 +29,16 @@ ERRORS = {
     1: "unhandled CUDA error", 2: "unhandled system error", 3: "internal error", 4: "invalid argument",
     5: "invalid usage", 6: "remote error",
 }  # fmt: skip
-REMOTE = f"({ERRORS[6]})"
-TEXT_RANK = re.compile(r"^\s*Rank (\d+)(?: --)? .*?GPU (\d+) managed by process (\d+) on node (\S+)")
-TEXT_WARNING = re.compile(r"^#(\d+-\d+) \(([0-9a-f]+)\) (\w+)")
-TEXT_COUNT = re.compile(r"^\s*(\d+) ranks? ha(?:s|ve) launched up to operation (\d+)")
-TEXT_ERROR = re.compile(r"considered dead|(?:did|has|have) not respond|unresponsive|incomplete|async(?:hronous)? error|abort", re.I)
+REMOTE = ERRORS[6]
+TEXT_RANK = re.compile(r"^\s*Rank (\d+)(.*?) -- (?:GPU (\d+).*? managed by process (\d+) on node (\S+))?")
+TEXT_SECTION = re.compile(r"^#(\d+)-\d+ \(([0-9a-f]+)\) (\w+)")
+TEXT_COUNTS = re.compile(r"^\s*Communicator ranks have different (\w+) operation counts")
+TEXT_LAUNCHED = re.compile(r"ha(?:s|ve) (?:launched up to operation (\d+)|not launched any)")
+TEXT_RANKS = re.compile(r"^\s*(\d+) ranks? (.*)")
+TEXT_LOST = re.compile(r"^\s*The missing ranks?: ([\d, ]+)")
+TEXT_TROUBLE = re.compile(r"reported (.+)|(?:has|have) status (ABORT)")
+PROCESS = re.compile(r"Process (\d+) on node (\S+) managing GPUs? (\d+)")
+EVENT = re.compile(r"^\[([^\]]+)\] (PEER_\w+): (.*)", re.MULTILINE)
 
 
 class RasRank(NamedTuple):
@@ -57,30 +63,105 @@ def is_document(content: Any) -> bool:
 
 
 def from_text(text: str) -> dict[str, Any] | None:
-    """Return a document like those of JSON from the default text of `ncclras`; None of any other text."""
-    if not text.startswith("NCCL version") or "Communicators..." not in text:
+    """Return a document like those of JSON from what `ncclras` prints: its default text, or events; None of others."""
+    if (events := EVENT.findall(text)) or '"PEER_' in text:
+        objects = re.findall(r'"event": "(PEER_\w+)",\s*"peer": \{\s*"host": "([^"]+)",\s*"pid": (\d+)', text)
+        processes = [(kind, found[2], int(found[1])) for _, kind, about in events if (found := PROCESS.match(about))]
+        processes += [(kind, host, int(pid)) for kind, host, pid in objects]
+        # A process that has come back is none that is dead.
+        latest = {(host, pid): kind for kind, host, pid in processes}
+        return {"communicators": [], "dead": [place for place, kind in latest.items() if kind == "PEER_DEAD"]}
+    if not text.startswith("NCCL version") and "Communicators..." not in text:
         return None
-    found: dict[str, dict[str, Any]] = {}
-    sizes = [line.split() for line in text.partition("Communicators...")[2].splitlines()]
-    size = max((whole(row[4], 0) for row in sizes if len(row) >= 8 and all(map(str.isdigit, row[:6]))), default=0)
-    communicator: dict[str, Any] = {}
-    operation, trouble = -1, ""
-    most = 0
-    for line in text.splitlines():
-        if (warning := TEXT_WARNING.match(line)) is not None:
-            communicator = found.setdefault(warning.group(2), {"hash": warning.group(2), "size": size, "ranks": []})
-            operation, trouble = -1, ""
-        elif (count := TEXT_COUNT.match(line)) is not None:
-            operation, trouble = int(count.group(2)), ""
-            most = max(most, operation)
-            communicator["most"] = max(communicator.get("most", 0), operation)
-        elif (rank := TEXT_RANK.match(line)) is not None and communicator:
-            number, gpu, pid = (int(rank.group(i)) for i in (1, 2, 3))
-            about = {"rank": number, "host": rank.group(4), "pid": pid, "cuda_dev": gpu, "trouble": trouble}
-            communicator["ranks"].append(about | ({"collective_counts": {"": operation}} if operation >= 0 else {}))
-        elif TEXT_ERROR.search(line):
-            operation, trouble = -1, line.strip()
-    return {"communicators": [*found.values()], "text": True}
+    lines = text.partition("Communicators...")[2].splitlines()
+    rows = [row for line in lines if len(row := line.split()) >= 8 and row[0].isdigit()]
+    sizes = {row[0]: whole(row[4].rpartition("-")[2], 0) for row in rows}
+    found: dict[str, _TextCommunicator] = {}
+    dead: list[tuple[str, int]] = []
+    communicator, is_dead = None, False
+    for line in lines:
+        if (section := TEXT_SECTION.match(line)) is not None:
+            group, name, _ = section.groups()
+            communicator = found.setdefault(name, _TextCommunicator(name, sizes.get(group, 0)))
+            communicator.begin()
+        elif not line[:1].isspace() and line.strip():
+            communicator, is_dead = None, line.startswith("DEAD")
+        elif communicator is not None:
+            communicator.take(line)
+        elif is_dead and (process := PROCESS.search(line)) is not None:
+            dead.append((process.group(2), int(process.group(1))))
+    largest = max(sizes.values(), default=0)
+    return {"communicators": [one.document() for one in found.values()], "dead": dead, "largest": largest}
+
+
+class _TextCommunicator:
+    """What the text says of one communicator: ranks that are apart from the others by their counts, or have errors."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        # rank -> (host, pid, GPU), what is wrong, and calls of each collective.
+        self._places: dict[int, dict[str, Any]] = {}
+        self._troubles: dict[int, str] = {}
+        self._counts: dict[str, dict[int, int]] = {}
+        # collective -> (how many ranks, calls) of those that have most in common.
+        self._usual: dict[str, tuple[int, int]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another section about it."""
+        self._collective, self._launched, self._trouble = "", -1, ""
+
+    def take(self, line: str) -> None:
+        """Take a line of a section."""
+        if (counts := TEXT_COUNTS.match(line)) is not None:
+            self.begin()
+            self._collective = counts.group(1)
+        elif (rank := TEXT_RANK.match(line)) is not None:
+            number, about, gpu, pid, host = rank.groups()
+            self._rank(int(number), about)
+            if host:
+                self._places[int(number)] = {"host": host, "pid": int(pid), "cuda_dev": int(gpu)}
+        elif (lost := TEXT_LOST.match(line)) is not None:
+            for number in lost.group(1).split(","):
+                self._rank(int(number), "")
+        elif (ranks := TEXT_RANKS.match(line)) is not None:
+            self._launched, self._trouble = _launched(ranks.group(2)), _trouble(ranks.group(2))
+            if self._launched >= 0:
+                usual = self._usual.get(self._collective, (0, 0))
+                self._usual[self._collective] = max(usual, (int(ranks.group(1)), self._launched))
+        elif line.strip().startswith("Missing"):
+            self._trouble = "NCCL's RAS lacks its data"
+
+    def _rank(self, rank: int, about: str) -> None:
+        launched, trouble = _launched(about), _trouble(about)
+        launched = launched if launched >= 0 else self._launched
+        if launched >= 0:
+            self._counts.setdefault(self._collective, {})[rank] = launched
+        if trouble or self._trouble:
+            self._troubles[rank] = trouble or self._trouble
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it; `usual` is the number of calls of the ranks that are not listed."""
+        usual = {collective: calls for collective, (_, calls) in self._usual.items()}
+        known = {rank for counts in self._counts.values() for rank in counts} | self._troubles.keys()
+        ranks = []
+        for rank in sorted(known):
+            counts = {name: self._counts.get(name, {}).get(rank, calls) for name, calls in usual.items()}
+            told = {"collective_counts": counts} if counts else {}
+            ranks.append({"rank": rank, "trouble": self._troubles.get(rank, ""), **self._places.get(rank, {}), **told})
+        about = {"hash": self._name, "size": self._size, "ranks": ranks}
+        return about | ({"usual": sum(usual.values())} if usual else {})
+
+
+def _launched(text: str) -> int:
+    found = TEXT_LAUNCHED.search(text)
+    return -1 if found is None else int(found.group(1) or 0)
+
+
+def _trouble(text: str) -> str:
+    found = TEXT_TROUBLE.search(text)
+    return "" if found is None else f"NCCL's RAS says: {(found.group(1) or 'its status is ABORT').strip()}"
 
 
 def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
@@ -89,7 +170,13 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
     members: dict[str, dict[int, Member]] = {}
     errors: dict[tuple[str, int], str] = {}
     history: dict[str, list[dict[int, int]]] = {}
+    dead: set[tuple[str, int]] = set()
+    # The text does not list communicators without a warning.
+    largest = 0
     for document in documents:
+        dead.update(document.get("dead", ()))
+        largest = max(largest, document.get("largest", 0))
+        into.used[NAME] += len(document.get("dead", ()))
         for communicator in document["communicators"]:
             if not isinstance(communicator, dict):
                 into.skipped["a RAS communicator that is no record"] += 1
@@ -108,29 +195,53 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
                 if one.count is not None:
                     counts[one.rank] = one.count
             # The text names only those that are apart.
-            if document.get("text") and counts:
-                rest = range(sizes[name])
-                counts = dict.fromkeys(rest, communicator.get("most", 0)) | counts
+            if "usual" in communicator and counts:
+                counts = dict.fromkeys(range(sizes[name]), communicator["usual"]) | counts
             if counts:
                 history.setdefault(name, []).append(counts)
-    ranks, jobs = global_ranks({name: (sizes[name], known) for name, known in members.items()}, into)
+    for name, known in members.items():
+        for local, member in known.items():
+            if (member.host, member.pid) in dead:
+                errors[name, local] = "NCCL considers it dead"
+                dead.discard((member.host, member.pid))
+    placed = {name: {local: one for local, one in known.items() if one.pid >= 0} for name, known in members.items()}
+    most = max(largest, *sizes.values(), 0)
+    communicators = {name: (sizes[name], known) for name, known in placed.items()}
+    if largest > max(sizes.values(), default=0):
+        communicators[""] = largest, {}
+    ranks, jobs = global_ranks(communicators, into)
     into.jobs = into.jobs or jobs
     for (name, local), rank in ranks.items():
         about = members[name][local]
         into.processes.setdefault(rank, Process(about.host or None, about.pid, about.gpu if about.gpu >= 0 else None))
-    into.expected.update(range(max(sizes.values(), default=0)))
+    into.expected.update(range(most))
+
+    def name_it(communicator: str, local: int, because: str) -> int | None:
+        """Put evidence where it belongs; return the rank."""
+        # The largest communicator has the job's ranks, unless there are several jobs.
+        is_world = sizes[communicator] == most and not jobs
+        rank = ranks.get((communicator, local), local if is_world else None)
+        if rank is not None:
+            into.behind.setdefault(rank, because)
+            return rank
+        one = members.get(communicator, {}).get(local, Member("", -1))
+        where = f", process {one.pid} on {one.host}, GPU {one.gpu}" if one.host else ""
+        into.unplaced.setdefault(f"rank {local} of communicator {communicator.partition('/')[0]}{where}", because)
+        return None
+
     # A remote error is that of another rank, if another one has an error.
-    own = {key: text for key, text in errors.items() if REMOTE not in text} or errors
-    if own is not errors or 2 * len(own) <= len(ranks):
-        into.behind.update({ranks[key]: text for key, text in own.items() if key in ranks})
+    own = {key: text for key, text in errors.items() if REMOTE not in text.lower()} or errors
+    if own is not errors or 2 * len(own) <= len(ranks) or not ranks:
+        for key, text in own.items():
+            name_it(*key, text)
     for name, seen in history.items():
         lost = {local for other, local in errors if other == name}
         for local, text in _behind(seen, lost).items():
-            rank = ranks.get((name, local), local)
-            into.behind.setdefault(rank, text)
-            if len(seen) == 1 and max(seen[0].values()) - seen[0][local] < 2:
+            rank = name_it(name, local, text)
+            if rank is not None and len(seen) == 1 and max(seen[0].values()) - seen[0][local] < 2:
                 # It may be a matter of the moment.
                 into.doubtful[rank] = "another RAS document some seconds later"
+    into.unplaced.update({f"process {pid} on {host}": "NCCL considers it dead" for host, pid in sorted(dead)})
 
 
 def _ranks(communicator: Mapping[str, Any], into: CallBuilder) -> Iterator[RasRank]:
@@ -155,7 +266,7 @@ def _missing(status: Mapping[str, Any]) -> str:
 def _error(status: Mapping[str, Any]) -> str:
     """Return in words what the fields of a rank report, "" where they report nothing."""
     if status.get("trouble"):
-        return f"NCCL's RAS says: {status['trouble']}"
+        return str(status["trouble"])
     for key, words in (("async_error", "an asynchronous error"), ("init_state", "an error of initialisation")):
         if (code := whole(status.get(key), 0)) in ERRORS:
             return f"NCCL reports {words} of it: {code} ({ERRORS[code]})"

@@ -227,7 +227,10 @@ def standard_input(data):
 def write_log(path, form):
     lines = ["starting", "iteration 0 is long"]
     for i, time_s in enumerate(SLOW_ROWS, start=1):
-        lines += [form.format(i=i, s=time_s, ms=1e3 * time_s, tps=round(51234 / time_s)), "saved a checkpoint in 3000 ms"]
+        lines += [
+            form.format(i=i, s=time_s, ms=1e3 * time_s, tps=round(51234 / time_s)),
+            "saved a checkpoint in 3000 ms",
+        ]
     path.write_text("\n".join(lines))
     return str(path)
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,9 @@ def kineto(rank, ranks=4, slow=False, about=True, call="ncclDevKernel_AllReduce"
     return json.dumps({"traceEvents": events, **told})
 
 
-@pytest.mark.parametrize("bad", [r'{"ph": "X", "name": "C:\temp\x"}', '{"ph": "X", "name": "a\x01"}', '{"ph": "X", "na'])
+@pytest.mark.parametrize(
+    "bad", [r'{"ph": "X", "name": "C:\temp\x"}', '{"ph": "X", "name": "a\x01"}', '{"ph": "X", "na']
+)
 def test_one_bad_event_costs_itself(tmp_path, bad):
     for rank in range(4):
         text = kineto(rank, slow=rank == 1)
@@ -210,3 +213,104 @@ def test_why_nothing_is_known_is_said(tmp_path):
     (tmp_path / "trace.json").write_text(kineto(0, about=False))
     with pytest.raises(InputError, match="1 not used: a Kineto trace that does not tell its rank"):
         read_folder(tmp_path)
+
+
+SECTIONS = {
+    "counts of two collectives": (
+        "#0-0 (a1) MISMATCH\n"
+        "  Communicator ranks have different AllReduce operation counts\n"
+        "  7 ranks have launched up to operation 140\n"
+        "  Rank 5 has launched up to operation 99 -- GPU 1 (NVML 5) managed by process 505 on node n1\n\n"
+        "  Communicator ranks have different Broadcast operation counts\n"
+        "  7 ranks have launched up to operation 3\n"
+        "  Rank 5 has not launched any operations -- GPU 1 (NVML 5) managed by process 505 on node n1\n"
+    ),
+    "an error": (
+        "#0-0 (a1) ERROR\n  Asynchronous errors on 4 ranks\n  3 ranks reported Remote error\n"
+        "  Rank 1 -- GPU 1 managed by process 501 on node n0\n"
+        "  Rank 5 reported System error -- GPU 1 managed by process 505 on node n1\n"
+    ),
+    "lost": "#0-0 (a1) INCOMPLETE\n  Missing communicator data from 1 rank\n  The missing rank: 5\n",
+    "dead": (
+        "DEAD\n  1 job process is considered dead\n  Process 505 on node n1 managing GPU 1\n\n"
+        "#0-0 (a1) INCOMPLETE\n  Missing communicator data from 1 rank\n"
+        "  Rank 5 -- GPU 1 managed by process 505 on node n1\n"
+    ),
+    "aborted": (
+        "#0-0 (a1) MISMATCH\n  Communicator ranks have different status\n  7 ranks have status RUNNING\n"
+        "  Rank 5 has status ABORT -- GPU 1 managed by process 505 on node n1\n"
+    ),
+}  # fmt: skip
+
+
+def ras_text(sections):
+    table = "    0  1  2  4  8  8  RUNNING  MISMATCH\n    1  4  1  2  2  8  RUNNING  OK\n"
+    return f"NCCL version 2.28.9 compiled with CUDA 13.0\n\nCommunicators... (0.00s)\n{table}\n{sections}"
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys())
+def test_every_section_of_the_text_names_its_rank(tmp_path, section):
+    (tmp_path / "ras.txt").write_text(ras_text(section))
+    assert named(tmp_path) == ([(5,)], True)
+
+
+def test_a_rank_of_a_smaller_communicator_is_no_rank_of_the_job(tmp_path):
+    section = SECTIONS["counts of two collectives"].replace("#0-0", "#1-2").replace("Rank 5", "Rank 0")
+    (tmp_path / "ras.txt").write_text(ras_text(section))
+    (verdict,), _ = diagnose(read_folder(tmp_path).calls)
+    assert (verdict.cause, verdict.ranks, verdict.conclusive) == ("worker", (), False)
+    assert "process 505 on n1" in verdict.evidence["missing"][0]["process"]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_events_of_ras_name_the_process_that_died(tmp_path, form):
+    kinds = [("PEER_NEW", 505), ("PEER_DEAD", 506), ("PEER_CONNECTING", 506), ("PEER_DEAD", 505)]
+    if form == "text":
+        lines = [
+            f"[2026-01-01 10:00:0{i}] {kind}: Process {pid} on node n1 managing GPU 1 "
+            for i, (kind, pid) in enumerate(kinds)
+        ]
+        text = "RAS Monitor Mode - watching for peer changes (Ctrl+C to exit)...\n" + "\n".join(lines)
+    else:
+        events = [
+            {"event": kind, "peer": {"host": "n1", "pid": pid, "cuda_devs": [1]}, "details": ""} for kind, pid in kinds
+        ]
+        text = "\n".join(json.dumps({"timestamp": "2026", "group": "LIFECYCLE", **event}, indent=2) for event in events)
+    (tmp_path / "events").write_text(text)
+    (verdict,), _ = diagnose(read_folder(tmp_path).calls)
+    assert (verdict.ranks, [one["process"] for one in verdict.evidence["missing"]]) == ((), ["process 505 on n1"])
+    write_ras(tmp_path, [ras_rank(rank) | {"host": "n1", "pid": 500 + rank} for rank in range(8)])
+    assert named(tmp_path) == ([(5,)], True)
+
+
+def write_inspector(folder, groups, slow, steps=30, seed=1):
+    """Lines of 8 ranks: in each step a call of their group and then one of all; calls of the first group are slower."""
+    rng = random.Random(seed)
+    lines = {rank: [] for rank in range(8)}
+    for step in range(steps):
+        now_us = {rank: 20_000.0 * step + 5000 + rng.gauss(0, 50) for rank in range(8)}
+        for number, ranks in enumerate([*groups, tuple(range(8))]):
+            end_us = max(now_us[rank] for rank in ranks) + 2000 * (slow if number == 0 else 1.0) * (
+                1 + rng.gauss(0, 0.01)
+            )
+            for local, rank in enumerate(ranks):
+                about = {"hostname": "n0", "pid": 100 + rank, "dump_timestamp_us": end_us}
+                header = {"id": f"0x{number}", "rank": local, "n_ranks": len(ranks)}
+                call = {"coll": "AllReduce", "coll_sn": step, "coll_msg_size_bytes": 4096 * len(ranks)}
+                call["coll_exec_time_us"] = end_us - now_us[rank]
+                lines[rank].append({"header": header, "metadata": about, "coll_perf": call})
+                now_us[rank] = end_us + 3000 + rng.gauss(0, 50)
+    for rank, own in lines.items():
+        (folder / f"{rank}.log").write_text("".join(json.dumps(line) + "\n" for line in own))
+
+
+COPIES = [[(0, 1, 2, 3), (4, 5, 6, 7)], [(0, 4), (1, 5), (2, 6), (3, 7)]]
+
+
+@pytest.mark.parametrize("groups", COPIES, ids=["two", "four"])
+@pytest.mark.parametrize("slow", [1.0, 1.15, 2.5])
+def test_a_slow_group_is_compared_with_its_copies(tmp_path, groups, slow):
+    write_inspector(tmp_path, groups, slow)
+    verdicts, _ = diagnose(read_folder(tmp_path).calls)
+    links = [(one.cause, one.ranks) for one in verdicts if one.cause != "none"]
+    assert links == ([("link", groups[0])] if slow > 1 else [])
