@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Locate and print; exit code 0 whatever the verdict."""
     report.progress(f"reading {args.file}")
-    verdicts, notes, titles, steps = _located(Path(args.file), args.meta)
+    verdicts, notes, titles, steps = located(Path(args.file), args.meta)
     report.progress("")
     if args.json:
         content = {"trace": str(args.file), "steps": steps, "notes": notes}
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], list[str], int]:
-    """(verdicts, notes, titles of what was read, steps) of a trace, or of all that is in a folder."""
+def located(path: Path, meta: str | None = None) -> tuple[list[Verdict], list[str], list[str], int]:
+    """Return (verdicts, notes, titles of what was read, steps) of a trace, or of all that is in a folder."""
     layout = read_layout(Path(meta)) if meta else {}
     if meta and not layout:
         raise InputError(f"--meta: got {shown(meta)}, which tells none of them, expected {' or '.join(SIZES)}")

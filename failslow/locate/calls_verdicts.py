@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
-from lanterne.failslow.locate.activity import activity
+from lanterne.failslow.locate.activity import Activity, activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
 from lanterne.failslow.locate.locate import MIN_SAVING, Verdict, locate, silent, slow_group, slow_groups
 
@@ -37,6 +37,9 @@ NEEDS = (
 )
 
 
+UNJOINED = "records of a process with several GPUs do not tell which one they are of"
+
+
 def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
     """Return (verdicts, notes) on calls of all ranks. Cost: 2 s for 10^6 calls.
 
@@ -52,20 +55,28 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
     unread = [rank for rank in table.expected if rank not in read]
     silent = _silent(table, unread)
     found, notes = activity(table), []
+    if table.is_unjoined:
+        # A call of an unknown rank looks like computing.
+        found = Activity(None, UNJOINED, ())
     slow: list[Verdict] = []
+    groups = _groups(table)
     if found.trace is not None:
         slow = [verdict for verdict in locate(found.trace) if verdict.cause != "none"]
         shape = f"{len(found.trace.steps)} steps of {found.trace.replicas} replicas x {found.trace.stages} stages"
         notes += [f"{shape}, from the calls alone: what varies inside a step is not known", *found.notes]
-    if not slow:
-        slow = _late(table)
-    verdicts = [*missing, *slow, *_groups(table), *silent]
+    elif not table.is_unjoined:
+        # Whoever is in a slow group comes late to others.
+        slow_groups_of = {rank for one in groups for rank in one.ranks}
+        slow = [one for one in _late(table) if slow_groups_of.isdisjoint(one.ranks)]
+    verdicts = [*missing, *slow, *groups, *silent]
     if not verdicts:
         needs, why = NEEDS, found.why
         if unread and (table.state != DONE).any():
             shown = ", ".join(map(str, unread[:8])) + (", ..." if len(unread) > 8 else "")
             needs = f"what ranks {shown} wrote would tell whom calls wait for"
             why = "of too many ranks nothing was read"
+        elif table.is_unjoined:
+            needs = "records of one process for each GPU, or of communicators that have all GPUs of their processes"
         lacking = [needs] if why else []
         if found.trace is not None:
             lacking += [lack for verdict in locate(found.trace) for lack in verdict.missing]

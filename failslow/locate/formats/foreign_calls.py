@@ -55,7 +55,8 @@ class CallTable:
     its source); `unplaced`: the same of processes of which nothing tells the rank; `doubtful`: what would tell more of
     such a rank, by rank; `progress`: group -> rank -> Progress, where the source reports it; `called`: (group, number)
     -> rank -> the call in words, of unfinished calls; `partial`: the source need not have a file of every rank;
-    `jobs`: (name, first rank, how many ranks) of each job where there are several; `processes`, `notes`, `used` and
+    `is_unjoined`: records were left out of which nothing tells the rank; `jobs`: (name, first rank, how many ranks) of
+    each job where there are several; `processes`, `notes`, `used` and
     `skipped`: how many records, and why not.
     """
 
@@ -78,6 +79,7 @@ class CallTable:
     progress: dict[int, dict[int, Progress]]
     called: dict[tuple[int, int], dict[int, str]]
     partial: bool
+    is_unjoined: bool
     jobs: tuple[tuple[str, int, int], ...]
     processes: dict[int, Process]
     expected: tuple[int, ...]
@@ -112,7 +114,7 @@ class CallBuilder:
     """Collects a CallTable row by row; rows that say nothing are counted.
 
     Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `unplaced`, `doubtful`,
-    `progress`, `called`, `partial`, `jobs`, `processes` and `notes` as CallTable;
+    `progress`, `called`, `partial`, `is_unjoined`, `jobs`, `processes` and `notes` as CallTable;
     `expected`, ranks that the job has, whether they report or not; `same`: a group -> the one that it turned out to be.
     """
 
@@ -124,6 +126,7 @@ class CallBuilder:
     progress: dict[int, dict[int, Progress]] = field(default_factory=dict)
     called: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict)
     partial: bool = False
+    is_unjoined: bool = False
     jobs: tuple[tuple[str, int, int], ...] = ()
     processes: dict[int, Process] = field(default_factory=dict)
     expected: set[int] = field(default_factory=set)
@@ -229,7 +232,7 @@ class CallBuilder:
         return CallTable(
             rank, group, name, number, peer, nbytes, start_s, took_s, state, tuple(self.groups), tuple(self._name_of),
             compute, steps, self.behind, self.unplaced, self.doubtful, self.progress, self.called, self.partial,
-            self.jobs, self.processes, expected, self.used, self.skipped, tuple(self.notes),
+            self.is_unjoined, self.jobs, self.processes, expected, self.used, self.skipped, tuple(self.notes),
         )  # fmt: skip
 
 

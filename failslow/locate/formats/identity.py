@@ -30,12 +30,12 @@ Communicators = Mapping[str, tuple[int, Mapping[int, Member]]]
 
 
 def global_ranks(
-    communicators: Communicators, into: CallBuilder
+    communicators: Communicators, into: CallBuilder, is_one_job: bool = False
 ) -> tuple[dict[tuple[str, int], int], tuple[tuple[str, int, int], ...]]:
     """Return the rank of each (communicator, rank in it), as far as evidence joins them, and the jobs.
 
     Communicators that share no process are of different jobs where each has one with all of its processes: a job is
-    (its largest communicator, its first rank, how many it has). Of a single job none is listed.
+    (its largest communicator, its first rank, how many it has). Of a single job, as with `is_one_job`, none is listed.
 
     The largest communicator of a job has the job's ranks if all processes fit into it; else they are counted by host
     and process, as launchers start them. Ranks that nothing joins are left out, and counted in `into`.
@@ -48,7 +48,7 @@ def global_ranks(
         >= {place for (one, _), place in places.items() if one in part}
         for name, part in zip(largest, parts, strict=True)
     )
-    if len(parts) < 2 or not are_whole:
+    if is_one_job or len(parts) < 2 or not are_whole:
         return _ranks_of(communicators, places), ()
     found: dict[tuple[str, int], int] = {}
     jobs = []
@@ -109,6 +109,7 @@ def _places(communicators: Communicators, into: CallBuilder) -> dict[tuple[str, 
                 found[name, local] = one, turn[place]
                 turn[place] += 1
             else:
+                into.is_unjoined = True
                 into.skipped["a rank of a process with several GPUs, of which nothing tells which one it is"] += 1
     return found
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lanterne.failslow.evidence.progress import Progress, stall
+from lanterne.failslow.evidence.progress import Progress
 from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, rank_told, size_told, whole
 from lanterne.failslow.locate.formats.identity import Member, global_ranks
 
@@ -147,11 +148,11 @@ class _TextCommunicator:
         known = {rank for counts in self._counts.values() for rank in counts} | self._troubles.keys()
         ranks = []
         for rank in sorted(known):
-            counts = {name: self._counts.get(name, {}).get(rank, calls) for name, calls in usual.items()}
+            counts = {name: self._counts.get(name, {}).get(rank, usual.get(name, 0)) for name in usual | self._counts}
             told = {"collective_counts": counts} if counts else {}
             ranks.append({"rank": rank, "trouble": self._troubles.get(rank, ""), **self._places.get(rank, {}), **told})
         about = {"hash": self._name, "size": self._size, "ranks": ranks}
-        return about | ({"usual": sum(usual.values())} if usual else {})
+        return about | ({"usual": sum(usual.values())} if usual.keys() == self._counts.keys() else {})
 
 
 def _launched(text: str) -> int:
@@ -209,7 +210,7 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
     communicators = {name: (sizes[name], known) for name, known in placed.items()}
     if largest > max(sizes.values(), default=0):
         communicators[""] = largest, {}
-    ranks, jobs = global_ranks(communicators, into)
+    ranks, jobs = global_ranks(communicators, into, is_one_job=largest > 0)
     into.jobs = into.jobs or jobs
     for (name, local), rank in ranks.items():
         about = members[name][local]
@@ -234,13 +235,28 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
     if own is not errors or 2 * len(own) <= len(ranks) or not ranks:
         for key, text in own.items():
             name_it(*key, text)
+    apart: Counter[int] = Counter()
     for name, seen in history.items():
-        lost = {local for other, local in errors if other == name}
-        for local, text in _behind(seen, lost).items():
-            rank = name_it(name, local, text)
-            if rank is not None and len(seen) == 1 and max(seen[0].values()) - seen[0][local] < 2:
+        found = _standing(seen, {local for other, local in errors if other == name})
+        most_calls = max((one.begun for one in found.values()), default=0)
+        behind = {local: one.begun for local, one in found.items() if one.begun < most_calls}
+        is_world = sizes[name] == most and not jobs
+        numbers = {local: ranks.get((name, local), local if is_world else -1) for local in found}
+        for local, calls in behind.items():
+            if len(seen) == 1 and most_calls - calls < 2:
                 # It may be a matter of the moment.
-                into.doubtful[rank] = "another RAS document some seconds later"
+                into.doubtful[numbers[local]] = "another RAS document some seconds later"
+        if min(numbers.values(), default=-1) >= 0:
+            group = into.group(("ras", name), name.partition("/")[0], sizes[name], numbers.values())
+            into.progress[group] = {numbers[local]: one for local, one in found.items()}
+            continue
+        # The text does not list whoever has as many calls as most: those that wait are not known.
+        for local, calls in behind.items():
+            rank = name_it(name, local, f"it has made {calls} of the {most_calls} calls that others have")
+            apart.update([] if rank is None else [rank])
+    into.behind = {
+        rank: text for rank, text in into.behind.items() if not apart[rank] or apart[rank] == max(apart.values())
+    }
     into.unplaced.update({f"process {pid} on {host}": "NCCL considers it dead" for host, pid in sorted(dead)})
 
 
@@ -275,15 +291,11 @@ def _error(status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _behind(seen: Sequence[Mapping[int, int]], lost: set[int]) -> dict[int, str]:
-    """Return the ranks of a communicator that have launched fewer calls than the rest of it, and launch none."""
+def _standing(seen: Sequence[Mapping[int, int]], lost: set[int]) -> dict[int, Progress]:
+    """Return the Progress of the ranks of a communicator, none where they all have as many calls or still make some."""
     last = {rank: count for rank, count in seen[-1].items() if rank not in lost}
     if len(set(last.values())) < 2 or any(seen[0].get(rank, count) != count for rank, count in last.items()):
         return {}
     most = max(last.values())
     # A rank with the most calls is inside its last one.
-    found = stall({rank: Progress(count - (count == most), count) for rank, count in last.items()}, {})
-    if found is None or found.kind != "missing":
-        return {}
-    still = ", and makes none" if len(seen) > 1 else ""
-    return {rank: f"it has made {last[rank]} of the {most} calls that others have{still}" for rank in found.behind}
+    return {rank: Progress(count - (count == most), count) for rank, count in last.items()}
