@@ -59,9 +59,12 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         # A call of an unknown rank looks like computing.
         found = Activity(None, UNJOINED, ())
     slow: list[Verdict] = []
+    healthy: list[Verdict] = []
     groups = _groups(table)
     if found.trace is not None:
-        slow = [verdict for verdict in locate(found.trace) if verdict.cause != "none"]
+        slow = locate(found.trace)
+        healthy = [verdict for verdict in slow if verdict.cause == "none"]
+        slow = slow[len(healthy) :]
         shape = f"{len(found.trace.steps)} steps of {found.trace.replicas} replicas x {found.trace.stages} stages"
         notes += [f"{shape}, from the calls alone: what varies inside a step is not known", *found.notes]
     elif not table.is_unjoined:
@@ -78,9 +81,10 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         elif table.is_unjoined:
             needs = "records of one process for each GPU, or of communicators that have all GPUs of their processes"
         lacking = [needs] if why else []
-        if found.trace is not None:
-            lacking += [lack for verdict in locate(found.trace) for lack in verdict.missing]
         about = {"calls": len(table.rank), "needs": why and needs}
+        for verdict in healthy:
+            lacking += verdict.missing
+            about |= verdict.evidence
         verdicts = [Verdict("none", (), None, 0.0, about, not lacking, tuple(lacking))]
         notes += [f"{why}: {needs}"] if why else []
     return [_named(verdict, table) for verdict in verdicts], notes

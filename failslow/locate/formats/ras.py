@@ -208,7 +208,7 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
     placed = {name: {local: one for local, one in known.items() if one.pid >= 0} for name, known in members.items()}
     most = max(largest, *sizes.values(), 0)
     communicators = {name: (sizes[name], known) for name, known in placed.items()}
-    if largest > max(sizes.values(), default=0):
+    if largest > max((size for size, _ in communicators.values()), default=0):
         communicators[""] = largest, {}
     ranks, jobs = global_ranks(communicators, into, is_one_job=largest > 0)
     into.jobs = into.jobs or jobs
@@ -246,11 +246,12 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
             if len(seen) == 1 and most_calls - calls < 2:
                 # It may be a matter of the moment.
                 into.doubtful[numbers[local]] = "another RAS document some seconds later"
-        if min(numbers.values(), default=-1) >= 0:
+        if not largest and min(numbers.values(), default=-1) >= 0:
             group = into.group(("ras", name), name.partition("/")[0], sizes[name], numbers.values())
             into.progress[group] = {numbers[local]: one for local, one in found.items()}
             continue
-        # The text does not list whoever has as many calls as most: those that wait are not known.
+        # The text does not list whoever has as many calls as most, so that who waits is not known: a rank that is behind
+        # in fewer communicators than another waits in the others.
         for local, calls in behind.items():
             rank = name_it(name, local, f"it has made {calls} of the {most_calls} calls that others have")
             apart.update([] if rank is None else [rank])
