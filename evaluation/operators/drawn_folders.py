@@ -419,11 +419,13 @@ def draw(
     """
     rng = np.random.default_rng([7_310, seed])
     producer = producer or list(PRODUCERS)[seed % len(PRODUCERS)]
-    kind = kind or str(rng.choice(PRODUCERS[producer]))
+    drawn = str(rng.choice(PRODUCERS[producer]))
+    kind = kind or drawn
     shape = Shape(int(rng.integers(2, 5)), int(rng.choice([2, 4])), int(rng.integers(12, 40)))
     if producer == "trace" and kind == "worker" and shape.dp == 2 and shape.tp == 2:
         shape = shape._replace(dp=3)
-    fault = _fault(rng, kind, shape, factor)
+    # By numbers of its own, so that a folder is the same but for its fault.
+    fault = _fault(np.random.default_rng([7_311, seed]), kind, shape, factor)
     world = run_job(rng, shape, fault, float(rng.choice([0.005, 0.02])))
     writers: dict[str, Callable[[], bool | None]] = {
         "flight recorder": lambda: flight_recorder(rng, world, folder),

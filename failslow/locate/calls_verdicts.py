@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
 from lanterne.failslow.locate.activity import Activity, activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
-from lanterne.failslow.locate.locate import MIN_SAVING, Verdict, locate, silent, slow_group, slow_groups
+from lanterne.failslow.locate.locate import (
+    MIN_SAVING,
+    Verdict,
+    least_group_seen,
+    locate,
+    silent,
+    slow_group,
+    slow_groups,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +68,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         found = Activity(None, UNJOINED, ())
     slow: list[Verdict] = []
     healthy: list[Verdict] = []
-    groups = _groups(table)
+    groups, group_seen = _groups(table)
     if found.trace is not None:
         slow = locate(found.trace)
         healthy = [verdict for verdict in slow if verdict.cause == "none"]
@@ -85,6 +93,8 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         for verdict in healthy:
             lacking += verdict.missing
             about |= verdict.evidence
+        if group_seen > 1.0 and "least_slowdown" in about:
+            about["least_slowdown"] |= {"group": group_seen}
         verdicts = [Verdict("none", (), None, 0.0, about, not lacking, tuple(lacking))]
         notes += [f"{why}: {needs}"] if why else []
     return [_named(verdict, table) for verdict in verdicts], notes
@@ -240,8 +250,10 @@ def _silent(table: CallTable, unread: Sequence[int]) -> list[Verdict]:
     return [silent(tuple(unread), because)]
 
 
-def _groups(table: CallTable) -> list[Verdict]:
-    """Return verdicts on groups whose collectives are slower than those of their copies.
+def _groups(table: CallTable) -> tuple[list[Verdict], float]:
+    """Return verdicts on groups whose collectives are slower than those of their copies, and what would have been seen.
+
+    The latter is the times its copies from which on any group would be slow, 0.0 where none is compared.
 
     Copies make the same call of as many bytes, and their ranks are as far apart from each other.
     """
@@ -249,6 +261,7 @@ def _groups(table: CallTable) -> list[Verdict]:
 
     total_s = float(np.nanmax(_span_s(table), initial=0.0))
     found: dict[int, Verdict] = {}
+    seen = 0.0
     for (name, *_), copies in _copies(table).items():
         calls = min(map(len, copies.values()))
         if len(copies) < 2 or calls < LEAST_CALLS:
@@ -257,6 +270,7 @@ def _groups(table: CallTable) -> list[Verdict]:
         if np.median(alone_s, axis=1).sum() < MIN_SAVING * total_s or not (alone_s > 0).all():
             continue
         groups = list(copies)
+        seen = max(seen, least_group_seen(alone_s))
         for place, steps, effect in slow_groups(alone_s):
             saved_s = float(alone_s[steps, place].sum() * (1 - np.exp(-effect)))
             ranks = table.groups[groups[place]].ranks
@@ -265,7 +279,7 @@ def _groups(table: CallTable) -> list[Verdict]:
             one = replace(one, evidence=one.evidence | about)
             if groups[place] not in found or found[groups[place]].saving < one.saving:
                 found[groups[place]] = one
-    return list(found.values())
+    return list(found.values()), seen
 
 
 def _copies(table: CallTable) -> dict[tuple[Any, ...], dict[int, NDArray[np.float64]]]:

@@ -99,17 +99,13 @@ def _least_slowdown(trace: Trace) -> dict[str, float]:
 
     if trace.replicas < 2 or len(trace.steps) < MIN_STEPS:
         return {}
-    alone = [alone for alone in trace.links.values() if (alone > 0).all()]
-    series = {
-        "worker": (SLOW_WORKER, [*_slowness(trace)]),
-        "link": (SLOW_LINK, [against_peers(one) for one in alone]),
-        "group": (SLOW_GROUP, [against_peers(one) for one in _collectives(trace).values()]),
+    links = [against_peers(alone) for alone in trace.links.values() if (alone > 0).all()]
+    seen = {
+        "worker": [least_seen(one, float(np.log(SLOW_WORKER))) for one in _slowness(trace)],
+        "link": [least_seen(one, float(np.log(SLOW_LINK))) for one in links],
+        "group": [least_group_seen(alone) for alone in _collectives(trace).values()],
     }
-    return {
-        name: max(least_seen(one, float(np.log(least))) for one in found)
-        for name, (least, found) in series.items()
-        if found
-    }
+    return {name: max(found) for name, found in seen.items() if found}
 
 
 def silent(ranks: tuple[int, ...], because: str) -> Verdict:
@@ -378,6 +374,16 @@ def slow_groups(alone_s: Array) -> list[Slow]:
         return []
     # Groups need not move the same bytes to a percent: the slowdown itself must be beyond its error.
     return [one for one in slow_places(series, least) if one.effect >= least + 2 * error_of(noise, len(one.steps))]
+
+
+def least_group_seen(alone_s: Array) -> float:
+    """Return the times its copies from which on any of healthy groups would be slow; `alone_s` as in `slow_groups`."""
+    import numpy as np
+
+    series = against_peers(alone_s)
+    return max(
+        least_seen(series, np.log(SLOW_GROUP)), SLOW_GROUP * float(np.exp(4 * error_of(noise_of(series), len(series))))
+    )
 
 
 def slow_group(
