@@ -66,12 +66,27 @@ def load_pickle(data: bytes) -> Any:
         ValueError: it is broken, or holds more than plain data.
     """
     try:
-        return PlainUnpickler(io.BytesIO(data)).load()
+        content = PlainUnpickler(io.BytesIO(data)).load()
+        _check_size(content, len(data))
+        return content
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except Exception as error:
         # What a broken pickle raises is of any kind.
         raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _check_size(content: Any, nbytes: int) -> None:
+    """Raise ValueError where lists that hold each other have more values than the `nbytes` of their pickle can name."""
+    todo, count = [content], 0
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += [*value.keys(), *value.values()]
+        elif isinstance(value, (list, tuple)):
+            todo += value
+        if (count := count + 1) > nbytes:
+            raise ValueError("its lists hold each other, and have no end")
 
 
 def is_dump(content: Any) -> bool:

@@ -31,8 +31,8 @@ UNUSABLE = (
 MAX_FILES, MAX_NBYTES = 100_000, 4 << 30
 # Of what a gzip file unpacks to, over what it is packed; below so many bytes any ratio will do.
 MAX_RATIO, LEAST_NBYTES = 200, 16 << 20
-# Of a document that is parsed whole, which takes some ten times its size in memory.
-MAX_DOCUMENT = 1 << 30
+# Of a document whose events are dropped as it is parsed, and of another, which takes up to 64 times its size in memory.
+MAX_DOCUMENT, MAX_WHOLE = 1 << 30, 64 << 20
 # Of a file whose first line is cut off, so many lines are looked at.
 LOOKED_LINES = 8
 TRACES, LAYOUTS = (".parquet", ".csv"), (".yaml", ".yml")
@@ -75,7 +75,7 @@ def read_folder(path: str | Path) -> Folder:
                 into.notes.append(f"{shown(file.name)}: not used: {shown(str(error) or type(error).__name__)}")
     table = readers.finish()
     if not traces and not into.used:
-        whys = [*into.notes[:1], *(f"{number} not used: {why}" for why, number in sorted(into.skipped.items()))]
+        whys = [*(into.notes[:1] or ["no calls in them"] * (not into.skipped)), *(f"{number} not used: {why}" for why, number in sorted(into.skipped.items()))]
         raise InputError(
             f"{shown(path)}: got {len(files)} files and nothing known in them{''.join(f'; {why}' for why in whys)}; "
             "expected Inspector lines, RAS documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or "
@@ -113,6 +113,8 @@ class _Readers:
         if not magic:
             raise ValueError("it is empty")
         if magic[:1] == b"\x80":
+            if file.stat().st_size > MAX_WHOLE:
+                raise ValueError(f"got {file.stat().st_size} bytes, expected a pickle of at most {MAX_WHOLE}")
             self._dump(file, flight_recorder.load_pickle(file.read_bytes()))
             return []
         if any(is_line(line) for line in _first_lines(file)):
@@ -140,6 +142,8 @@ class _Readers:
         if '"traceEvents"' in text:
             kineto.read(file, text, self.into)
             return []
+        if len(text) > MAX_WHOLE:
+            raise ValueError(f"got {len(text)} characters, expected at most {MAX_WHOLE}")
         if (told := ras.from_text(text)) is not None:
             self._documents.append(told)
             return []

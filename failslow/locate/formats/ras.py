@@ -76,7 +76,7 @@ def from_text(text: str) -> dict[str, Any] | None:
         return None
     lines = text.partition("Communicators...")[2].splitlines()
     rows = [row for line in lines if len(row := line.split()) >= 8 and row[0].isdigit()]
-    sizes = {row[0]: whole(row[4].rpartition("-")[2], 0) for row in rows}
+    sizes = {row[0]: size_told(row[4].rpartition("-")[2]) for row in rows}
     found: dict[str, _TextCommunicator] = {}
     dead: list[tuple[str, int]] = []
     communicator, is_dead = None, False
@@ -177,7 +177,8 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
     for document in documents:
         dead.update(document.get("dead", ()))
         largest = max(largest, document.get("largest", 0))
-        into.used[NAME] += len(document.get("dead", ()))
+        if document.get("dead"):
+            into.used[NAME] += len(document["dead"])
         for communicator in document["communicators"]:
             if not isinstance(communicator, dict):
                 into.skipped["a RAS communicator that is no record"] += 1
