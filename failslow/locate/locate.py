@@ -45,6 +45,7 @@ SLOW_STAGE = 1.05  # chosen: times the other stages' computing
 LEAST_TOLD = 0.25  # chosen: share of its operations that a worker must tell in a step that is to say whether it is slow
 RARELY_SLOW = 0.02  # chosen: share of slow steps that any worker may have
 BY_CHANCE = 0.01  # chosen: such spans expected among all workers by chance
+DEAD = 100.0  # times its peers: no slowness any more
 MIN_SAVING = 0.01  # chosen: share of the step that an incident must cost
 MIN_STRUCTURAL_SAVING = 0.03  # chosen: share of the step that stages or data must cost
 ALSO = 0.6  # chosen: share of the first structural cause's cost from which the second is told too
@@ -94,18 +95,41 @@ def locate(trace: Trace) -> list[Verdict]:
 
 
 def _least_slowdown(trace: Trace) -> dict[str, float]:
-    """Return the times its peers from which on a worker, link or group would have been named, if it costs time."""
+    """Return the times its peers from which on a worker, link or group would have been named, in all steps.
+
+    A link must cost time besides, as much as MIN_SAVING.
+    """
     import numpy as np
 
     if trace.replicas < 2 or len(trace.steps) < MIN_STEPS:
         return {}
     links = [against_peers(alone) for alone in trace.links.values() if (alone > 0).all()]
     seen = {
-        "worker": [least_seen(one, float(np.log(SLOW_WORKER))) for one in _slowness(trace)],
+        "worker": [
+            _costly(trace, stage, least_seen(one, float(np.log(SLOW_WORKER))))
+            for stage, one in enumerate(_slowness(trace))
+        ],
         "link": [least_seen(one, float(np.log(SLOW_LINK))) for one in links],
         "group": [least_group_seen(alone) for alone in _collectives(trace).values()],
     }
     return {name: max(found) for name, found in seen.items() if found}
+
+
+def _costly(trace: Trace, stage: int, slowdown: float) -> float:
+    """Return `slowdown`, or as much more of it as makes a worker of `stage` cost twice MIN_SAVING of the step.
+
+    Once, as noise and the worker's replica have it, would leave half of such workers below it.
+    """
+    import numpy as np
+
+    steps = np.arange(len(trace.steps))
+    while slowdown < DEAD:
+        slowed = _slowed(trace.compute_s, stage, 0, steps, float(np.log(slowdown)))
+        saving = _most_saved(trace, slowed, trace.compute_s)
+        if saving >= 2 * MIN_SAVING:
+            break
+        slowdown = 1 + (slowdown - 1) * max(1.1, min(2.0, 2 * MIN_SAVING / max(saving, 1e-6)))
+    return slowdown
 
 
 def silent(ranks: tuple[int, ...], because: str) -> Verdict:

@@ -75,7 +75,10 @@ def read_folder(path: str | Path) -> Folder:
                 into.notes.append(f"{shown(file.name)}: not used: {shown(str(error) or type(error).__name__)}")
     table = readers.finish()
     if not traces and not into.used:
-        whys = [*(into.notes[:1] or ["no calls in them"] * (not into.skipped)), *(f"{number} not used: {why}" for why, number in sorted(into.skipped.items()))]
+        whys = [
+            *(into.notes[:1] or ["no calls in them"] * (not into.skipped)),
+            *(f"{number} not used: {why}" for why, number in sorted(into.skipped.items())),
+        ]
         raise InputError(
             f"{shown(path)}: got {len(files)} files and nothing known in them{''.join(f'; {why}' for why in whys)}; "
             "expected Inspector lines, RAS documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or "

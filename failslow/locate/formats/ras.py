@@ -177,8 +177,9 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
     for document in documents:
         dead.update(document.get("dead", ()))
         largest = max(largest, document.get("largest", 0))
-        if document.get("dead"):
-            into.used[NAME] += len(document["dead"])
+        # A text without a warning is one of a healthy job.
+        if document.get("dead") or not document["communicators"]:
+            into.used[NAME] += 1
         for communicator in document["communicators"]:
             if not isinstance(communicator, dict):
                 into.skipped["a RAS communicator that is no record"] += 1
@@ -251,8 +252,8 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
             group = into.group(("ras", name), name.partition("/")[0], sizes[name], numbers.values())
             into.progress[group] = {numbers[local]: one for local, one in found.items()}
             continue
-        # The text does not list whoever has as many calls as most, so that who waits is not known: a rank that is behind
-        # in fewer communicators than another waits in the others.
+        # The text does not list whoever has as many calls as most, so that who waits is not known. A rank that is
+        # behind in fewer communicators than another waits in the others.
         for local, calls in behind.items():
             rank = name_it(name, local, f"it has made {calls} of the {most_calls} calls that others have")
             apart.update([] if rank is None else [rank])

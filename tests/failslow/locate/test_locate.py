@@ -49,7 +49,7 @@ def test_a_healthy_job_says_how_small_a_slowdown_would_have_been_seen(noise):
     options = {"replicas": 4, "noise": noise, "steps": 24, "microbatches": 2}
     (healthy,) = verdicts(**options, seed=3)
     seen = healthy.evidence["least_slowdown"]
-    assert healthy.conclusive and 1.05 < seen["worker"] < 1.2 and 1.5 < seen["link"]
+    assert healthy.conclusive and 1.05 < seen["worker"] < 1.2 and seen["link"] >= 1.5 - 1e-9
     found = [verdicts(**options, seed=seed, workers={(1, 2): seen["worker"]}) for seed in range(20)]
     named = [[(one.cause, one.ranks) for one in found if one.cause == "worker"] for found in found]
     assert named.count([("worker", (rank(1, 2),))]) >= 17
