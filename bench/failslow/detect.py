@@ -2,14 +2,15 @@
 
   lanterne detect times.csv
   lanterne detect a.csv b.csv --column seconds --plot incidents.png
-  lanterne detect megatron.log                             # or NeMo's, torchtitan's, nanoGPT's: known by their lines
+  lanterne detect megatron.log                             # or DeepSpeed's, NeMo's, torchtitan's: known by their lines
+  lanterne detect trainer.jsonl                            # records with step_time, iteration_ms or steps_per_second
   lanterne detect train.log --pattern 'step took ([0-9.]+)' --unit ms
   lanterne detect times.csv --json -
   zcat times.csv.gz | lanterne detect - --column ended_at --timestamps
 
-A file is CSV with a header line, or a log; `-` is standard input. The iteration times are the column `seconds`, else
-the one whose name tells a unit (`step_time_ms`), else --column and --unit name it; a column `step`, where there is one,
-must increase. Of a log, lines that match --pattern count; its first group is the number, with --rate iterations or
+A file is CSV with a header line, records of JSON, or a log, such as bars of tqdm; `-` is standard input. The iteration
+times are the column `seconds`, else the one whose name tells a unit (`step_time_ms`), else --column and --unit name it;
+a column `step`, where there is one, must increase. Of a log, lines that match --pattern count; its first group is the number, with --rate iterations or
 tokens a second. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n.
 Rows count from 0, lines of a log that match likewise; so does one that is blank, NaN or 0, which is left out. Where a
 line of a log has a batch size or a sequence length, times are compared only while these stay as they are. With

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -27,13 +28,20 @@ _UNIT_WORDS: dict[str, str] = {
     **{word: "ns" for word in ("ns", "nsec", "nanos", "nanosecond", "nanoseconds")},
     **{word: "min" for word in ("min", "mins", "minute", "minutes")},
 }
-_ITERATION_WORDS = {"iteration", "iter", "step"}
+_ITERATION_WORDS = {"iteration", "iterations", "iter", "iters", "step", "steps"}
 # Lines in which a log's form is looked for, and characters of one.
 SEARCHED_LINES, LINE_LENGTH = 2000, 65536
 NO_TEXT = "\ufffd"  # what stands for a byte that is no UTF-8
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Numbers and dates as others write them: 1,025.8, 1.026s, 2026-01-31T10:00:00Z.
 _NUMBER_LIKE = re.compile(rf"[-+]?\d[\d.,:_'T +-]*(?:Z|{'|'.join(_UNIT_WORDS)})?")
+# A record of JSON, or as Python prints a dict; its numbers; keys that are times, and rates.
+_RECORD = re.compile(r"\s*\{[\"'].*\}\s*$")
+_FIELD = re.compile(r"""["']([^"']{1,80})["']\s*:\s*["']?([-+]?[\d.]+)""")
+_TIMED = re.compile(
+    r"(step|iter|iteration|batch)[ _-]?(time|timing|duration)|time[ _-]per[ _-](step|iter)", re.IGNORECASE
+)
+_RATE = re.compile(r"per[ _-]?sec(ond)?$|/s(ec)?$|^tps$", re.IGNORECASE)
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 
 
@@ -49,7 +57,8 @@ WORK = re.compile(
 class LogForm:
     """Lines that report an iteration: `pattern`, whose first group is a number of `unit`; a rate where `is_rate`.
 
-    A second group, where there is one, has the unit: one of UNITS, "s/it", or "it/s" of a rate.
+    Of a progress bar group `value` is the number, `per` its unit ("s/it", or "it/s" of a rate), `at` how far it is, and
+    `bar` tells it from other bars.
     """
 
     name: str
@@ -58,17 +67,21 @@ class LogForm:
     is_rate: bool = False
 
 
-# As Megatron-LM's training_log (and its forks, in seconds), NeMo's progress bar, torchtitan's metrics (tokens a second:
-# the time of a token is as good), nanoGPT's train.py, litgpt, DeepSpeed's timer and tqdm's bars print them.
+_BAR = rf"(?P<value>{_NUMBER[1:]}(?P<per>s/it|it/s)"
+# As printed by Megatron-LM's training_log (and its forks, in seconds), NeMo's logger and bar, torchtitan's metrics
+# (tokens a second: the time of a token is as good), nanoGPT's train.py, litgpt, DeepSpeed's timer and pipeline engine,
+# and the bars of tqdm and of rich (Hugging Face, Lightning).
 LOG_FORMS: tuple[LogForm, ...] = (
     LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(ms\): *{_NUMBER}"), "ms"),
     LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(s\): *{_NUMBER}")),
-    LogForm("NeMo", re.compile(rf"\btrain_step_timing in s={_NUMBER}")),
+    LogForm("NeMo", re.compile(rf"\btrain_step_timing in s[=:] *{_NUMBER}")),
     LogForm("torchtitan", re.compile(rf"\bstep: *\d+\b.*\b(?:tps|wps): *{_NUMBER}"), is_rate=True),
     LogForm("nanoGPT", re.compile(rf"\biter \d+: .*\btime {_NUMBER}ms"), "ms"),
     LogForm("litgpt", re.compile(rf"\biter time: {_NUMBER} ?ms"), "ms"),
+    LogForm("DeepSpeed", re.compile(rf"\biter time \(s\): *{_NUMBER}")),
     LogForm("DeepSpeed", re.compile(rf"\bCurrSamplesPerSec={_NUMBER}"), is_rate=True),
-    LogForm("tqdm", re.compile(rf"\| *\d+/\d+ \[[\d:]+<[\d:?]+, *{_NUMBER}(s/it|it/s)")),
+    LogForm("a progress bar", re.compile(rf"(?P<bar>.*)\| *(?P<at>\d+)/\d+ \[[\d:]+<[\d:?]+, *{_BAR}")),
+    LogForm("a progress bar", re.compile(rf"(?P<bar>.*?)(?P<at>\d+)/\d+ +[\d:]+ • [-\d:]+ *{_BAR}")),
 )
 
 
@@ -120,13 +133,14 @@ def read_times(path: str | Path, source: Source, notes: list[str], changes: list
             file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline=None)
             text = _counting(short_lines(file, name), notes)
             first = list(islice(text, SEARCHED_LINES))
-            form = source.form() or (None if source.column else _log_form(first))
+            form = source.form() or _log_form(first, source)
             lines = chain(first, text)
             changed = [] if changes is None else changes
             if form is None:
+                _check_records(name, first)
                 read = _read_csv(name, source, lines, notes)
             else:
-                read = _read_log(name, form, lines, notes, changed)
+                read = _read_log(name, form, _main_bar(form, first), lines, notes, changed)
             try:
                 yield from _counted(name, read, notes)
             finally:
@@ -206,34 +220,83 @@ def source_name(path: str | Path) -> str:
 # -- logs
 
 
-def _log_form(lines: Iterable[str]) -> LogForm | None:
-    """The first of LOG_FORMS that a line is of."""
+def _log_form(lines: Iterable[str], source: Source) -> LogForm | None:
+    """Return the first of LOG_FORMS that a line is of, or that of the first line that is a record of JSON."""
     plain = [_COLOURS.sub("", line[:LINE_LENGTH]) for line in lines]
-    return next((form for form in LOG_FORMS if any(form.pattern.search(line) for line in plain)), None)
+    known = () if source.column else LOG_FORMS
+    found = next((form for form in known if any(form.pattern.search(line) for line in plain)), None)
+    records = (line for line in plain if _RECORD.match(line))
+    return found or next((form for line in records if (form := _record_form(line, source)) is not None), None)
 
 
-def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str], changes: list[int]) -> Iterator[float]:
+def _record_form(line: str, source: Source) -> LogForm | None:
+    """Return the LogForm of records like that of `line`: its time, or else its rate; None where it has none."""
+    keys = [key for key, _ in _FIELD.findall(line)]
+    timed = [key for key in keys if _TIMED.search(key)]
+    rates = sorted((key for key in keys if _RATE.search(key)), key=lambda key: not _ITERATION_WORDS & {*_words_of(key)})
+    column = source.column or _pick([key for key in keys if key not in rates]) or next(iter((*timed, *rates)), None)
+    if column not in keys:
+        return None
+    pattern = re.compile(rf"""["']{re.escape(column)}["']\s*:\s*["']?{_NUMBER}""", re.IGNORECASE)
+    return LogForm(f"records with {column!r}", pattern, source.unit or _unit_of(column) or "s", column in rates)
+
+
+def _check_records(name: str, lines: Iterable[str]) -> None:
+    """Raise InputError where a line is a record of JSON: its keys are not known to be times."""
+    if (record := next((line for line in lines if _RECORD.match(line)), None)) is not None:
+        keys = ", ".join(shown(key) for key, _ in _FIELD.findall(record[:LINE_LENGTH])) or "no numbers"
+        raise InputError(f"{name}: got records of {keys}, expected a time such as step_time, or a rate (--column)")
+
+
+def _main_bar(form: LogForm, lines: Iterable[str]) -> str:
+    """Return the bar that most of `lines` draw: training, beside a check or an evaluation; "" of another form."""
+    if "bar" not in form.pattern.groupindex:
+        return ""
+    matches = (form.pattern.search(_COLOURS.sub("", line[:LINE_LENGTH])) for line in lines)
+    drawn = {(_bar_of(match), match["at"]) for match in matches if match is not None}
+    return Counter(bar for bar, _ in drawn).most_common(1)[0][0]
+
+
+def _bar_of(match: re.Match[str]) -> str:
+    """Return what tells a progress bar from others: an epoch's number does not."""
+    return re.sub(r"[\d%█▏▎▍▌▋▊▉#━╸╺ ]+", "", match["bar"])
+
+
+def _read_log(
+    name: str, form: LogForm, bar: str, lines: Iterable[str], notes: list[str], changes: list[int]
+) -> Iterator[float]:
     count, number = 0, 0
     work: list[tuple[str, str]] | None = None
+    is_bar, is_record = "bar" in form.pattern.groupindex, form.name.startswith("records")
+    last = ""
     for number, line in enumerate(lines, start=1):
         plain = _COLOURS.sub("", line[:LINE_LENGTH])
         match = form.pattern.search(plain)
-        if match is None or match[1] is None:
+        if match is None or (text := match["value" if is_bar else 1]) is None:
+            if is_record and plain.startswith("{") and not plain.rstrip().endswith("}"):
+                # A record that is cut off.
+                count += 1
+                yield nan
             continue
-        value = _number(match[1].replace(",", ""))
-        if not (0.0 <= value < inf or _is_missing(match[1])):
-            raise InputError(f"{name}: line {number}: got {match[1]!r}, expected a positive number")
+        if is_bar:
+            # What is drawn twice counts once.
+            if _bar_of(match) != bar or match["at"] == last:
+                continue
+            last = match["at"]
+        value = _number(text.replace(",", ""))
+        if not (0.0 <= value < inf or _is_missing(text)):
+            raise InputError(f"{name}: line {number}: got {text!r}, expected a positive number")
         its = WORK.findall(plain)
         if work is not None and its != work:
             changes.append(count)
         work = its
         count += 1
-        unit = match[2] if form.pattern.groups > 1 and form.name != "--pattern" else form.unit
+        unit = match["per"] if is_bar else form.unit
         is_rate = form.is_rate or unit == "it/s"
         yield nan if value == 0.0 else 1 / value if is_rate else value * UNITS[unit.removesuffix("/it")]
     if not count:
         raise InputError(f"{name}: no line of {number} matches, expected the form of {form.name}")
-    what = "rates" if form.is_rate else f"times in {form.unit}"
+    what = "rates" if form.is_rate else "rates or times" if is_bar else f"times in {form.unit}"
     notes.append(f"{what} of {format_count(count, 'line')} of {number}, of the form of {form.name}")
     if changes:
         times = f"{len(changes)} times, at row {changes[0]} first"

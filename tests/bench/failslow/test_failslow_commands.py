@@ -215,7 +215,13 @@ LOGS = {
     "nemo": "Epoch 0: : {i}%|##  | {i}/150 [10:48<00:00, reduced_train_loss=0.0172, train_step_timing in s={s:.4f}]",
     "litgpt": "Epoch 1 | iter {i} step 1 | loss train: 2.2 | iter time: {ms:.2f} ms (step)",
     "deepspeed": "[INFO] epoch=0/micro_step={i}/global_step={i}, RunningAvgSamplesPerSec=5, CurrSamplesPerSec={tps}",
+    "nemo 2": "Training epoch 0, iteration {i}/150 | global_batch_size: 128 | train_step_timing in s: {s:.3f}",
+    "deepspeed pipeline": "steps: {i} loss: 2.12 iter time (s): {s:.3f} samples/sec: {tps}",
     "tqdm": "train:  40%|####      | {i}/150 [00:10<05:00,  {s:.4f}s/it]",
+    "rich": "Epoch 0/2  ━━━━╸━━━━  {i}/150 0:{i}:10 • 0:10:00 {rate:.5f}it/s v_num: 0.000 train_loss: 1.2",
+    "json": '{{"loss": 2.1, "learning_rate": 1e-4, "epoch": 0.1, "step": {i}, "step_time": {s:.4f}}}',
+    "json rate": '{{"loss": 2.1, "step": {i}, "tokens_per_second": 7, "train_steps_per_second": "{rate:.5f}"}}',
+    "dict": "{{'loss': 2.1, 'step': {i}, 'iteration_ms': {ms:.2f}, 'epoch': 0.1}}",
 }
 
 
@@ -227,10 +233,8 @@ def standard_input(data):
 def write_log(path, form):
     lines = ["starting", "iteration 0 is long"]
     for i, time_s in enumerate(SLOW_ROWS, start=1):
-        lines += [
-            form.format(i=i, s=time_s, ms=1e3 * time_s, tps=round(51234 / time_s)),
-            "saved a checkpoint in 3000 ms",
-        ]
+        numbers = {"i": i, "s": time_s, "ms": 1e3 * time_s, "tps": round(51234 / time_s), "rate": 1 / time_s}
+        lines += [form.format(**numbers), "saved a checkpoint in 3000 ms"]
     path.write_text("\n".join(lines))
     return str(path)
 
@@ -250,6 +254,32 @@ def test_detect_reads_lines_that_carriage_returns_end(capsys, tmp_path):
     assert incident_rows(capsys, str(path)) == [(60, 90)]
 
 
+def test_the_bar_of_training_counts_once_a_step_beside_others(capsys, tmp_path):
+    bar = "Epoch {e}:  {i}%|##{hashes}| {i}/150 [00:10<05:00, {s:.4f}s/it]"
+    lines = ["Sanity Checking DataLoader 0:  50%|##  | 1/2 [00:10<05:00, 9.9s/it]"]
+    for i, time_s in enumerate(SLOW_ROWS):
+        lines += [bar.format(e=i // 50, i=i, hashes="#" * (i % 7), s=time_s)] * 2
+        lines += [
+            f"Validation DataLoader 0: {j}%|# | {j}/20 [00:01<00:01, 40it/s]" for j in range(20 if i == 100 else 0)
+        ]
+    path = tmp_path / "bars.log"
+    path.write_text("\r".join(lines))
+    assert incident_rows(capsys, str(path)) == [(60, 90)]
+
+
+def test_records_without_a_time_are_told_so_and_one_that_is_cut_costs_a_row(capsys, tmp_path):
+    path = tmp_path / "trainer.jsonl"
+    path.write_text('{"loss": 2.0, "step": 1}\n' * 40)
+    assert main(["detect", str(path)]) == 2
+    assert "got records of loss, step, expected a time such as step_time" in capsys.readouterr().err
+    lines = [json.dumps({"step": i, "step_time": time_s}) for i, time_s in enumerate(SLOW_ROWS)]
+    path.write_text("\n".join([*lines[:20], '{"eval_loss": 2.0}', lines[20][:-4], *lines[21:]]))
+    assert incident_rows(capsys, str(path)) == [(60, 90)]
+    path.write_text("\n".join([*lines[:20], lines[20][:16], *lines[21:]]))
+    assert main(["detect", str(path)]) == 0
+    assert "1 of 150 rows have no time, row 20" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["file", "standard input"])
 def test_one_bad_byte_and_one_zero_cost_their_rows(capsys, tmp_path, monkeypatch, stream):
     times_ms = [0.0 if i == 9 else 1e3 * time_s for i, time_s in enumerate(SLOW_ROWS)]
@@ -267,7 +297,7 @@ def test_one_bad_byte_and_one_zero_cost_their_rows(capsys, tmp_path, monkeypatch
 def test_another_batch_size_is_no_slowness(capsys, tmp_path):
     sizes = [256] * 60 + [512] * 60 + [1024] * 80
     lines = [
-        f"iteration {i} | elapsed time per iteration (ms): {size * (1.5 if i >= 160 else 1.0):.1f} | batch size: {size} |"
+        f"iteration {i} | elapsed time per iteration (ms): {size * (1.5 if i >= 160 else 1.0)} | batch size: {size} |"
         for i, size in enumerate(sizes)
     ]
     path = tmp_path / "ramp.log"
