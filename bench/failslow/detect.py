@@ -9,12 +9,12 @@
   zcat times.csv.gz | lanterne detect - --column ended_at --timestamps
 
 A file is CSV with a header line, records of JSON, or a log, such as bars of tqdm; `-` is standard input. The iteration
-times are the column `seconds`, else the one whose name tells a unit (`step_time_ms`), else --column and --unit name it;
-a column `step`, where there is one, must increase. Of a log, lines that match --pattern count; its first group is the number, with --rate iterations or
-tokens a second. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n.
-Rows count from 0, lines of a log that match likewise; so does one that is blank, NaN or 0, which is left out. Where a
-line of a log has a batch size or a sequence length, times are compared only while these stay as they are. With
---timestamps row n is the time from timestamp n to the next.
+times are the column `seconds`, else the one whose name tells a unit (`step_time_ms`), else --column and --unit name it.
+A column `step`, where there is one, must increase. Of a log, lines that match --pattern count; its first group is the
+number, with --rate iterations or tokens a second. Rows are taken one by one, as a running job would give them: an
+answer at row n uses no row after n. Rows count from 0, lines of a log that match likewise; so does one that is blank,
+NaN or 0, which is left out. Where a line of a log has a batch size or a sequence length, times are compared only while
+these stay as they are. With --timestamps row n is the time from timestamp n to the next.
 
 An incident is a slow spell of 10 % or more, or of 5 % where that stands clear of the noise and lasts: `onset` is its
 first slow row, `relief` the first one after it, `confirmed` the row at which it was certain. Events are the single

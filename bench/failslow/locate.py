@@ -7,8 +7,10 @@
 A FOLDER may hold NCCL Inspector's JSON lines, NCCL RAS documents, PyTorch Flight Recorder dumps (pickles are read
 without running anything in them), Kineto traces, and the call logs of `lanterne watch --folder DIR --keep`; formats are
 told by content. Clocks may be apart, ranks and rows missing: what cannot be used is counted and named. A verdict of
-cause "worker" whose evidence says "missing" names ranks that others wait for, "silent" such of which nothing was read;
-"none" says what would tell more.
+cause "worker" whose evidence says "missing" names ranks that others wait for, "silent" such of which nothing was read.
+"none" that is conclusive is health, and says how small a slowdown would have been seen (`least_slowdown`); what is not
+conclusive cannot be told, and `missing` says what it lacks. Groups that do the same are compared: one whose
+collectives take 1.10 times those of its copies is a slow link.
 
 A trace has one record per operation: dp_rank, stage, rank, step, optype, start_ts, duration, mb_id (and mc where
 schedules interleave); parquet, CSV, or JSON. `saving` is what the step would gain without the cause: its dependency
