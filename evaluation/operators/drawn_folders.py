@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 STEP_CALLS = (("tp", "all_reduce", 4 << 20), ("tp", "all_reduce", 4 << 20), ("dp", "all_reduce", 64 << 20),
               ("all", "all_reduce", 1024))  # fmt: skip
+MICROBATCHES = 3
 MS = 1e-3
 
 
@@ -84,7 +85,8 @@ class Fault:
 class DrawnFolder:
     """A folder to be located in: `producer`, `fault`, and the right answer.
 
-    Attributes: `cause`, `ranks`: as `locate` says them; `may_lack_ranks`: its text does not list all processes.
+    Attributes: `cause`, `ranks`: as `locate` says them; `may_lack_ranks`: its text does not list all processes;
+    `lost`: a rank of which nothing was written, which may be named besides, as such.
     """
 
     producer: str
@@ -92,6 +94,7 @@ class DrawnFolder:
     cause: str
     ranks: tuple[int, ...]
     may_lack_ranks: bool
+    lost: int | None = None
 
 
 @dataclass
@@ -145,6 +148,86 @@ def run_job(rng: Generator, shape: Shape, fault: Fault, noise: float) -> World:
     return world
 
 
+def run_messages(rng: Generator, shape: Shape, fault: Fault) -> World:
+    """Return the calls of pipelines of `tp` stages: messages forward and back, then a call of each stage's replicas.
+
+    The rank of `fault` stops before its `slot`-th call of the step: whoever waits for it, and for these, hangs.
+    """
+    world = World(shape, {rank: [] for rank in shape.ranks}, {rank: [] for rank in shape.ranks})
+    numbers: dict[Any, int] = {}
+    stuck: set[int] = set()
+    sent: set[tuple[int, int, int, str, int]] = set()
+    for step in range(fault.step + 1):
+        todo = {rank: _stage_calls(rank, shape) for rank in shape.ranks}
+        moved = True
+        arrived: dict[tuple[int, ...], dict[int, Call]] = {}
+        left = dict.fromkeys(shape.ranks, fault.slot)
+        while moved:
+            moved = False
+            for rank in shape.ranks:
+                while todo[rank] and rank not in stuck:
+                    if step == fault.step and rank in fault.ranks and not left[rank]:
+                        stuck.add(rank)
+                        break
+                    left[rank] -= 1
+                    kind, peer, word, m = todo[rank].pop(0)
+                    ranks = _pipeline_of(rank, shape) if kind != "dp" else _replicas_of(rank, shape)
+                    key = (rank, ranks, kind == "dp")
+                    numbers[key] = number = numbers.get(key, 0) + 1
+                    at = step + 0.01 * number
+                    name = (
+                        "all_reduce" if kind == "dp" else f"{kind} {ranks.index(rank)}{ARROWS[kind]}{ranks.index(peer)}"
+                    )
+                    call = Call(kind, ranks, number, step, name, 1 << 20, at, at + 0.005, "started")
+                    world.calls[rank].append(call)
+                    moved = True
+                    if kind == "send":
+                        sent.add((step, rank, peer, word, m))
+                        call.state = "done"
+                    elif kind == "recv":
+                        stuck.add(rank)
+                    else:
+                        arrived.setdefault(ranks, {})[rank] = call
+                        stuck.add(rank)
+            for rank in shape.ranks:
+                call = world.calls[rank][-1] if world.calls[rank] else None
+                if call is None or call.state == "done" or rank not in stuck:
+                    continue
+                if call.kind == "recv":
+                    word, m = _stage_calls(rank, shape)[len(_stage_calls(rank, shape)) - len(todo[rank]) - 1][2:]
+                    peer = call.ranks[int(call.name.rpartition("-")[2])]
+                    if (step, peer, rank, word, m) not in sent:
+                        continue
+                elif len(arrived[call.ranks]) < len(call.ranks):
+                    continue
+                call.state, moved = "done", True
+                stuck.discard(rank)
+    return world
+
+
+ARROWS = {"send": "->", "recv": "<-"}
+
+
+def _pipeline_of(rank: int, shape: Shape) -> tuple[int, ...]:
+    first = rank // shape.tp * shape.tp
+    return tuple(range(first, first + shape.tp))
+
+
+def _replicas_of(rank: int, shape: Shape) -> tuple[int, ...]:
+    return tuple(range(rank % shape.tp, shape.dp * shape.tp, shape.tp))
+
+
+def _stage_calls(rank: int, shape: Shape) -> list[tuple[str, int, str, int]]:
+    """Return (kind, peer, "F" or "B", microbatch) of a stage's calls of a step, all forwards first."""
+    stage, last = rank % shape.tp, shape.tp - 1
+    calls: list[tuple[str, int, str, int]] = []
+    for m in range(MICROBATCHES):
+        calls += [("recv", rank - 1, "F", m)] * (stage > 0) + [("send", rank + 1, "F", m)] * (stage < last)
+    for m in range(MICROBATCHES):
+        calls += [("recv", rank + 1, "B", m)] * (stage < last) + [("send", rank - 1, "B", m)] * (stage > 0)
+    return [*calls, ("dp", -1, "", 0)]
+
+
 # -- producers
 
 
@@ -152,13 +235,16 @@ def _hosts(world: World, a_host: int) -> dict[int, tuple[str, int, int]]:
     return {rank: (f"node{rank // a_host:02}", 4000 + 7 * (rank % a_host), rank % a_host) for rank in world.shape.ranks}
 
 
-def flight_recorder(rng: Generator, world: World, folder: Path, backend: str = "nccl") -> None:
-    """Write dumps of PyTorch's Flight Recorder: of nccl, with the last calls and their status, or of gloo."""
+def flight_recorder(rng: Generator, world: World, folder: Path, spared: tuple[int, ...], backend: str = "nccl") -> bool:
+    """Write dumps of PyTorch's Flight Recorder: of nccl, with the last calls and their status, or of gloo.
+
+    One of a rank that is not in `spared` may be missing: return whether it is.
+    """
     groups = [ranks for kind in world.shape.groups().values() for ranks in kind]
     names = {ranks: str(place) for place, ranks in enumerate(sorted(set(groups), key=lambda one: (-len(one), one)))}
     form = str(rng.choice(["nccl_trace_rank_{}", "dump_2026_09_01_rank{}.bin", "rank-{}-of-512.attempt3", "fr_{}"]))
     size, as_json, timing = int(rng.choice([12, 40, 2000])), bool(rng.random() < 0.3), bool(rng.random() < 0.7)
-    has_old = rng.random() < 0.2
+    has_old, has_lost = rng.random() < 0.2, rng.random() < 0.15
     for rank, calls in world.calls.items():
         entries = [
             _entry(call, names[call.ranks], backend, 1e9 * (1.7e9 + 13.0 * rank), timing, place)
@@ -180,6 +266,9 @@ def flight_recorder(rng: Generator, world: World, folder: Path, backend: str = "
             names[ranks]: {"name": names[ranks], "desc": f"group{names[ranks]}", "ranks": str(list(ranks))}
             for ranks in own
         }
+        if has_lost and rank == max(set(world.calls) - set(spared)):
+            # Its host was lost with its dump.
+            continue
         dumps = [(form.format(rank), entries[-size:])]
         if has_old:
             dumps.append((f"old_{form.format(rank)}", entries[: len(entries) // 3]))
@@ -187,15 +276,17 @@ def flight_recorder(rng: Generator, world: World, folder: Path, backend: str = "
             dump = {"version": "2.10", "entries": kept, "pg_config": config}
             dump |= {"pg_status": status} if kept is dumps[0][1] else {}
             (folder / file).write_bytes(json.dumps(dump).encode() if as_json else pickle.dumps(dump, protocol=2))
+    return has_lost
 
 
 def _entry(call: Call, group: str, backend: str, clock_ns: float, timing: bool, place: int) -> dict[str, Any]:
-    is_done = call.state == "done"
+    is_done, is_message = call.state == "done", call.kind in ARROWS
     start_ns = int(clock_ns + 1e9 * call.start_s)
     state = "completed" if is_done else "started"
     entry: dict[str, Any] = {
         "record_id": place, "pg_id": int(group), "process_group": [group, f"group{group}"], "op_id": place,
-        "collective_seq_id": call.number, "p2p_seq_id": 0, "is_p2p": False, "profiling_name": f"{backend}:{call.name}",
+        "collective_seq_id": 0 if is_message else call.number, "p2p_seq_id": call.number if is_message else 0,
+        "is_p2p": is_message, "profiling_name": f"{backend}:{call.name}",
         "input_sizes": [[call.nbytes // 4]], "input_dtypes": ["Float"], "output_sizes": [[call.nbytes // 4]],
         "time_created_ns": start_ns - 20_000, "state": "scheduled" if backend == "gloo" else state, "retired": is_done,
         "timeout_ms": 600_000, "frames": [],
@@ -401,6 +492,7 @@ SLOW, HANGS = ("none", "worker", "group"), ("absent", "size", "name", "stopped")
 PRODUCERS: dict[str, tuple[str, ...]] = {
     "flight recorder": (*HANGS, *HANGS, "none"),
     "flight recorder, gloo": ("absent", "size", "name"),
+    "flight recorder, messages": ("silent stage",),
     "inspector": SLOW,
     "ras": ("none", "absent", "lost", "error"),
     "kineto": SLOW,
@@ -426,10 +518,16 @@ def draw(
         shape = shape._replace(dp=3)
     # By numbers of its own, so that a folder is the same but for its fault.
     fault = _fault(np.random.default_rng([7_311, seed]), kind, shape, factor)
-    world = run_job(rng, shape, fault, float(rng.choice([0.005, 0.02])))
+    if kind == "silent stage":
+        world = run_messages(rng, shape, fault)
+    else:
+        world = run_job(rng, shape, fault, float(rng.choice([0.005, 0.02])))
     writers: dict[str, Callable[[], bool | None]] = {
-        "flight recorder": lambda: flight_recorder(rng, world, folder),
-        "flight recorder, gloo": lambda: flight_recorder(rng, world, folder, "gloo"),
+        "flight recorder": lambda: flight_recorder(rng, world, folder, fault.ranks),
+        "flight recorder, gloo": lambda: flight_recorder(rng, world, folder, fault.ranks, "gloo"),
+        "flight recorder, messages": lambda: flight_recorder(
+            rng, world, folder, fault.ranks, str(rng.choice(["nccl", "gloo"]))
+        ),
         "inspector": lambda: inspector(rng, world, folder),
         "ras": lambda: ras(rng, world, folder, fault),
         "kineto": lambda: kineto(rng, world, folder),
@@ -438,10 +536,11 @@ def draw(
     }
     answer = bool(writers[producer]())
     is_dim, may_lack = producer == "inspector" and answer, producer == "ras" and not answer
+    lost = max(set(shape.ranks) - set(fault.ranks)) if producer.startswith("flight") and answer else None
     if rng.random() < 0.3:
         (folder / "README.txt").write_text("notes on this run\n")
     cause = "none" if is_dim else {"none": "none", "group": "link"}.get(kind, "worker")
-    return DrawnFolder(producer, fault, cause, () if cause == "none" else fault.ranks, may_lack)
+    return DrawnFolder(producer, fault, cause, () if cause == "none" else fault.ranks, may_lack, lost)
 
 
 def _fault(rng: Generator, kind: str, shape: Shape, factor: float) -> Fault:
@@ -451,6 +550,8 @@ def _fault(rng: Generator, kind: str, shape: Shape, factor: float) -> Fault:
     if kind == "none":
         return Fault(kind)
     rank = int(rng.integers(len(shape.ranks)))
+    if kind == "silent stage":
+        return Fault(kind, (rank,), step=int(rng.integers(1, shape.steps)), slot=int(rng.integers(3)))
     if kind == "worker":
         return Fault(kind, (rank,), factor or float(rng.uniform(1.1, 2.0)))
     # A call of two ranks has no majority: what differs is named in the call of all.
@@ -466,11 +567,14 @@ def _fault(rng: Generator, kind: str, shape: Shape, factor: float) -> Fault:
 # -- scoring
 
 
-def judge(one: DrawnFolder, verdicts: Sequence[Verdict]) -> tuple[bool, bool]:
+def judge(drawn: DrawnFolder, verdicts: Sequence[Verdict]) -> tuple[bool, bool]:
     """Return whether `verdicts` are right, and whether they name a rank that is innocent."""
-    named = {rank for verdict in verdicts if verdict.cause in ("worker", "link") for rank in verdict.ranks}
-    is_named = named == set(one.ranks) or (one.may_lack_ranks and not named)
-    return {verdict.cause for verdict in verdicts} == {one.cause} and is_named, not named <= set(one.ranks)
+    told = [one for one in verdicts if one.evidence.get("state") != "silent"]
+    named = {rank for verdict in told if verdict.cause in ("worker", "link") for rank in verdict.ranks}
+    named |= {rank for one in verdicts if one not in told for rank in one.ranks if rank != drawn.lost}
+    is_named = named == set(drawn.ranks) or (drawn.may_lack_ranks and not named)
+    causes = {verdict.cause for verdict in told} or {"none"}
+    return causes == {drawn.cause} and is_named, not named <= set(drawn.ranks)
 
 
 def score(count: int, seed: int, **given: Any) -> list[dict[str, Any]]:
