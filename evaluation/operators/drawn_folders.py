@@ -244,6 +244,8 @@ def flight_recorder(rng: Generator, world: World, folder: Path, spared: tuple[in
     names = {ranks: str(place) for place, ranks in enumerate(sorted(set(groups), key=lambda one: (-len(one), one)))}
     form = str(rng.choice(["nccl_trace_rank_{}", "dump_2026_09_01_rank{}.bin", "rank-{}-of-512.attempt3", "fr_{}"]))
     size, as_json, timing = int(rng.choice([12, 40, 2000])), bool(rng.random() < 0.3), bool(rng.random() < 0.7)
+    # Pipelines are drawn without durations.
+    timing &= any(world.compute.values())
     has_old, has_lost = rng.random() < 0.2, rng.random() < 0.15
     for rank, calls in world.calls.items():
         entries = [

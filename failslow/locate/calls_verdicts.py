@@ -128,7 +128,8 @@ def _missing(table: CallTable) -> list[Verdict]:
             behind.setdefault(rank, _because(rank, found, call, names, ranks[rank]))
     for rank, peer in _unanswered(table):
         waits.setdefault(rank, set()).add(peer)
-        behind.setdefault(peer, f"rank {rank} waits for a message with it that it has not begun")
+        if peer >= 0:
+            behind.setdefault(peer, f"rank {rank} waits for a message with it that it has not begun")
     # A rank that waits for others, or for an unknown one, is named only where nobody else can be.
     ends = roots(behind, waits)
     ranks = tuple(sorted({rank for rank in ends if rank in table.behind or not waits.get(rank)} or ends))
@@ -205,7 +206,7 @@ def _called(table: CallTable, group: int, number: int) -> dict[int, str]:
 
 
 def _unanswered(table: CallTable) -> list[tuple[int, int]]:
-    """Return (rank, peer): `rank` is in a message with `peer`, which has not begun its own side of it.
+    """Return (rank, peer): `rank` is in a message with `peer`, which has not begun its own side; -1 if nobody knows.
 
     Where records go back to the first message, all of them are counted. Elsewhere only receives that are not over can
     be compared: of sends the receiver may have finished its side.
@@ -228,7 +229,10 @@ def _unanswered(table: CallTable) -> list[tuple[int, int]]:
     read = _read(table)
     found = []
     for (rank, peer, sends), count in left.items():
-        if not count or peer not in read:
+        if not count:
+            continue
+        if peer not in read:
+            found.append((rank, -1))
             continue
         is_whole = lowest[rank] in (0, 1) and lowest.get(peer, 1) in (0, 1)
         other = peer, rank, not sends
