@@ -301,19 +301,20 @@ def _entry(call: Call, group: str, backend: str, clock_ns: float, timing: bool, 
     return entry
 
 
-def inspector(rng: Generator, world: World, folder: Path) -> bool:
+def inspector(rng: Generator, world: World, folder: Path, prefix: str = "") -> bool:
     """Write NCCL Inspector's lines, verbose or not; return whether processes have all GPUs of their host.
 
     Of these nothing tells which GPU a rank of a smaller communicator is.
     """
     a_host = world.shape.tp * int(rng.integers(1, world.shape.dp + 1))
     one_process, verbose = bool(rng.random() < 0.2), bool(rng.random() < 0.5)
-    places, noisy = _hosts(world, a_host), bool(rng.random() < 0.3)
+    places, noisy, in_pods = _hosts(world, a_host), bool(rng.random() < 0.3), bool(rng.random() < 0.2)
     ids = {ranks: f"0x{rng.integers(1 << 60):x}" for kind in world.shape.groups().values() for ranks in kind}
     lines: dict[str, list[tuple[float, str]]] = {}
     for rank, calls in world.calls.items():
         host, pid, _ = places[rank]
         pid = 4000 if one_process else pid
+        host, pid = ("trainer", 7) if in_pods and not one_process else (host, pid)
         for call in calls:
             if call.state != "done":
                 continue
@@ -331,12 +332,13 @@ def inspector(rng: Generator, world: World, folder: Path) -> bool:
                 event = {"channel_id": 0, "kernel_start_ts": start_us, "kernel_stop_ts": start_us + took_us}
                 perf["event_trace_ts"] = {"coll_start_ts": start_us - 30, "kernel_events": [event]}
             line = json.dumps({"header": header, "metadata": about, "coll_perf": perf})
-            lines.setdefault(f"{host}-pid{pid}.log", []).append((call.end_s, line))
+            file = f"pod{rank}.log" if in_pods and not one_process else f"{host}-pid{pid}.log"
+            lines.setdefault(file, []).append((call.end_s, line))
     for name, own in lines.items():
         rows = [line for _, line in sorted(own)]
         if noisy:
             rows.insert(len(rows) // 2, rows[len(rows) // 2][:40])
-        (folder / name).write_text("\n".join(rows))
+        (folder / f"{prefix}{name}").write_text("\n".join(rows))
     return one_process
 
 
@@ -537,6 +539,10 @@ def draw(
         "trace": lambda: trace(rng, world, folder),
     }
     answer = bool(writers[producer]())
+    if producer == "inspector" and not answer and rng.random() < 0.2:
+        # Another job, which is healthy, wrote there, too.
+        rng = np.random.default_rng([7_312, seed])
+        inspector(rng, run_job(rng, shape, Fault("none"), 0.01), folder, "second-")
     is_dim, may_lack = producer == "inspector" and answer, producer == "ras" and not answer
     lost = max(set(shape.ranks) - set(fault.ranks)) if producer.startswith("flight") and answer else None
     if rng.random() < 0.3:

@@ -63,7 +63,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
     unread = [rank for rank in table.expected if rank not in read]
     silent = _silent(table, unread)
     found, notes = activity(table), []
-    if table.is_unjoined:
+    if table.unjoined:
         # A call of an unknown rank looks like computing.
         found = Activity(None, UNJOINED, ())
     slow: list[Verdict] = []
@@ -75,7 +75,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         slow = slow[len(healthy) :]
         shape = f"{len(found.trace.steps)} steps of {found.trace.replicas} replicas x {found.trace.stages} stages"
         notes += [f"{shape}, from the calls alone: what varies inside a step is not known", *found.notes]
-    elif not table.is_unjoined:
+    elif not table.unjoined:
         # Whoever is in a slow group comes late to others.
         slow_groups_of = {rank for one in groups for rank in one.ranks}
         slow = [one for one in _late(table) if slow_groups_of.isdisjoint(one.ranks)]
@@ -86,7 +86,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
             shown = ", ".join(map(str, unread[:8])) + (", ..." if len(unread) > 8 else "")
             needs = f"what ranks {shown} wrote would tell whom calls wait for"
             why = "of too many ranks nothing was read"
-        elif table.is_unjoined:
+        elif table.unjoined:
             needs = "records of one process for each GPU, or of communicators that have all GPUs of their processes"
         lacking = [needs] if why else []
         about = {"calls": len(table.rank), "needs": why and needs}

@@ -55,9 +55,9 @@ class CallTable:
     its source); `unplaced`: the same of processes of which nothing tells the rank; `doubtful`: what would tell more of
     such a rank, by rank; `progress`: group -> rank -> Progress, where the source reports it; `called`: (group, number)
     -> rank -> the call in words, of unfinished calls; `partial`: the source need not have a file of every rank;
-    `is_unjoined`: records were left out of which nothing tells the rank; `jobs`: (name, first rank, how many ranks) of
-    each job where there are several; `processes`, `notes`, `used` and
-    `skipped`: how many records, and why not.
+    `unjoined`: ranks of whose processes records were left out, as nothing tells which rank they are of; `jobs`: (name,
+    first rank, how many ranks) of each job where there are several; `processes`, `notes`, `used` and `skipped`:
+    how many records, and why not.
     """
 
     rank: NDArray[np.int64]
@@ -79,7 +79,7 @@ class CallTable:
     progress: dict[int, dict[int, Progress]]
     called: dict[tuple[int, int], dict[int, str]]
     partial: bool
-    is_unjoined: bool
+    unjoined: frozenset[int]
     jobs: tuple[tuple[str, int, int], ...]
     processes: dict[int, Process]
     expected: tuple[int, ...]
@@ -105,6 +105,7 @@ class CallTable:
             self, **columns, groups=tuple(groups), behind=own(self.behind),
             doubtful=own(self.doubtful), processes=own(self.processes),
             progress={group: own(ranks) for group, ranks in self.progress.items()},
+            unjoined=frozenset(own(dict.fromkeys(self.unjoined))),
             called={key: own(ranks) for key, ranks in self.called.items()}, expected=expected, jobs=(),
         )  # fmt: skip
 
@@ -114,7 +115,7 @@ class CallBuilder:
     """Collects a CallTable row by row; rows that say nothing are counted.
 
     Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `unplaced`, `doubtful`,
-    `progress`, `called`, `partial`, `is_unjoined`, `jobs`, `processes` and `notes` as CallTable;
+    `progress`, `called`, `partial`, `unjoined`, `jobs`, `processes` and `notes` as CallTable;
     `expected`, ranks that the job has, whether they report or not; `same`: a group -> the one that it turned out to be.
     """
 
@@ -126,7 +127,7 @@ class CallBuilder:
     progress: dict[int, dict[int, Progress]] = field(default_factory=dict)
     called: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict)
     partial: bool = False
-    is_unjoined: bool = False
+    unjoined: set[int] = field(default_factory=set)
     jobs: tuple[tuple[str, int, int], ...] = ()
     processes: dict[int, Process] = field(default_factory=dict)
     expected: set[int] = field(default_factory=set)
@@ -232,7 +233,7 @@ class CallBuilder:
         return CallTable(
             rank, group, name, number, peer, nbytes, start_s, took_s, state, tuple(self.groups), tuple(self._name_of),
             compute, steps, self.behind, self.unplaced, self.doubtful, self.progress, self.called, self.partial,
-            self.is_unjoined, self.jobs, self.processes, expected, self.used, self.skipped, tuple(self.notes),
+            frozenset(self.unjoined), self.jobs, self.processes, expected, self.used, self.skipped, tuple(self.notes),
         )  # fmt: skip
 
 

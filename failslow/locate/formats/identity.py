@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class Member(NamedTuple):
-    """Where a rank of a communicator runs; `gpu` is -1 where it is not known."""
+    """Where a rank of a communicator runs: `gpu` is -1 where it is not known; `file`: of processes of equal names."""
 
     host: str
     pid: int
     gpu: int = -1
+    file: int = 0
 
 
 # Of a communicator: its size, and the Member of each of its ranks that is known.
@@ -40,7 +41,16 @@ def global_ranks(
     The largest communicator of a job has the job's ranks if all processes fit into it; else they are counted by host
     and process, as launchers start them. Ranks that nothing joins are left out, and counted in `into`.
     """
-    places = _places(communicators, into)
+    places, unjoined = _places(communicators, into)
+    found, jobs = _ranks_of_all(communicators, places, is_one_job)
+    into.unjoined.update(rank for key, rank in found.items() if _process(places[key][0]) in unjoined)
+    return found, jobs
+
+
+def _ranks_of_all(
+    communicators: Communicators, places: Mapping[tuple[str, int], tuple[Member, int]], is_one_job: bool
+) -> tuple[dict[tuple[str, int], int], tuple[tuple[str, int, int], ...]]:
+    """Return the ranks and the jobs of `global_ranks`."""
     parts = _parts(communicators, places)
     largest = [max(part, key=lambda name: (communicators[name][0], len(communicators[name][1]))) for part in parts]
     are_whole = all(
@@ -86,21 +96,30 @@ def _ranks_of(
     return {key: ranks[place] for key, place in places.items() if place in ranks}
 
 
-def _places(communicators: Communicators, into: CallBuilder) -> dict[tuple[str, int], tuple[Member, int]]:
-    """Return (Member, which of its process) of each rank; the second is 0 but of several GPUs of a process.
+def _process(one: Member) -> tuple[str, int, int]:
+    return one.host, one.pid, one.file
+
+
+def _places(
+    communicators: Communicators, into: CallBuilder
+) -> tuple[dict[tuple[str, int], tuple[Member, int]], set[tuple[str, int, int]]]:
+    """Return (Member, which of its process) of each rank, and the processes of ranks of which nothing tells it.
+
+    The second of a place is 0 but of several GPUs of a process.
 
     GPUs whose number the source does not have are counted in the order of their ranks, where a process has as many in
     each communicator.
     """
-    most: Counter[tuple[str, int]] = Counter()
+    most: Counter[tuple[str, int, int]] = Counter()
+    unjoined: set[tuple[str, int, int]] = set()
     for _, members in communicators.values():
-        most |= Counter((one.host, one.pid) for one in members.values())
+        most |= Counter(map(_process, members.values()))
     found = {}
     for name, (_, members) in communicators.items():
-        own = Counter((one.host, one.pid) for one in members.values())
-        turn: Counter[tuple[str, int]] = Counter()
+        own = Counter(map(_process, members.values()))
+        turn: Counter[tuple[str, int, int]] = Counter()
         for local, one in sorted(members.items()):
-            place = one.host, one.pid
+            place = _process(one)
             if most[place] == 1:
                 found[name, local] = one._replace(gpu=-1), 0
             elif one.gpu >= 0:
@@ -109,12 +128,18 @@ def _places(communicators: Communicators, into: CallBuilder) -> dict[tuple[str, 
                 found[name, local] = one, turn[place]
                 turn[place] += 1
             else:
-                into.is_unjoined = True
+                unjoined.add(place)
                 into.skipped["a rank of a process with several GPUs, of which nothing tells which one it is"] += 1
-    return found
+    return found, unjoined
 
 
-def _in_order(place: tuple[Member, int]) -> tuple[list[tuple[int, str]], int, int, int]:
+def _in_order(place: tuple[Member, int]) -> tuple[list[tuple[int, str]], int, int, int, int]:
     """Return the key of a place among others: host2 comes before host10."""
     one, turn = place
-    return [(whole(digits), text) for text, digits in re.findall(r"(\D*)(\d*)", one.host)], one.pid, one.gpu, turn
+    return (
+        [(whole(digits), text) for text, digits in re.findall(r"(\D*)(\d*)", one.host)],
+        one.pid,
+        one.file,
+        one.gpu,
+        turn,
+    )

@@ -39,10 +39,14 @@ class InspectorReader:
         # communicator -> (ranks it has, rank -> process)
         self._communicators: dict[str, tuple[int, dict[int, Member]]] = {}
         self._before: Mapping[str, Any] = {}
+        # Of each rank of a communicator the files that it is in.
+        self._file = 0
+        self._files: dict[tuple[str, int], set[int]] = {}
 
     def begin(self) -> None:
         """Begin another file."""
         self._before = {}
+        self._file += 1
 
     def take(self, line: Mapping[str, Any], into: CallBuilder) -> None:
         """Take one line."""
@@ -68,6 +72,7 @@ class InspectorReader:
         if members is None or members[0] == 0 < size:
             members = self._communicators[communicator] = size, members[1] if members else {}
         members[1][local] = place
+        self._files.setdefault((communicator, local), set()).add(self._file)
         took_s = real(call.get(f"{kind}_exec_time_us"), 1e-6)
         keys, processes, names = self._numbers
         columns = self._whole
@@ -87,7 +92,7 @@ class InspectorReader:
 
         if not self._real[0]:
             return
-        ranks, into.jobs = global_ranks(self._communicators, into)
+        ranks, into.jobs = global_ranks(self._told_apart(), into)
         groups: dict[str, int] = {}
         for communicator, (size, members) in self._communicators.items():
             known = tuple(ranks[communicator, local] for local in range(size) if (communicator, local) in ranks)
@@ -124,6 +129,31 @@ class InspectorReader:
             names, name[own], rank_of[own], group_of[own], number[own], other[own], nbytes[own], start_s[own],
             took_s[own],
         )  # fmt: skip
+
+    def _told_apart(self) -> dict[str, tuple[int, dict[int, Member]]]:
+        """Return the communicators, with processes of equal names told apart by their files, as those of pods are.
+
+        Files that have a rank of a communicator in common are of one process.
+        """
+        same: dict[int, int] = {}
+
+        def find(file: int) -> int:
+            while (other := same.get(file, file)) != file:
+                file = other
+            return file
+
+        for files in self._files.values():
+            first = find(min(files))
+            for file in files:
+                if (other := find(file)) != first:
+                    same[max(first, other)] = first = min(first, other)
+        return {
+            name: (
+                size,
+                {local: one._replace(file=find(min(self._files[name, local]))) for local, one in members.items()},
+            )
+            for name, (size, members) in self._communicators.items()
+        }
 
 
 def _empty_columns() -> tuple[tuple[array[int], ...], tuple[array[float], array[float]]]:

@@ -283,7 +283,7 @@ def test_events_of_ras_name_the_process_that_died(tmp_path, form):
     assert named(tmp_path) == ([(5,)], True)
 
 
-def write_inspector(folder, groups, slow, steps=30, seed=1):
+def write_inspector(folder, groups, slow, steps=30, seed=1, place=lambda rank: ("n0", 100 + rank), name="{}.log"):
     """Lines of 8 ranks: in each step a call of their group and then one of all; calls of the first group are slower."""
     rng = random.Random(seed)
     lines = {rank: [] for rank in range(8)}
@@ -294,14 +294,16 @@ def write_inspector(folder, groups, slow, steps=30, seed=1):
                 1 + rng.gauss(0, 0.01)
             )
             for local, rank in enumerate(ranks):
-                about = {"hostname": "n0", "pid": 100 + rank, "dump_timestamp_us": end_us}
-                header = {"id": f"0x{number}", "rank": local, "n_ranks": len(ranks)}
+                host, pid = place(rank)
+                about = {"hostname": host, "pid": pid, "dump_timestamp_us": end_us}
+                header = {"id": f"0x{name[:-6]}{number}", "rank": local, "n_ranks": len(ranks)}
                 call = {"coll": "AllReduce", "coll_sn": step, "coll_msg_size_bytes": 4096 * len(ranks)}
                 call["coll_exec_time_us"] = end_us - now_us[rank]
                 lines[rank].append({"header": header, "metadata": about, "coll_perf": call})
                 now_us[rank] = end_us + 3000 + rng.gauss(0, 50)
     for rank, own in lines.items():
-        (folder / f"{rank}.log").write_text("".join(json.dumps(line) + "\n" for line in own))
+        with open(folder / name.format(rank), "a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in own)
 
 
 COPIES = [[(0, 1, 2, 3), (4, 5, 6, 7)], [(0, 4), (1, 5), (2, 6), (3, 7)]]
@@ -314,3 +316,32 @@ def test_a_slow_group_is_compared_with_its_copies(tmp_path, groups, slow):
     verdicts, _ = diagnose(read_folder(tmp_path).calls)
     links = [(one.cause, one.ranks) for one in verdicts if one.cause != "none"]
     assert links == ([("link", groups[0])] if slow > 1 else [])
+
+
+@pytest.mark.parametrize("name", ["{}.log", "job-{}.log"])
+def test_pods_of_equal_names_are_told_apart_by_their_files(tmp_path, name):
+    write_inspector(tmp_path, COPIES[1], 1.5, place=lambda rank: ("trainer", 7), name=name)
+    verdicts, _ = diagnose(read_folder(tmp_path).calls)
+    assert [(one.cause, one.ranks) for one in verdicts] == [("link", (0, 4))]
+
+
+def test_two_jobs_whose_processes_have_equal_names(tmp_path):
+    write_inspector(tmp_path, COPIES[1], 1.0, name="a-{}.log")
+    write_inspector(tmp_path, COPIES[1], 1.5, name="b-{}.log", seed=2)
+    (verdict,), _ = diagnose(read_folder(tmp_path).calls)
+    assert (verdict.cause, verdict.ranks, verdict.evidence["job"]) == ("link", (0, 4), "0xb-4")
+
+
+def test_several_gpus_of_a_process_in_smaller_groups_cannot_be_told_apart(tmp_path):
+    write_inspector(tmp_path, COPIES[1], 2.5, place=lambda rank: (f"n{rank // 4}", 7), name="all.log")
+    (verdict,), _ = diagnose(read_folder(tmp_path).calls)
+    assert (verdict.cause, verdict.conclusive) == ("none", False)
+    assert "one process for each GPU" in verdict.missing[0]
+
+
+def test_whoever_waits_for_a_rank_without_a_dump_is_not_named(tmp_path):
+    done = [entry(1, state="completed")]
+    # Rank 2's dump is lost; 1 waits for it, and so is late to the call in which 3 is; 0 never came to it.
+    write(tmp_path, {0: done, 1: [*done, message(1, "nccl:recv 1<-2", "scheduled")], 3: [*done, entry(2)]})
+    verdicts, _ = diagnose(read_folder(tmp_path).calls)
+    assert [(one.ranks, one.evidence["state"]) for one in verdicts] == [((0,), "missing"), ((2,), "silent")]
