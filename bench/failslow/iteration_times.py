@@ -235,7 +235,7 @@ def _record_form(line: str, source: Source) -> LogForm | None:
     timed = [key for key in keys if _TIMED.search(key)]
     rates = sorted((key for key in keys if _RATE.search(key)), key=lambda key: not _ITERATION_WORDS & {*_words_of(key)})
     column = source.column or _pick([key for key in keys if key not in rates]) or next(iter((*timed, *rates)), None)
-    if column not in keys:
+    if column is None or column not in keys:
         return None
     pattern = re.compile(rf"""["']{re.escape(column)}["']\s*:\s*["']?{_NUMBER}""", re.IGNORECASE)
     return LogForm(f"records with {column!r}", pattern, source.unit or _unit_of(column) or "s", column in rates)

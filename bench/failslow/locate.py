@@ -30,9 +30,10 @@ from lanterne.bench.output import report
 from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, shown
+from lanterne.failslow.evidence.comparison import MIN_STEPS
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats.folder import TRACES, read_folder
-from lanterne.failslow.locate.locate import MIN_STEPS, Verdict, locate
+from lanterne.failslow.locate.locate import Verdict, locate
 from lanterne.failslow.locate.trace import Trace, read_trace
 
 # Of a job's layout: how many replicas, and how many stages of each.

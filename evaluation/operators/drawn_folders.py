@@ -190,8 +190,7 @@ def run_messages(rng: Generator, shape: Shape, fault: Fault) -> World:
                         arrived.setdefault(ranks, {})[rank] = call
                         stuck.add(rank)
             for rank in shape.ranks:
-                call = world.calls[rank][-1] if world.calls[rank] else None
-                if call is None or call.state == "done" or rank not in stuck:
+                if not world.calls[rank] or rank not in stuck or (call := world.calls[rank][-1]).state == "done":
                     continue
                 if call.kind == "recv":
                     word, m = _stage_calls(rank, shape)[len(_stage_calls(rank, shape)) - len(todo[rank]) - 1][2:]
@@ -434,7 +433,7 @@ def kineto(rng: Generator, world: World, folder: Path) -> None:
             }  # fmt: skip
             event = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "args": args}
             events.append(event | {"ts": clock_us + 1e6 * call.start_s, "dur": 1e6 * (call.end_s - call.start_s)})
-        starts = {}
+        starts: dict[int, float] = {}
         for call in calls:
             starts.setdefault(call.step, call.start_s - 9 * MS)
         for step, start_s in starts.items():

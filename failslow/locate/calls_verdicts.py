@@ -89,7 +89,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         elif table.unjoined:
             needs = "records of one process for each GPU, or of communicators that have all GPUs of their processes"
         lacking = [needs] if why else []
-        about = {"calls": len(table.rank), "needs": why and needs}
+        about: dict[str, Any] = {"calls": len(table.rank), "needs": why and needs}
         for verdict in healthy:
             lacking += verdict.missing
             about |= verdict.evidence
@@ -132,14 +132,14 @@ def _missing(table: CallTable) -> list[Verdict]:
             behind.setdefault(peer, f"rank {rank} waits for a message with it that it has not begun")
     # A rank that waits for others, or for an unknown one, is named only where nobody else can be.
     ends = roots(behind, waits)
-    ranks = tuple(sorted({rank for rank in ends if rank in table.behind or not waits.get(rank)} or ends))
-    if not ranks:
+    named = tuple(sorted({rank for rank in ends if rank in table.behind or not waits.get(rank)} or ends))
+    if not named:
         return []
-    about = {"state": "missing", "missing": [{"rank": rank, "because": behind[rank]} for rank in ranks]}
-    lacking = {table.doubtful[rank] for rank in ranks if rank in table.doubtful}
-    if any(waits.get(rank) for rank in ranks) or not ties.isdisjoint(ranks):
+    about = {"state": "missing", "missing": [{"rank": rank, "because": behind[rank]} for rank in named]}
+    lacking = {table.doubtful[rank] for rank in named if rank in table.doubtful}
+    if any(waits.get(rank) for rank in named) or not ties.isdisjoint(named):
         lacking.add("the programs of these ranks: no majority tells which of them is wrong")
-    return [Verdict("worker", ranks, None, 0.0, about, not lacking, tuple(sorted(lacking)))]
+    return [Verdict("worker", named, None, 0.0, about, not lacking, tuple(sorted(lacking)))]
 
 
 def _unplaced(table: CallTable) -> list[Verdict]:

@@ -133,8 +133,10 @@ class FlightRecorderReader:
                 return
             into.drop(*known[2:])
             into.used[NAME] -= known[3] - known[2]
-            for ranks in (*into.progress.values(), *into.called.values()):
-                ranks.pop(rank, None)
+            for progress in into.progress.values():
+                progress.pop(rank, None)
+            for called in into.called.values():
+                called.pop(rank, None)
         first = into.rows
         into.processes.setdefault(rank, Process(content.get("host_name") or None))
         self._entries(rank, content, entries)

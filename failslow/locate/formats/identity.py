@@ -61,7 +61,7 @@ def _ranks_of_all(
     if is_one_job or len(parts) < 2 or not are_whole:
         return _ranks_of(communicators, places), ()
     found: dict[tuple[str, int], int] = {}
-    jobs = []
+    jobs: list[tuple[str, int, int]] = []
     for name, part in zip(largest, parts, strict=True):
         first = sum(count for _, _, count in jobs)
         own = {key: place for key, place in places.items() if key[0] in part}

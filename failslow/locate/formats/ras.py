@@ -43,13 +43,13 @@ EVENT = re.compile(r"^\[([^\]]+)\] (PEER_\w+): (.*)", re.MULTILINE)
 
 
 class RasRank(NamedTuple):
-    """A rank of a communicator: its `count` of calls, None where it does not answer; `error` in words, or ""."""
+    """A rank of a communicator: its number of `calls`, None where it does not answer; `error` in words, or ""."""
 
     rank: int
     host: str
     pid: int
     gpu: int
-    count: int | None
+    calls: int | None
     error: str
 
 
@@ -67,7 +67,7 @@ def from_text(text: str) -> dict[str, Any] | None:
     """Return a document like those of JSON from what `ncclras` prints: its default text, or events; None of others."""
     if (events := EVENT.findall(text)) or '"PEER_' in text:
         objects = re.findall(r'"event": "(PEER_\w+)",\s*"peer": \{\s*"host": "([^"]+)",\s*"pid": (\d+)', text)
-        processes = [(kind, found[2], int(found[1])) for _, kind, about in events if (found := PROCESS.match(about))]
+        processes = [(kind, one[2], int(one[1])) for _, kind, about in events if (one := PROCESS.match(about))]
         processes += [(kind, host, int(pid)) for kind, host, pid in objects]
         # A process that has come back is none that is dead.
         latest = {(host, pid): kind for kind, host, pid in processes}
@@ -195,11 +195,11 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
                 into.used[NAME] += 1
                 if one.error:
                     errors[name, one.rank] = one.error
-                if one.count is not None:
-                    counts[one.rank] = one.count
+                if one.calls is not None:
+                    counts[one.rank] = one.calls
             # The text names only those that are apart.
-            if "usual" in communicator and counts:
-                counts = dict.fromkeys(range(sizes[name]), communicator["usual"]) | counts
+            if counts and (usual := whole(communicator.get("usual"))) >= 0:
+                counts = dict.fromkeys(range(sizes[name]), usual) | counts
             if counts:
                 history.setdefault(name, []).append(counts)
     for name, known in members.items():
@@ -239,24 +239,24 @@ def read_all(documents: Sequence[Mapping[str, Any]], into: CallBuilder) -> None:
             name_it(*key, text)
     apart: Counter[int] = Counter()
     for name, seen in history.items():
-        found = _standing(seen, {local for other, local in errors if other == name})
-        most_calls = max((one.begun for one in found.values()), default=0)
-        behind = {local: one.begun for local, one in found.items() if one.begun < most_calls}
+        standing = _standing(seen, {local for other, local in errors if other == name})
+        most_calls = max((one.begun for one in standing.values()), default=0)
+        behind = {local: one.begun for local, one in standing.items() if one.begun < most_calls}
         is_world = sizes[name] == most and not jobs
-        numbers = {local: ranks.get((name, local), local if is_world else -1) for local in found}
+        numbers = {local: ranks.get((name, local), local if is_world else -1) for local in standing}
         for local, calls in behind.items():
             if len(seen) == 1 and most_calls - calls < 2:
                 # It may be a matter of the moment.
                 into.doubtful[numbers[local]] = "another RAS document some seconds later"
         if not largest and min(numbers.values(), default=-1) >= 0:
             group = into.group(("ras", name), name.partition("/")[0], sizes[name], numbers.values())
-            into.progress[group] = {numbers[local]: one for local, one in found.items()}
+            into.progress[group] = {numbers[local]: one for local, one in standing.items()}
             continue
         # The text does not list whoever has as many calls as most, so that who waits is not known. A rank that is
         # behind in fewer communicators than another waits in the others.
         for local, calls in behind.items():
-            rank = name_it(name, local, f"it has made {calls} of the {most_calls} calls that others have")
-            apart.update([] if rank is None else [rank])
+            named = name_it(name, local, f"it has made {calls} of the {most_calls} calls that others have")
+            apart.update([] if named is None else [named])
     into.behind = {
         rank: text for rank, text in into.behind.items() if not apart[rank] or apart[rank] == max(apart.values())
     }
