@@ -598,7 +598,7 @@ def score(count: int, seed: int, **given: Any) -> list[dict[str, Any]]:
             except LanterneError:
                 answer = False, False
         for key in ((one.producer, one.fault.kind), ("all", "all")):
-            found.setdefault(key, []).append((number, *answer))
+            found.setdefault(key, []).append((number, answer[0], answer[1]))
     report.progress("")
     return [
         {
