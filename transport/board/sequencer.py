@@ -1,9 +1,15 @@
 """The arrival board's state machine: who has come to which call, and what all do about it. Pure; no clock, no sockets.
 
-Of every call it issues one decision, never changed: NORMAL, WITHOUT the late rank, or ABORT. After WITHOUT follows one
-outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the late rank,
-so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
-this object decides alone, and every order of events can be tried in a test.
+Of every call it issues one decision, never changed: NORMAL, WITHOUT the late rank, SPREAD, or ABORT. After WITHOUT
+follows one outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the
+late rank, so an ABORT leaves nothing behind.
+
+SPREAD begins with the ranks that are there, by rounds (any_arrival). Records that follow let them go on by a few rounds
+more than the slowest says that it has done, so a rank that comes takes part from a round that nobody has begun; the
+record that says so to the last rank is the outcome, and lets all go on to the end.
+
+Ranks act on records only; the clock is an argument here, so the process that holds this object decides alone, and every
+order of events can be tried in a test.
 
 A rank may come to several calls before the first is complete, and says of each when it has nothing left to do before
 it: no call begins without the late rank earlier, since until then that may still come. Who gives up a call gives up all
@@ -20,9 +26,22 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Starts, find_start, saving_s, starts
+from lanterne.transport.board.late_policy import (
+    ANY,
+    MAX_ANY_RANKS,
+    Gaps,
+    Policy,
+    Starts,
+    choice_name,
+    corrected,
+    find_start,
+    last_phase_s,
+    saving_s,
+    starts,
+    without_any,
+)
 
-NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
+NORMAL, WITHOUT, JOIN, ABORT, SEEN, SPREAD = range(6)
 # Why a call was aborted.
 MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
 
@@ -43,6 +62,9 @@ ASKING_S = 1e-3  # measured: up to 1 ms where ranks share cores
 # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
 # ignored.
 MAX_REPORTS = 1 << 14
+# What calls took corrects what they are predicted to take: the median of the latest so many of an algorithm, from so
+# many on; older ones than so many calls are forgotten, so that it is tried again.
+MAX_TOOK, LEAST_TOOK, TOOK_CALLS = 5, 2, 64  # one call in 30 is tried in vain where it is always slower
 # By so much a second the clocks of two hosts may drift apart.
 MAX_DRIFT = 1e-4  # quartz drifts 1e-5 to 1e-4
 
@@ -51,14 +73,16 @@ class Record(NamedTuple):
     """What all ranks do in call `number`.
 
     Attributes:
-        verdict: NORMAL, WITHOUT, JOIN, ABORT, or, of no call in particular (number 0), SEEN.
-        rank: who came last (NORMAL, JOIN), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
-        delay_s: between the last but one and the last arrival (NORMAL, JOIN), else 0.
+        verdict: NORMAL, WITHOUT, JOIN, SPREAD, ABORT, or, of no call in particular (number 0), SEEN.
+        rank: who came last (NORMAL, JOIN, SPREAD), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
+        delay_s: between the last but one and the last arrival (NORMAL, JOIN, the last SPREAD), else 0.
         cause: of an ABORT, else 0.
-        choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several; JOIN and ABORT repeat it
-            for who has not seen it, "" if there was none.
-        late: of an ABORT after WITHOUT, the late rank, else -1.
-        text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SEEN, calls whose arrivals were reported
+        choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several, or of SPREAD; JOIN and
+            ABORT repeat it for who has not seen it, "" if there was none.
+        late: of an ABORT after WITHOUT, the late rank. Of SPREAD, how many rounds may be begun; -1: all. Else -1.
+        text: of NORMAL and JOIN, WANTED if SPREAD would have been better, for which not all ranks are prepared. Of an
+            ABORT, why; for TIMEOUT, all ranks that have not come. Of SPREAD, a rank that has come, the round
+            from which on it takes part, the next such rank, and so on. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
         free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
     """
@@ -74,6 +98,7 @@ class Record(NamedTuple):
     free: int = 0
 
 
+WANTED = "spread"
 # (rank, what it is told).
 Told: TypeAlias = list[tuple[int, Record]]
 
@@ -91,6 +116,24 @@ class _Call:
     outcome: Record | None = None
     choice: str = ""
     late: int = -1
+    # After SPREAD: by rank, from which round on it takes part, and how many it has done; how many may be begun.
+    joins: dict[int, int] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    granted: int = 0
+    # Whether it would begin by SPREAD if all ranks were prepared.
+    is_wanted: bool = False
+
+
+def _spread(number: int, call: _Call, rank: int, delay_s: float = 0.0, granted: int | None = None) -> Record:
+    """Return the SPREAD that tells what is known of `call` now; `granted`: None for as many rounds as it grants."""
+    text = " ".join(f"{each} {first}" for each, first in call.joins.items())
+    late = call.granted if granted is None else granted
+    return Record(number, SPREAD, rank, delay_s, choice=call.choice, late=late, text=text)
+
+
+def rounds_ahead(choice: str) -> int:
+    """Return how many rounds more than the slowest rank has done may be begun by `choice`, any_arrival/chunks/ahead."""
+    return int(choice.rpartition("/")[2])
 
 
 class PastGaps:
@@ -110,7 +153,7 @@ class PastGaps:
 
     def note(self, signature: str, times_s: Iterable[float]) -> float:
         """Ranks came to a call at `times_s`; between the last but one and the last of them, s."""
-        latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
+        latest_s = sorted(times_s, reverse=True)[:MAX_ANY_RANKS]
         gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
             self._calls += 1
@@ -121,6 +164,47 @@ class PastGaps:
             if len(self._of) > MAX_SIGNATURES:
                 self._of.popitem(last=False)
         return gaps_s[0]
+
+
+class Took:
+    """How much longer calls took, after the last arrival, than predicted: by signature and algorithm."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        # By call that is not known to be over on all ranks: its signature, algorithm, predicted s, and s by rank.
+        self._open: OrderedDict[int, tuple[str, str, float, dict[int, float]]] = OrderedDict()
+        # By signature and algorithm, the latest (number of the call, its time over the predicted).
+        self._ratios: OrderedDict[str, dict[str, deque[tuple[int, float]]]] = OrderedDict()
+
+    def expect(self, number: int, signature: str, name: str, predicted_s: float) -> None:
+        """Call `number` runs by algorithm `name`."""
+        if predicted_s > 0:
+            self._open[number] = signature, name, predicted_s, {}
+            if len(self._open) > TOOK_CALLS:
+                self._open.popitem(last=False)
+
+    def note(self, rank: int, number: int, took_s: float) -> None:
+        """`rank` says that the call took so long there; the slowest rank counts."""
+        if number not in self._open:
+            return
+        signature, name, predicted_s, by_rank = self._open[number]
+        by_rank[rank] = took_s
+        if len(by_rank) == self._world_size:
+            del self._open[number]
+            ratios = self._ratios.setdefault(signature, {}).setdefault(name, deque(maxlen=MAX_TOOK))
+            ratios.append((number, max(by_rank.values()) / predicted_s))
+            self._ratios.move_to_end(signature)
+            if len(self._ratios) > MAX_SIGNATURES:
+                self._ratios.popitem(last=False)
+
+    def factors(self, signature: str, number: int) -> dict[str, float]:
+        """Return, by algorithm, the median ratio of calls of `signature` before call `number`."""
+        found = {}
+        for name, ratios in self._ratios.get(signature, {}).items():
+            latest = sorted(ratio for then, ratio in ratios if then >= number - TOOK_CALLS)
+            if len(latest) >= LEAST_TOOK:
+                found[name] = latest[len(latest) // 2]
+        return found
 
 
 class Reports:
@@ -160,9 +244,32 @@ class Sequencer:
         self._died: dict[int, str] = {}
         self._free: dict[str, int] = {}  # by signature, the last call that need not ask
         self._reports = Reports(world_size)
+        self._took = Took(world_size)
+        self._prepared: set[int] = set()  # ranks that can take part in a SPREAD
 
-    def arrive(self, rank: int, number: int, signature: str, policy: Policy, now_s: float, ready: bool = True) -> Told:
-        """`rank` comes to call `number`, which rises from 1 on every rank alike; `ready`: see `be_ready`."""
+    def arrive(
+        self,
+        rank: int,
+        number: int,
+        signature: str,
+        policy: Policy,
+        now_s: float,
+        ready: bool = True,
+        *,
+        prepared: bool = False,
+        took: Iterable[tuple[int, float]] = (),
+    ) -> Told:
+        """`rank` comes to call `number`, which rises from 1 on every rank alike.
+
+        Args:
+            ready: see `be_ready`.
+            prepared: whether it can take part in a SPREAD.
+            took: earlier calls that are over there, and the s that each took from its outcome on.
+        """
+        if prepared:
+            self._prepared.add(rank)
+        for earlier, took_s in took:
+            self._took.note(rank, earlier, took_s)
         if number <= self._free.get(signature, 0):
             return self._see(rank, [(now_s, signature)])
         if number <= self._floor:
@@ -172,7 +279,7 @@ class Sequencer:
             call = self._calls[number] = _Call(signature, policy)
             if policy.options:
                 # Here, where nobody waits for it yet.
-                call.starts = starts(policy, self._gaps.of(signature))
+                self._prepare(number, call)
             self._make_room()
         if rank in call.arrivals:
             return []
@@ -192,20 +299,58 @@ class Sequencer:
                 return self._abort(number, DIED, dead, reason)
         return self._advance(number, call, rank, now_s)
 
+    def _prepare(self, number: int, call: _Call) -> None:
+        """Find the Starts of `call`, which nobody has come to yet."""
+        past = self._gaps.of(call.signature)
+        policy = corrected(call.policy, self._took.factors(call.signature, number))
+        call.starts = starts(policy, past)
+        if len(self._prepared) < self.world_size:
+            call.is_wanted = any(start.option.late == ANY for its in call.starts.values() for start in its)
+            if call.is_wanted:
+                call.starts = starts(without_any(policy), past)
+
     def _advance(self, number: int, call: _Call, rank: int, now_s: float) -> Told:
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
             delay_s = self._gaps.note(call.signature, call.arrivals.values())
             if call.decision is None:
-                call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(number, call))
+                text, free = WANTED if call.is_wanted else "", self._free_calls(number, call)
+                call.decision = Record(number, NORMAL, rank, delay_s, text=text, free=free)
             call.outcome = call.decision
             if call.decision.verdict == WITHOUT:
-                call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
+                text = WANTED if call.is_wanted else ""
+                call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice, text=text)
+            elif call.decision.verdict == SPREAD:
+                self._take_in(call, rank)
+                call.outcome = _spread(number, call, rank, delay_s, granted=-1)
             told = self._tell(call, call.outcome)
+            choice = call.choice.partition("@")[0]
+            predicted_s = last_phase_s(call.policy, choice, call.arrivals.values())
+            self._took.expect(number, call.signature, choice_name(choice), predicted_s)
             self._close_if_complete(number)
             return told + self._set_free(number, call)
+        if call.decision is not None and call.decision.verdict == SPREAD:
+            self._take_in(call, rank)
+            return self._tell(call, _spread(number, call, rank))
         self._set_deadline(call, now_s)
         return []
+
+    def _take_in(self, call: _Call, rank: int) -> None:
+        """Let `rank` take part from the first round on that nobody can have begun."""
+        call.joins[rank] = call.done[rank] = call.granted
+        call.granted += rounds_ahead(call.choice)
+
+    def progress(self, rank: int, number: int, done: int) -> Told:
+        """`rank` has done `done` rounds of call `number`, which began by SPREAD."""
+        call = self._calls.get(number)
+        if call is None or call.outcome is not None or not call.done.get(rank, done) < done <= call.granted:
+            return []
+        call.done[rank] = done
+        granted = min(call.done.values()) + rounds_ahead(call.choice)
+        if granted <= call.granted:
+            return []
+        call.granted = granted
+        return self._tell(call, _spread(number, call, rank))
 
     def be_ready(self, rank: int, number: int, now_s: float) -> Told:
         """`rank`, which has come to call `number`, has nothing to do before it that does not need a late rank."""
@@ -222,7 +367,7 @@ class Sequencer:
 
     def _absent(self, call: _Call) -> list[int]:
         """Who has not come to `call`, if few enough for a Start."""
-        if self.world_size - len(call.arrivals) > MAX_LATE:
+        if self.world_size - len(call.arrivals) > max(call.starts, default=0):
             return []
         return [rank for rank in range(self.world_size) if rank not in call.arrivals]
 
@@ -278,7 +423,15 @@ class Sequencer:
                 absent = self._absent(call)
                 start = find_start(call.starts, absent)
                 assert start is not None, "it set the deadline"
-                call.late, call.choice = absent[0], start.option.choice
+                call.choice = start.option.choice
+                if start.option.late == ANY:
+                    for rank in call.arrivals:
+                        call.joins[rank] = call.done[rank] = 0
+                    call.granted = rounds_ahead(call.choice)
+                    call.decision = _spread(number, call, next(reversed(call.arrivals)))
+                    told += self._tell(call, call.decision)
+                    continue
+                call.late = absent[0]
                 if len(absent) > 1:
                     call.choice += f"@{','.join(map(str, absent))}"
                 call.decision = Record(number, WITHOUT, call.late, choice=call.choice)
