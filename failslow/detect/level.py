@@ -115,11 +115,18 @@ class Level:
     def explains(self, suspects: Sequence[float], shift: float) -> bool:
         """Return whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
 
-        Judged by the error of medians, and by how often rows are as high as three in four of the suspects. The latter
-        is counted, not modelled: it holds for noise of any shape, such as that of two sequence lengths.
+        Judged by the error of medians, and by how often rows are as high as all or three in four of the suspects: so
+        many of them meet by chance with at most exp(-RARE), as Chernoff bounds it. The latter is counted, not modelled:
+        it holds for noise of any shape, such as that of two sequence lengths.
         """
         if shift < self.least(len(suspects)):
             return True
-        low = len(suspects) >> 2
-        above = self.window.count_from(sorted(suspects)[low])
-        return (len(suspects) - low) * log((len(self.window) + 1) / (above + 0.5)) < RARE
+        ordered, count = sorted(suspects), len(suspects)
+        bounds = []
+        for low in {0, count >> 2}:
+            share = (self.window.count_from(ordered[low]) + 0.5) / (len(self.window) + 1)
+            high = count - low
+            if share * count < high:
+                rest = low * log(low / (count * (1 - share))) if low else 0.0
+                bounds.append(high * log(high / (count * share)) + rest)
+        return max(bounds, default=0.0) < RARE
