@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log
+from itertools import accumulate, pairwise
+from math import log, sqrt
+from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from lanterne.failslow.detect.events import STILL_SLOW, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing, is_abrupt, level_start
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
-from lanterne.failslow.detect.level import Level
+from lanterne.failslow.detect.level import CLEAR, SIGNIFICANT, Level
 from lanterne.failslow.detect.reference import Reference
 from lanterne.failslow.detect.votes import LIKELY, SHIFT, VoteRun, best_split, median, split
 
@@ -125,6 +127,27 @@ def seen_level(state: JobState, finding: EventFinding, row: int) -> SeenLevel | 
     if state.last is not None and index <= state.last.index and kind != "change":
         index, start = state.last.index + 1, start + state.last.index + 1 - index
     return SeenLevel(index, rows[start:])
+
+
+def seen_return(state: JobState, row: int) -> SeenLevel | None:
+    """Return the level of before an incident where the last rows have its mean; None where they have not.
+
+    Of noise so wide that single rows say little, such as that of two sequence lengths.
+    """
+    healthy = state.reference.healthy.level
+    if healthy.shift <= SHIFT or state.since(row) <= 2 * SKIPPED_ROWS:
+        return None
+    before, now = (fmean(level.window.values) for level in (healthy, state.level))
+    rows = list(state.held.recent)[-2 * SKIPPED_ROWS :]
+    # Of two lengths in turn means of two rows vary little, and so do those of more.
+    pairs = [(one + other) / 2 for one, other in pairwise(healthy.window.values)]
+    error = pstdev(pairs) / sqrt(SKIPPED_ROWS / 2 * (1 - healthy.correlation))
+    recent = fmean(rows[-SKIPPED_ROWS:])
+    if now - recent < SIGNIFICANT * error or abs(recent - before) > min(CLEAR * error, (now - before) / 3):
+        return None
+    high = list(accumulate(value - (before + now) / 2 for value in rows))
+    start = min(1 + high.index(max(high)), len(rows) - MIN_SAMPLES)
+    return SeenLevel(row + 1 - len(rows) + start, rows[start:])
 
 
 def seen_in_window(state: JobState, old: float, row: int) -> SeenLevel:

@@ -45,6 +45,7 @@ from lanterne.failslow.detect.decisions import (
     seen_onset,
     seen_recovery,
     seen_relief,
+    seen_return,
 )
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing
@@ -200,7 +201,9 @@ class Tracker:
         return self._confirmed.confirm(kind, seen.first, row, row, seen.values, old)
 
     def _look_back(self, row: int) -> LevelEvent | None:
-        """Confirm another level inside an incident that its last rows show together."""
+        """Confirm another level inside an incident, or its end, that its last rows show together."""
+        if (seen := seen_return(self._job, row)) is not None:
+            return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.reference.told)
         if (found := other_level(self._job, row)) is None:
             return None
         values, start, old = found

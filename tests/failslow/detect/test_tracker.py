@@ -369,3 +369,12 @@ def test_an_incident_of_more_events_than_are_kept_is_one(keep, ends, changes):
     assert len(kept) <= keep and latest(kept, keep) == kept
     (incident,) = incidents(events)
     assert incident.relief == (720 if ends else None) and incidents(kept) == [incident]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_end_of_an_incident_of_two_sequence_lengths_in_turn(seed):
+    draw = random.Random(seed)
+    levels = [1.0] * 300 + [1.2] * 100 + [1.0] * 100
+    rows = [level * (1.0, 1.4)[row % 2] * (1 + draw.gauss(0, 0.005)) for row, level in enumerate(levels)]
+    (incident,) = track(rows).incidents
+    assert abs(incident.onset - 300) <= 8 and abs(incident.relief - 400) <= 8
