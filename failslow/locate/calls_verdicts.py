@@ -40,7 +40,7 @@ SILENT_SHARE = 0.25  # chosen: of more the records were not made, rather than th
 
 
 NEEDS = (
-    "beginnings and durations of calls tell who computes slowly: NCCL_INSPECTOR_DUMP_VERBOSE=1, "
+    "beginnings and durations of calls, which tell who computes slowly: NCCL_INSPECTOR_DUMP_VERBOSE=1, "
     "TORCH_NCCL_ENABLE_TIMING=1, or a torch.profiler trace of some steps on every rank"
 )
 
@@ -84,7 +84,7 @@ def diagnose(table: CallTable) -> tuple[list[Verdict], list[str]]:
         needs, why = NEEDS, found.why
         if unread and (table.state != DONE).any():
             shown = ", ".join(map(str, unread[:8])) + (", ..." if len(unread) > 8 else "")
-            needs = f"what ranks {shown} wrote would tell whom calls wait for"
+            needs = f"what ranks {shown} wrote, which tells whom calls wait for"
             why = "of too many ranks nothing was read"
         elif table.unjoined:
             needs = "records of one process for each GPU, or of communicators that have all GPUs of their processes"
