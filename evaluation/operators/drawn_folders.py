@@ -300,10 +300,11 @@ def _entry(call: Call, group: str, backend: str, clock_ns: float, timing: bool, 
     return entry
 
 
-def inspector(rng: Generator, world: World, folder: Path, prefix: str = "") -> bool:
+def inspector(rng: Generator, world: World, folder: Path, prefix: str = "", of_dump: bool = False) -> bool:
     """Write NCCL Inspector's lines, verbose or not; return whether processes have all GPUs of their host.
 
-    Of these nothing tells which GPU a rank of a smaller communicator is.
+    Of these nothing tells which GPU a rank of a smaller communicator is. With `of_dump`, as version 4.3, the
+    communicator precedes the calls of a dump, of which nothing tells when they were.
     """
     a_host = world.shape.tp * int(rng.integers(1, world.shape.dp + 1))
     one_process, verbose = bool(rng.random() < 0.2), bool(rng.random() < 0.5)
@@ -330,7 +331,12 @@ def inspector(rng: Generator, world: World, folder: Path, prefix: str = "") -> b
             if verbose:
                 event = {"channel_id": 0, "kernel_start_ts": start_us, "kernel_stop_ts": start_us + took_us}
                 perf["event_trace_ts"] = {"coll_start_ts": start_us - 30, "kernel_events": [event]}
-            line = json.dumps({"header": header, "metadata": about, "coll_perf": perf})
+            if of_dump:
+                perf.pop("event_trace_ts", None)
+                line = json.dumps({"header": header, "metadata": about | {"dump_timestamp_us": 1}, "dump_stats": {}})
+                line += "\n" + json.dumps({"coll_perf": perf})
+            else:
+                line = json.dumps({"header": header, "metadata": about, "coll_perf": perf})
             file = f"pod{rank}.log" if in_pods and not one_process else f"{host}-pid{pid}.log"
             lines.setdefault(file, []).append((call.end_s, line))
     for name, own in lines.items():
@@ -497,6 +503,7 @@ PRODUCERS: dict[str, tuple[str, ...]] = {
     "flight recorder, gloo": ("absent", "size", "name"),
     "flight recorder, messages": ("silent stage",),
     "inspector": SLOW,
+    "inspector 4.3": SLOW,
     "ras": ("none", "absent", "lost", "error"),
     "kineto": SLOW,
     "call logs": (*SLOW, "absent"),
@@ -532,6 +539,7 @@ def draw(
             rng, world, folder, fault.ranks, str(rng.choice(["nccl", "gloo"]))
         ),
         "inspector": lambda: inspector(rng, world, folder),
+        "inspector 4.3": lambda: inspector(rng, world, folder, of_dump=True),
         "ras": lambda: ras(rng, world, folder, fault),
         "kineto": lambda: kineto(rng, world, folder),
         "call logs": lambda: call_logs(rng, world, folder),
@@ -542,7 +550,7 @@ def draw(
         # Another job, which is healthy, wrote there, too.
         rng = np.random.default_rng([7_312, seed])
         inspector(rng, run_job(rng, shape, Fault("none"), 0.01), folder, "second-")
-    is_dim, may_lack = producer == "inspector" and answer, producer == "ras" and not answer
+    is_dim, may_lack = producer.startswith("inspector") and answer, producer == "ras" and not answer
     lost = max(set(shape.ranks) - set(fault.ranks)) if producer.startswith("flight") and answer else None
     if rng.random() < 0.3:
         (folder / "README.txt").write_text("notes on this run\n")

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lanterne.failslow.evidence.comparison import PERSISTENT
 from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
 from lanterne.failslow.locate.activity import Activity, activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 LAST_SHARE = 0.8  # chosen: share of the calls that a blamed rank comes last to
 WAIT_SHARE = 0.1  # chosen: share of their time that the others wait for it
 LEAST_CALLS = 5
+PARTS = 8  # of the time, in which a blamed rank must wait least
 REGULAR = 0.7  # chosen: share of the calls that a blamed rank comes last to, of those as far apart as most that it does
 SILENT_SHARE = 0.25  # chosen: of more the records were not made, rather than the ranks lost
 
@@ -325,7 +327,61 @@ def _span_s(table: CallTable) -> NDArray[np.float64]:
 
 
 def _late(table: CallTable) -> list[Verdict]:
-    """The rank whose collectives are the shortest: all others wait for it."""
+    """Return the rank that all others wait for: it waits least itself, in all its groups together.
+
+    A rank that another one makes late comes last, too, but has waited for that one elsewhere.
+    """
+    import numpy as np
+
+    waits_s, usual_s = _waits_s(table)
+    if len(waits_s) < 2:
+        return []
+    ranks = np.array(list(waits_s))
+    by_part_s = np.stack([*waits_s.values()])
+    mean_s = by_part_s.mean(axis=1)
+    least, second = np.argsort(mean_s)[:2].tolist()
+    apart_s = float(mean_s[second] - mean_s[least])
+    found = [one for one in _last(table) if mean_s[ranks == one.ranks[0]] <= mean_s[least]]
+    is_always = (by_part_s.argmin(axis=0) == least).mean() >= PERSISTENT
+    if found or not is_always or apart_s < WAIT_SHARE * usual_s:
+        return found
+    share = 1 - float(mean_s[least] / max(mean_s[second], 1e-30))
+    evidence = {"state": "late", "last_arriver_share": share, "others_wait_s": apart_s}
+    return [Verdict("worker", (int(ranks[least]),), None, 0.0, evidence)]
+
+
+def _waits_s(table: CallTable) -> tuple[dict[int, NDArray[np.float64]], float]:
+    """Return rank -> seconds that it waits in a call of each of its groups, in each part of the time; and their usual.
+
+    A call counts where all ranks of its group have recorded it: the shortest waits for nobody.
+    """
+    import numpy as np
+
+    rows = np.flatnonzero((table.peer < 0) & (table.number >= 0) & np.isfinite(table.took_s) & (table.state == DONE))
+    rows = rows[np.lexsort((table.number[rows], table.group[rows]))]
+    found: dict[int, NDArray[np.float64]] = {}
+    usual: dict[int, float] = {}
+    for group in np.unique(table.group[rows]).tolist():
+        own = rows[table.group[rows] == group]
+        _, call, counts = np.unique(table.number[own], return_inverse=True, return_counts=True)
+        whole = counts >= max(2, table.groups[group].size)
+        if whole.sum() < PARTS:
+            continue
+        shortest_s = np.full(len(counts), np.inf)
+        np.minimum.at(shortest_s, call, table.took_s[own])
+        part = (np.cumsum(whole) - 1) * PARTS // whole.sum()
+        own, call = own[whole[call]], call[whole[call]]
+        for rank in np.unique(table.rank[own]).tolist():
+            its = table.rank[own] == rank
+            seconds, parts = (table.took_s[own] - shortest_s[call])[its], part[call][its]
+            sums = np.bincount(parts, seconds, PARTS) / np.maximum(np.bincount(parts, minlength=PARTS), 1)
+            found[rank] = found.get(rank, np.zeros(PARTS)) + sums
+            usual[rank] = usual.get(rank, 0.0) + float(table.took_s[own][its].mean())
+    return found, float(np.median([*usual.values()])) if usual else 0.0
+
+
+def _last(table: CallTable) -> list[Verdict]:
+    """Return the rank whose collectives are the shortest."""
     import numpy as np
 
     rows = np.flatnonzero((table.peer < 0) & (table.number >= 0) & np.isfinite(table.took_s) & (table.state == DONE))
