@@ -168,7 +168,7 @@ def test_a_rank_whose_dump_was_not_read_is_not_said_to_have_not_come(tmp_path, u
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data[:20] if rank in unread else data)
     verdicts, notes = verdicts_of(tmp_path)
     assert [(v.ranks, v.evidence["state"]) for v in verdicts if v.cause == "worker"] == found
-    assert found or any("what ranks 1, 2 wrote would tell" in note for note in notes)
+    assert found or any("what ranks 1, 2 wrote, which tells" in note for note in notes)
 
 
 def test_dumps_of_several_versions_are_read_together(tmp_path):
