@@ -104,6 +104,8 @@ def checkout(tmp_path, monkeypatch):
     (tmp_path / "train.log").write_text("".join(f"step took {time_ms:.1f}\n" for _, time_ms in steps))
     megatron = " iteration {:8d}/    1000 | elapsed time per iteration (ms): {:.1f} |\n"
     (tmp_path / "megatron.log").write_text("".join(megatron.format(*step) for step in steps))
+    records = "".join(json.dumps({"step": number, "step_time": time_ms / 1000}) + "\n" for number, time_ms in steps)
+    (tmp_path / "trainer.jsonl").write_text(records)
     (tmp_path / "times.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     (tmp_path / "book.txt").write_text(20 * (ROOT / "README.md").read_text())
     (tmp_path / "problem.json").write_text(

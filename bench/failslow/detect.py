@@ -2,17 +2,19 @@
 
   lanterne detect times.csv
   lanterne detect a.csv b.csv --column seconds --plot incidents.png
-  lanterne detect megatron.log                             # or torchtitan's, nanoGPT's: known by their lines
+  lanterne detect megatron.log                             # or DeepSpeed's, NeMo's, torchtitan's: known by their lines
+  lanterne detect trainer.jsonl                            # records with step_time, iteration_ms or steps_per_second
   lanterne detect train.log --pattern 'step took ([0-9.]+)' --unit ms
   lanterne detect times.csv --json -
   zcat times.csv.gz | lanterne detect - --column ended_at --timestamps
 
-A file is CSV with a header line, or a log; `-` is standard input. The iteration times are the column `seconds`, else
-the one whose name tells a unit (`step_time_ms`), else --column and --unit name it; a column `step`, where there is one,
-must increase. Of a log, lines that match --pattern count; its first group is the number, with --rate iterations or
-tokens a second. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n.
-Rows count from 0, lines of a log that match likewise; so does one that is blank or NaN, which is left out. With
---timestamps row n is the time from timestamp n to the next.
+A file is CSV with a header line, records of JSON, or a log, such as bars of tqdm; `-` is standard input. The iteration
+times are the column `seconds`, else the one whose name tells a unit (`step_time_ms`), else --column and --unit name it.
+A column `step`, where there is one, must increase. Of a log, lines that match --pattern count; its first group is the
+number, with --rate iterations or tokens a second. Rows are taken one by one, as a running job would give them: an
+answer at row n uses no row after n. Rows count from 0, lines of a log that match likewise; so does one that is blank,
+NaN or 0, which is left out. Where a line of a log has a batch size or a sequence length, times are compared only while
+these stay as they are. With --timestamps row n is the time from timestamp n to the next.
 
 An incident is a slow spell of 10 % or more, or of 5 % where that stands clear of the noise and lasts: `onset` is its
 first slow row, `relief` the first one after it, `confirmed` the row at which it was certain. Events are the single
@@ -100,8 +102,9 @@ def run(args: argparse.Namespace) -> int:
     for path in args.files:
         report.progress(f"reading {source_name(path)}")
         notes: list[str] = []
-        values = read_times(path, source, notes)
-        found.append(detect(path, differences(path, values) if args.timestamps else values, notes))
+        changes: list[int] = []
+        values = read_times(path, source, notes, changes)
+        found.append(detect(path, differences(path, values) if args.timestamps else values, notes, changes))
     report.progress("")
     if args.json:
         report.write_json(args.json, report.envelope(series=[_record(series) for series in found]))
@@ -112,17 +115,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def detect(file: str, times_s: Iterable[float], notes: list[str]) -> Series:
-    """What a Tracker finds in `times_s` of `file`: those that are nan are left out, but count as rows."""
-    tracker, seconds, rows = Tracker(), list[float](), list[int]()
+def detect(file: str, times_s: Iterable[float], notes: list[str], changes: Sequence[int] = ()) -> Series:
+    """Return what a Tracker finds in `times_s` of `file`; those that are nan are left out, but count as rows.
+
+    Args:
+        changes: rows from which on an iteration does other work, filled as `times_s` is read. There another Tracker
+            begins, and an incident that lasts is over.
+    """
+    seconds: list[float] = []
+    events: list[LevelEvent] = []
+    incidents: list[Incident] = []
+    noted, begun = 0, 0
+    tracker, rows = Tracker(), list[int]()
+
+    def end(relief: int | None) -> None:
+        events.extend(_in_file(event, rows, ("index", "provisional_at", "confirmed_at")) for event in tracker.events)
+        found = [_in_file(one, rows, ("onset", "relief", "confirmed_at")) for one in tracker.incidents]
+        incidents.extend(replace(one, relief=relief) if one.relief is None else one for one in found)
+
     for row, time_s in enumerate(times_s):
+        if len(changes) > begun:
+            end(row)
+            tracker, rows, begun = Tracker(), [], len(changes)
         seconds.append(time_s)
         if not isnan(time_s):
             tracker.update(time_s)
             rows.append(row)
-    events = [_in_file(event, rows, ("index", "provisional_at", "confirmed_at")) for event in tracker.events]
-    incidents = [_in_file(incident, rows, ("onset", "relief", "confirmed_at")) for incident in tracker.incidents]
-    return Series(file, seconds, events, incidents, notes, len(rows))
+            noted += 1
+    end(None)
+    return Series(file, seconds, events, incidents, notes, noted)
 
 
 def _in_file(found: Found, rows: Sequence[int], names: Iterable[str]) -> Found:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise, repeat
 from math import inf, isfinite, isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, one_of, shown
@@ -26,18 +28,38 @@ _UNIT_WORDS: dict[str, str] = {
     **{word: "ns" for word in ("ns", "nsec", "nanos", "nanosecond", "nanoseconds")},
     **{word: "min" for word in ("min", "mins", "minute", "minutes")},
 }
-_ITERATION_WORDS = {"iteration", "iter", "step"}
+_ITERATION_WORDS = {"iteration", "iterations", "iter", "iters", "step", "steps"}
 # Lines in which a log's form is looked for, and characters of one.
 SEARCHED_LINES, LINE_LENGTH = 2000, 65536
+NO_TEXT = "\ufffd"  # what stands for a byte that is no UTF-8
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Numbers and dates as others write them: 1,025.8, 1.026s, 2026-01-31T10:00:00Z.
 _NUMBER_LIKE = re.compile(rf"[-+]?\d[\d.,:_'T +-]*(?:Z|{'|'.join(_UNIT_WORDS)})?")
+# A record of JSON, or as Python prints a dict; its numbers; keys that are times, and rates.
+_RECORD = re.compile(r"\s*\{[\"'].*\}\s*$")
+_FIELD = re.compile(r"""["']([^"']{1,80})["']\s*:\s*["']?([-+]?[\d.]+)""")
+_TIMED = re.compile(
+    r"(step|iter|iteration|batch)[ _-]?(time|timing|duration)|time[ _-]per[ _-](step|iter)", re.IGNORECASE
+)
+_RATE = re.compile(r"per[ _-]?sec(ond)?$|/s(ec)?$|^tps$", re.IGNORECASE)
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
+
+
+# What an iteration works on, where a line has it beside the time.
+WORK = re.compile(
+    r"\b((?:global|micro|total)?[ _-]?batch[ _-]?size|seq(?:uence)?[ _-]?len(?:gth)?|num[ _-]microbatches)"
+    r"\W{1,16}(\d+)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
 class LogForm:
-    """Lines that tell of an iteration: `pattern`, whose first group is a number of `unit`; a rate where `is_rate`."""
+    """Lines that report an iteration: `pattern`, whose first group is a number of `unit`; a rate where `is_rate`.
+
+    Of a progress bar group `value` is the number, `per` its unit ("s/it", or "it/s" of a rate), `at` how far it is, and
+    `bar` tells it from other bars.
+    """
 
     name: str
     pattern: re.Pattern[str]
@@ -45,12 +67,21 @@ class LogForm:
     is_rate: bool = False
 
 
-# As Megatron-LM's training_log, torchtitan's metrics (tokens a second: the time of a token is as good), and nanoGPT's
-# train.py print them.
+_BAR = rf"(?P<value>{_NUMBER[1:]}(?P<per>s/it|it/s)"
+# As printed by Megatron-LM's training_log (and its forks, in seconds), NeMo's logger and bar, torchtitan's metrics
+# (tokens a second: the time of a token is as good), nanoGPT's train.py, litgpt, DeepSpeed's timer and pipeline engine,
+# and the bars of tqdm and of rich (Hugging Face, Lightning).
 LOG_FORMS: tuple[LogForm, ...] = (
     LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(ms\): *{_NUMBER}"), "ms"),
+    LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(s\): *{_NUMBER}")),
+    LogForm("NeMo", re.compile(rf"\btrain_step_timing in s[=:] *{_NUMBER}")),
     LogForm("torchtitan", re.compile(rf"\bstep: *\d+\b.*\b(?:tps|wps): *{_NUMBER}"), is_rate=True),
     LogForm("nanoGPT", re.compile(rf"\biter \d+: .*\btime {_NUMBER}ms"), "ms"),
+    LogForm("litgpt", re.compile(rf"\biter time: {_NUMBER} ?ms"), "ms"),
+    LogForm("DeepSpeed", re.compile(rf"\biter time \(s\): *{_NUMBER}")),
+    LogForm("DeepSpeed", re.compile(rf"\bCurrSamplesPerSec={_NUMBER}"), is_rate=True),
+    LogForm("a progress bar", re.compile(rf"(?P<bar>.*)\| *(?P<at>\d+)/\d+ \[[\d:]+<[\d:?]+, *{_BAR}")),
+    LogForm("a progress bar", re.compile(rf"(?P<bar>.*?)(?P<at>\d+)/\d+ +[\d:]+ • [-\d:]+ *{_BAR}")),
 )
 
 
@@ -85,39 +116,59 @@ class Source:
         return LogForm("--pattern", pattern, self.unit or "s", self.is_rate)
 
 
-def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[float]:
-    """The iteration times of file `path` ("-": standard input), in seconds, one by one; `notes`: what was assumed.
+def read_times(path: str | Path, source: Source, notes: list[str], changes: list[int] | None = None) -> Iterator[float]:
+    """Yield the iteration times of file `path` ("-": standard input), in seconds; `notes`: what was assumed.
 
-    Of a rate its inverse: what a token takes, say. A row without a time, blank or NaN, is nan; at the end `notes` says
-    how many are.
+    Of a rate its inverse: what a token takes, say. A row without a time, blank, NaN or 0, is nan; at the end `notes`
+    says how many are. `changes` gets the rows from which on an iteration works on another batch size or length.
 
     Raises:
         InputError: no such file, nothing there that looks like iteration times, or a value that cannot be one.
     """
     name = source_name(path)
     try:
-        with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
-            text = short_lines(file, name)
+        with nullcontext(cast("io.BufferedReader", sys.stdin.buffer)) if path == "-" else open(path, "rb") as raw:
+            _check_text(name, raw.peek(2)[:2])
+            # A carriage return ends a line, too: progress bars have no other.
+            file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace", newline=None)
+            text = _counting(short_lines(file, name), notes)
             first = list(islice(text, SEARCHED_LINES))
-            form = source.form() or (None if source.column else _log_form(first))
+            form = source.form() or _log_form(first, source)
             lines = chain(first, text)
-            read = _read_csv(name, source, lines, notes) if form is None else _read_log(name, form, lines, notes)
-            yield from _counted(name, read, notes)
+            changed = [] if changes is None else changes
+            if form is None:
+                _check_records(name, first)
+                read = _read_csv(name, source, lines, notes)
+            else:
+                read = _read_log(name, form, _main_bar(form, first), lines, notes, changed)
+            try:
+                yield from _counted(name, read, notes)
+            finally:
+                # Standard input stays open.
+                file.detach()
     except IsADirectoryError as error:
         raise InputError(f"{name}: got a folder, expected a file") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: {_no_text(error.object[:2])}") from error
     except (OSError, csv.Error) as error:
         raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _no_text(first: bytes) -> str:
-    """What a file is that is not read as text, by its `first` two bytes, and how to have it read."""
+def _check_text(name: str, first: bytes) -> None:
+    """Raise InputError for a file that is packed or no UTF-8, by its `first` two bytes, with how to have it read."""
     if first == b"\x1f\x8b":
-        return "got a gzip file, expected it unpacked: zcat FILE | lanterne detect -"
+        raise InputError(f"{name}: got a gzip file, expected it unpacked: zcat FILE | lanterne detect -")
     if first in (b"\xff\xfe", b"\xfe\xff"):
-        return "got text in UTF-16, expected UTF-8: iconv -f UTF-16 -t UTF-8 FILE | lanterne detect -"
-    return "got what is no UTF-8 text, expected CSV or a log"
+        how = "iconv -f UTF-16 -t UTF-8 FILE | lanterne detect -"
+        raise InputError(f"{name}: got text in UTF-16, expected UTF-8: {how}")
+
+
+def _counting(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
+    """Yield `lines`; at their end a note says how many have bytes that are no UTF-8 text."""
+    odd = 0
+    for line in lines:
+        odd += NO_TEXT in line
+        yield line
+    if odd:
+        notes.append(f"{format_count(odd, 'line')} with bytes that are no UTF-8 text: read without them")
 
 
 def _counted(name: str, times_s: Iterable[float], notes: list[str]) -> Iterator[float]:
@@ -169,27 +220,87 @@ def source_name(path: str | Path) -> str:
 # -- logs
 
 
-def _log_form(lines: Iterable[str]) -> LogForm | None:
-    """The first of LOG_FORMS that a line is of."""
+def _log_form(lines: Iterable[str], source: Source) -> LogForm | None:
+    """Return the first of LOG_FORMS that a line is of, or that of the first line that is a record of JSON."""
     plain = [_COLOURS.sub("", line[:LINE_LENGTH]) for line in lines]
-    return next((form for form in LOG_FORMS if any(form.pattern.search(line) for line in plain)), None)
+    known = () if source.column else LOG_FORMS
+    found = next((form for form in known if any(form.pattern.search(line) for line in plain)), None)
+    records = (line for line in plain if _RECORD.match(line))
+    return found or next((form for line in records if (form := _record_form(line, source)) is not None), None)
 
 
-def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str]) -> Iterator[float]:
-    factor, count, number = UNITS[form.unit], 0, 0
+def _record_form(line: str, source: Source) -> LogForm | None:
+    """Return the LogForm of records like that of `line`: its time, or else its rate; None where it has none."""
+    keys = [key for key, _ in _FIELD.findall(line)]
+    timed = [key for key in keys if _TIMED.search(key)]
+    rates = sorted((key for key in keys if _RATE.search(key)), key=lambda key: not _ITERATION_WORDS & {*_words_of(key)})
+    column = source.column or _pick([key for key in keys if key not in rates]) or next(iter((*timed, *rates)), None)
+    if column is None or column not in keys:
+        return None
+    pattern = re.compile(rf"""["']{re.escape(column)}["']\s*:\s*["']?{_NUMBER}""", re.IGNORECASE)
+    return LogForm(f"records with {column!r}", pattern, source.unit or _unit_of(column) or "s", column in rates)
+
+
+def _check_records(name: str, lines: Iterable[str]) -> None:
+    """Raise InputError where a line is a record of JSON: its keys are not known to be times."""
+    if (record := next((line for line in lines if _RECORD.match(line)), None)) is not None:
+        keys = ", ".join(shown(key) for key, _ in _FIELD.findall(record[:LINE_LENGTH])) or "no numbers"
+        raise InputError(f"{name}: got records of {keys}, expected a time such as step_time, or a rate (--column)")
+
+
+def _main_bar(form: LogForm, lines: Iterable[str]) -> str:
+    """Return the bar that most of `lines` draw: training, beside a check or an evaluation; "" of another form."""
+    if "bar" not in form.pattern.groupindex:
+        return ""
+    matches = (form.pattern.search(_COLOURS.sub("", line[:LINE_LENGTH])) for line in lines)
+    drawn = {(_bar_of(match), match["at"]) for match in matches if match is not None}
+    return Counter(bar for bar, _ in drawn).most_common(1)[0][0]
+
+
+def _bar_of(match: re.Match[str]) -> str:
+    """Return what tells a progress bar from others: an epoch's number does not."""
+    return re.sub(r"[\d%█▏▎▍▌▋▊▉#━╸╺ ]+", "", match["bar"])
+
+
+def _read_log(
+    name: str, form: LogForm, bar: str, lines: Iterable[str], notes: list[str], changes: list[int]
+) -> Iterator[float]:
+    count, number = 0, 0
+    work: list[tuple[str, str]] | None = None
+    is_bar, is_record = "bar" in form.pattern.groupindex, form.name.startswith("records")
+    last = ""
     for number, line in enumerate(lines, start=1):
-        match = form.pattern.search(_COLOURS.sub("", line[:LINE_LENGTH]))
-        if match is None or match[1] is None:
+        plain = _COLOURS.sub("", line[:LINE_LENGTH])
+        match = form.pattern.search(plain)
+        if match is None or (text := match["value" if is_bar else 1]) is None:
+            if is_record and plain.startswith("{") and not plain.rstrip().endswith("}"):
+                # A record that is cut off.
+                count += 1
+                yield nan
             continue
-        value = _number(match[1].replace(",", ""))
-        if not (0.0 < value < inf or _is_missing(match[1])):
-            raise InputError(f"{name}: line {number}: got {match[1]!r}, expected a positive number")
+        if is_bar:
+            # What is drawn twice counts once.
+            if _bar_of(match) != bar or match["at"] == last:
+                continue
+            last = match["at"]
+        value = _number(text.replace(",", ""))
+        if not (0.0 <= value < inf or _is_missing(text)):
+            raise InputError(f"{name}: line {number}: got {text!r}, expected a positive number")
+        its = WORK.findall(plain)
+        if work is not None and its != work:
+            changes.append(count)
+        work = its
         count += 1
-        yield 1 / value if form.is_rate else value * factor
+        unit = match["per"] if is_bar else form.unit
+        is_rate = form.is_rate or unit == "it/s"
+        yield nan if value == 0.0 else 1 / value if is_rate else value * UNITS[unit.removesuffix("/it")]
     if not count:
         raise InputError(f"{name}: no line of {number} matches, expected the form of {form.name}")
-    what = "rates" if form.is_rate else f"times in {form.unit}"
+    what = "rates" if form.is_rate else "rates or times" if is_bar else f"times in {form.unit}"
     notes.append(f"{what} of {format_count(count, 'line')} of {number}, of the form of {form.name}")
+    if changes:
+        times = f"{len(changes)} times, at row {changes[0]} first"
+        notes.append(f"the work of an iteration changes {times}: judged anew there")
 
 
 # -- CSV
@@ -197,6 +308,8 @@ def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str]) 
 
 def _read_csv(name: str, source: Source, lines: Iterator[str], notes: list[str]) -> Iterator[float]:
     head = next(lines, "")
+    if NO_TEXT in head:
+        raise InputError(f"{name}: got what is no UTF-8 text, expected CSV or a log")
     delimiter = max(",;\t", key=head.count)
     header = next(csv.reader([head], delimiter=delimiter), [])
     if not header:
@@ -257,9 +370,10 @@ def _rows(
             last_step = _check_step(name, row, fields[step_at], last_step)
         text = fields[at] if at < len(fields) else ""
         value = _number(text)
-        if not (0.0 < value < inf or _is_missing(text)):
+        if not (0.0 <= value < inf or _is_missing(text)):
             raise InputError(f"{name}: row {row}, column {column}: got {text!r}, expected {_expected(text)}")
-        yield value * factor if factor != 1.0 else value
+        # A time of 0 was not measured.
+        yield value * factor or nan
     if row < 0:
         raise InputError(f"{name}: got a header and no rows, expected iteration times")
 

@@ -7,8 +7,10 @@
 A FOLDER may hold NCCL Inspector's JSON lines, NCCL RAS documents, PyTorch Flight Recorder dumps (pickles are read
 without running anything in them), Kineto traces, and the call logs of `lanterne watch --folder DIR --keep`; formats are
 told by content. Clocks may be apart, ranks and rows missing: what cannot be used is counted and named. A verdict of
-cause "worker" whose evidence says "missing" names ranks that others wait for, "silent" such of which nothing was read;
-"none" says what would tell more.
+cause "worker" whose evidence says "missing" names ranks that others wait for, "silent" such of which nothing was read.
+"none" that is conclusive is health, and says how small a slowdown would have been seen (`least_slowdown`); what is not
+conclusive cannot be told, and `missing` says what it lacks. Groups that do the same are compared: one whose
+collectives take 1.10 times those of its copies is a slow link.
 
 A trace has one record per operation: dp_rank, stage, rank, step, optype, start_ts, duration, mb_id (and mc where
 schedules interleave); parquet, CSV, or JSON. `saving` is what the step would gain without the cause: its dependency
@@ -20,7 +22,7 @@ of at least 5 steps, and if that costs time.
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from lanterne.bench.output import report
 from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError, shown
+from lanterne.failslow.evidence.comparison import MIN_STEPS
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats.folder import TRACES, read_folder
-from lanterne.failslow.locate.locate import MIN_STEPS, Verdict, locate
+from lanterne.failslow.locate.locate import Verdict, locate
 from lanterne.failslow.locate.trace import Trace, read_trace
 
 # Of a job's layout: how many replicas, and how many stages of each.
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Locate and print; exit code 0 whatever the verdict."""
     report.progress(f"reading {args.file}")
-    verdicts, notes, titles, steps = _located(Path(args.file), args.meta)
+    verdicts, notes, titles, steps = located(Path(args.file), args.meta)
     report.progress("")
     if args.json:
         content = {"trace": str(args.file), "steps": steps, "notes": notes}
@@ -57,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], list[str], int]:
-    """(verdicts, notes, titles of what was read, steps) of a trace, or of all that is in a folder."""
+def located(path: Path, meta: str | None = None) -> tuple[list[Verdict], list[str], list[str], int]:
+    """Return (verdicts, notes, titles of what was read, steps) of a trace, or of all that is in a folder."""
     layout = read_layout(Path(meta)) if meta else {}
     if meta and not layout:
         raise InputError(f"--meta: got {shown(meta)}, which tells none of them, expected {' or '.join(SIZES)}")
@@ -146,7 +149,8 @@ def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
     for verdict in verdicts:
         ranks = ", ".join(map(str, verdict.ranks[:8])) + (", ..." if len(verdict.ranks) > 8 else "")
         stage = "-" if verdict.stage is None else verdict.stage
-        rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", _because(verdict)])
+        because = _because(verdict) + _lack(verdict)
+        rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", because])
     report.print_table(
         [("cause", ""), ("ranks", ""), ("stage", ""), ("saving", "%"), ("because", "")], rows, notes=notes
     )
@@ -155,6 +159,8 @@ def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
 def _because(verdict: Verdict) -> str:
     """The evidence in a few words."""
     evidence = verdict.evidence
+    if (job := evidence.get("job")) is not None:
+        return f"job {job}: {_because(replace(verdict, evidence={**evidence, 'job': None}))}"
     if "state" in evidence:
         return _state(evidence)
     if verdict.cause == "worker":
@@ -167,12 +173,22 @@ def _because(verdict: Verdict) -> str:
         return f"x{evidence['stage_over_others']:.2f} of the other stages' compute"
     if verdict.cause == "data":
         return f"forward and backward of a microbatch vary together, r = {evidence['forward_backward_correlation']:.3f}"
-    return "no worker, link, stage or microbatch stands out for long enough"
+    if not verdict.conclusive:
+        return "cannot tell"
+    seen = ", ".join(f"a {name} at {times:.2f}" for name, times in evidence.get("least_slowdown", {}).items())
+    return "healthy" + (f": {seen} times its peers would have been seen" if seen else "")
+
+
+def _lack(verdict: Verdict) -> str:
+    """What would make a verdict certain, in words."""
+    return "" if verdict.conclusive else f"; it lacks {'; '.join(verdict.missing)}"
 
 
 def _state(evidence: Mapping[str, Any]) -> str:
     if evidence["state"] == "missing":
-        shown = "; ".join(f"rank {one['rank']}: {one['because']}" for one in evidence["missing"][:3])
+        shown = "; ".join(
+            f"{one.get('process') or 'rank ' + str(one['rank'])}: {one['because']}" for one in evidence["missing"][:3]
+        )
         return f"missing: {shown}" + ("; ..." if len(evidence["missing"]) > 3 else "")
     if evidence["state"] == "late":
         return f"comes last to {100 * evidence['last_arriver_share']:.0f} % of what others wait for, by its short calls"

@@ -102,10 +102,18 @@ def _averaged(rng: Generator, rows: int) -> Series:
     return np.log(times.mean(axis=1))
 
 
+def _evaluations(rng: Generator, rows: int) -> Series:
+    """Two to four iterations at fixed intervals that take longer: an evaluation among them, or samples drawn."""
+    y = rng.uniform(0.002, 0.02) * rng.standard_t(2, size=rows).clip(-3, 30)
+    every, length, height = int(rng.integers(25, 150)), int(rng.integers(2, 5)), float(rng.uniform(0.15, 1.2))
+    y[(np.arange(rows) - int(rng.integers(every))) % every < length] += height
+    return y
+
+
 _FAMILIES: dict[str, Callable[[Generator, int], Series]] = {
     "heavy": _heavy, "bursty": _bursty, "skewed": _skewed, "alternating": _alternating, "rounded": _rounded,
     "markers": _markers, "pauses": _pauses, "daily": _daily, "wander": _wander, "hopping": _hopping,
-    "slow_start": _slow_start, "averaged": _averaged,
+    "slow_start": _slow_start, "averaged": _averaged, "evaluations": _evaluations,
 }  # fmt: skip
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Rows before the spell may begin, and after its end.

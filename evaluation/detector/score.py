@@ -151,6 +151,8 @@ def summary(jobs: Sequence[DrawnJob], verdicts: Sequence[DetectorVerdict]) -> di
         "healthy_jobs": len(healthy),
         "healthy_with_alarm": sum(v.alarm for v in healthy) / max(len(healthy), 1),
         "healthy_with_alarm_interval": interval(sum(v.alarm for v in healthy), len(healthy)),
+        "alarms_per_1000_rows": 1e3 * sum(v.alarm for v in healthy) / max(_healthy_rows(jobs), 1),
+        "alarms_per_1000_rows_at_most": 1e3 * interval(sum(v.alarm for v in healthy), _healthy_rows(jobs))[1],
         "onsets": onsets,
         "onsets_missed": sum(v.missed for v in verdicts) / max(onsets, 1),
         "onsets_missed_interval": interval(sum(v.missed for v in verdicts), onsets),
@@ -164,6 +166,10 @@ def summary(jobs: Sequence[DrawnJob], verdicts: Sequence[DetectorVerdict]) -> di
         "right_by_kind": {kind: sum(rights) / len(rights) for kind, rights in sorted(by_kind.items())},
         "wrong_jobs": [job.name for job, verdict in zip(jobs, verdicts, strict=True) if not verdict.right],
     }
+
+
+def _healthy_rows(jobs: Sequence[DrawnJob]) -> int:
+    return sum(len(job.seconds) for job in jobs if not job.labels)
 
 
 def interval(hits: int, count: int) -> list[float]:
@@ -296,6 +302,8 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
         missed, off = (round(r[key] * r["strong_onsets"]) for key in keys)
         steps = f"{missed} of {r['strong_onsets']} steps of >= 15 % missed"
         print(f"# {r['detector']}: {steps}, {off} of them told, but placed off")
+        rate, most = r["alarms_per_1000_rows"], r["alarms_per_1000_rows_at_most"]
+        print(f"# {r['detector']}: {rate:.4f} jobs with an alarm per 1,000 rows of healthy ones (at most {most:.4f})")
         if real := r.get("real"):
             found = f"{real['found']} of {real['incidents']} incidents, {real['alarms']} false alarms"
             print(f"# {r['detector']}: on {format_count(real['rows'], 'row')} of real series {found}")

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log
+from itertools import accumulate, pairwise
+from math import log, sqrt
+from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from lanterne.failslow.detect.events import STILL_SLOW, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing, is_abrupt, level_start
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
-from lanterne.failslow.detect.level import Level
+from lanterne.failslow.detect.level import CLEAR, SIGNIFICANT, Level
 from lanterne.failslow.detect.reference import Reference
-from lanterne.failslow.detect.votes import CERTAIN, LIKELY, SHIFT, VoteRun, best_split, median, split
+from lanterne.failslow.detect.votes import LIKELY, SHIFT, VoteRun, best_split, median, split
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
 # worth recording.
@@ -127,6 +129,27 @@ def seen_level(state: JobState, finding: EventFinding, row: int) -> SeenLevel | 
     return SeenLevel(index, rows[start:])
 
 
+def seen_return(state: JobState, row: int) -> SeenLevel | None:
+    """Return the level of before an incident where the last rows have its mean; None where they have not.
+
+    Of noise so wide that single rows say little, such as that of two sequence lengths.
+    """
+    healthy = state.reference.healthy.level
+    if healthy.shift <= SHIFT or state.since(row) <= 2 * SKIPPED_ROWS:
+        return None
+    before, now = (fmean(level.window.values) for level in (healthy, state.level))
+    rows = list(state.held.recent)[-2 * SKIPPED_ROWS :]
+    # Of two lengths in turn means of two rows vary little, and so do those of more.
+    pairs = [(one + other) / 2 for one, other in pairwise(healthy.window.values)]
+    error = pstdev(pairs) / sqrt(SKIPPED_ROWS / 2 * (1 - healthy.correlation))
+    recent = fmean(rows[-SKIPPED_ROWS:])
+    if now - recent < SIGNIFICANT * error or abs(recent - before) > min(CLEAR * error, (now - before) / 3):
+        return None
+    high = list(accumulate(value - (before + now) / 2 for value in rows))
+    start = min(1 + high.index(max(high)), len(rows) - MIN_SAMPLES)
+    return SeenLevel(row + 1 - len(rows) + start, rows[start:])
+
+
 def seen_in_window(state: JobState, old: float, row: int) -> SeenLevel:
     """The level that the window shows up to `row`, from where it has left the level `old`."""
     values = list(state.level.window.values)
@@ -200,18 +223,13 @@ def _weighed(state: JobState, row: int) -> Iterator[EventFinding]:
 
 
 def _voted(state: JobState, row: int) -> Iterator[EventFinding]:
-    """What the votes of a run decide, where verification agrees."""
+    """Yield what the votes of a run decide."""
     held = state.held
     for run, decide in ((held.back, _relief), (held.up, _rise), (held.down, _fall)):
         if run.score < LIKELY or not run.grew or row - run.start < MIN_SAMPLES - 1:
             continue
         suspects = held.of(run, row)
-        if run is held.up and not state.slow:
-            decided = _wanders(state, suspects)
-        else:
-            enough = run is held.back or run.score >= max(CERTAIN, JITTER + 3 * run.cap)
-            decided = enough or state.level.agree(suspects)
-        if decided:
+        if run is not held.up or state.slow or _wanders(state, suspects):
             yield from decide(state, suspects, row)
 
 

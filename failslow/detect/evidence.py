@@ -37,8 +37,6 @@ RAGGED_PRICE = 4.5
 # Log odds that are certain: of the fewest rows, which two bursts side by side may be, and of more.
 SURE_AT_ONCE = 8.0
 SURE = 5.5
-# So many times what the level wanders by anyway is no step.
-WANDERS = 2.0
 
 
 class Weighing:
@@ -79,7 +77,7 @@ def _odds(suspects: Sequence[float], sign: int, level: Level, anchor: float, bur
         level.core_scale,
         level.correlation,
         bursts,
-        max(IGNORED, WANDERS * level.wander) - away,
+        IGNORED - away,
     )
 
 

@@ -1,4 +1,4 @@
-"""The level that a job has now: median, spread, autocorrelation and wander of the last iterations. In log scale."""
+"""The level that a job has now: median, spread and autocorrelation of the last iterations. In log scale."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -34,7 +34,7 @@ class Level:
     """
 
     __slots__ = (
-        "_agreement", "_core", "_last_z", "_reviews", "_wander2", "median", "scale", "shift", "spread2", "window"
+        "_agreement", "_core", "_last_z", "_reviews", "median", "scale", "shift", "spread2", "window"
     )  # fmt: skip
 
     def __init__(self, capacity: int, values: Sequence[float] = (), like: "Level | None" = None) -> None:
@@ -46,7 +46,6 @@ class Level:
         self._reviews = 0
         self._agreement: float = like._agreement if like else 0.25
         self._last_z: float = like._last_z if like else 0.0
-        self._wander2: float = like._wander2 if like else 0.0
 
     def push(self, y: float) -> None:
         """Take an ordinary row."""
@@ -56,25 +55,17 @@ class Level:
         self.median = self.window.push(y)
 
     def review(self) -> None:
-        """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
+        """Refresh the spread; to be called every REVIEW_ROWS rows."""
         if len(self.window) >= SPREAD_ROWS:
             self._set_scale(max(self.window.scale(), MIN_SCALE))
             self._reviews = min(self._reviews + 1, CORE_REVIEWS)
             core = max(min(self.scale, self.window.core_scale()), MIN_SCALE)
             self._core *= (core / self._core) ** (1 / self._reviews)
-        moved = median(list(self.window.values)[-REVIEW_ROWS:]) - self.median
-        beyond = moved * moved - self.error(REVIEW_ROWS, len(self.window)) ** 2
-        self._wander2 += (beyond - self._wander2) / 8
 
     def _set_scale(self, scale: float) -> None:
         self.scale: float = scale
         self.spread2: float = 2 * scale**2
         self.shift: float = max(SHIFT, DISTINCT * scale)
-
-    @property
-    def wander(self) -> float:
-        """Standard deviation of the level of 8 rows beyond what their noise explains."""
-        return sqrt(max(self._wander2, 0.0))
 
     @property
     def correlation(self) -> float:
@@ -122,18 +113,20 @@ class Level:
         return CLEAR * self.error(min(rows, 16), len(self.window))
 
     def explains(self, suspects: Sequence[float], shift: float) -> bool:
-        """Whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
+        """Return whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
 
-        By the error of medians, or by how often rows are as high as three in four of the suspects. The latter is
-        counted, not modelled: it holds for noise of any shape, such as that of two sequence lengths.
+        Judged by the error of medians, and by how often rows are as high as all or three in four of the suspects: so
+        many of them meet by chance with at most exp(-RARE), as Chernoff bounds it. The latter is counted, not modelled:
+        it holds for noise of any shape, such as that of two sequence lengths.
         """
         if shift < self.least(len(suspects)):
             return True
-        low = len(suspects) >> 2
-        above = self.window.count_from(sorted(suspects)[low])
-        return (len(suspects) - low) * log((len(self.window) + 1) / (above + 0.5)) < RARE
-
-    def agree(self, suspects: Sequence[float]) -> bool:
-        """Whether `suspects` lie together as closely as one level's rows do; spikes that happen to meet do not."""
-        ordered = sorted(suspects[-8:])
-        return ordered[-2] - ordered[1] <= max(4 * self.scale, SHIFT / 2)
+        ordered, count = sorted(suspects), len(suspects)
+        bounds = []
+        for low in {0, count >> 2}:
+            share = (self.window.count_from(ordered[low]) + 0.5) / (len(self.window) + 1)
+            high = count - low
+            if share * count < high:
+                rest = low * log(low / (count * (1 - share))) if low else 0.0
+                bounds.append(high * log(high / (count * share)) + rest)
+        return max(bounds, default=0.0) < RARE

@@ -45,6 +45,7 @@ from lanterne.failslow.detect.decisions import (
     seen_onset,
     seen_recovery,
     seen_relief,
+    seen_return,
 )
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.evidence import Weighing
@@ -53,9 +54,6 @@ from lanterne.failslow.detect.learning import Learning
 from lanterne.failslow.detect.level import REVIEW_ROWS, Level
 from lanterne.failslow.detect.reference import Healthy, Reference
 from lanterne.failslow.detect.votes import MIN_RATE, PROVISIONAL, SHIFT, median
-
-# Suspects that are taken once more where all were let go: an incident may have begun with them.
-TAKEN_AGAIN = 8
 
 
 class Tracker:
@@ -203,7 +201,9 @@ class Tracker:
         return self._confirmed.confirm(kind, seen.first, row, row, seen.values, old)
 
     def _look_back(self, row: int) -> LevelEvent | None:
-        """Confirm another level inside an incident that its last rows show together."""
+        """Confirm another level inside an incident, or its end, that its last rows show together."""
+        if (seen := seen_return(self._job, row)) is not None:
+            return self._confirmed.confirm("relief", seen.first, row, row, seen.values, self._job.reference.told)
         if (found := other_level(self._job, row)) is None:
             return None
         values, start, old = found
@@ -223,21 +223,12 @@ class Tracker:
         return held.suspected(row, job.level, "change" if job.slow else "onset") if strongest >= PROVISIONAL else None
 
     def _let_go(self, row: int) -> LevelEvent | None:
-        """Neither certain nor cleared: noise, or a step too small to count. It is the level now.
-
-        The last few suspects are taken once more: an incident may have begun with them.
-        """
+        """Take suspects that are neither certain nor cleared into the level: noise, or a step too small to count."""
         held = self._job.held
-        rows = held.rows
-        held.clear()
-        held.rows, again = rows[: -TAKEN_AGAIN - 1], rows[-TAKEN_AGAIN:]
-        event = self._clear(rows[-TAKEN_AGAIN - 1], row - len(again))
-        for y, its_row in zip(again, range(row + 1 - len(again), row + 1), strict=True):
-            event = self._take(y, its_row) or event
-            if event is not None and event.confirmed_at is not None:
-                # All rows up to now have been counted.
-                break
-        return event
+        *held.rows, last = held.rows
+        for run in (held.up, held.down, held.back):
+            run.clear()
+        return self._clear(last, row)
 
     def _settle(self, finding: EventFinding, row: int) -> LevelEvent | None:
         """Confirm the event of `finding` where its level began, if enough rows have followed."""

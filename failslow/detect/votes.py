@@ -8,7 +8,6 @@ SHIFT = log(1.10)
 # Sums of votes, as odds. Reliefs and suspects that agree with each other need the middle one.
 PROVISIONAL = log(1e2)
 LIKELY = log(1e5)
-CERTAIN = log(1e6)
 MIN_RATE, MAX_RATE = 0.03, 0.6
 # Share of the rows of a shifted level that look shifted.
 SEEN = 0.9
@@ -32,11 +31,11 @@ class VoteRun:
     """A CUSUM of votes.
 
     Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional, None
-    while it is not; `grew`: the last vote was for a shift; `cap` and `floor`: the most and the least that one vote
-    counts; `rate`: the share of healthy samples that look shifted.
+    while it is not; `grew`: the last vote was for a shift; `cap`: the most that one vote counts, for or against;
+    `rate`: the share of healthy samples that look shifted.
     """
 
-    __slots__ = ("cap", "floor", "grew", "rate", "score", "start", "suspected")
+    __slots__ = ("cap", "grew", "rate", "score", "start", "suspected")
 
     def __init__(self, rate: float) -> None:
         self.score: float = 0.0
@@ -50,8 +49,6 @@ class VoteRun:
         rate = MIN_RATE if rate < MIN_RATE else MAX_RATE if rate > MAX_RATE else rate
         self.rate: float = rate
         self.cap: float = log(SEEN / rate)
-        # Where every other row looks shifted, one that does not says more than one that does.
-        self.floor: float = -self.cap if rate < 1 - SEEN else log((1 - SEEN) / (1 - rate))
 
     def forget(self, share: float) -> None:
         """Forget `share` of the healthy samples that looked shifted."""
@@ -60,8 +57,8 @@ class VoteRun:
 
     def add(self, vote: float, row: int) -> None:
         """Count the vote of `row`."""
-        cap, floor = self.cap, self.floor
-        vote = cap if vote > cap else floor if vote < floor else vote
+        cap = self.cap
+        vote = cap if vote > cap else -cap if vote < -cap else vote
         self.grew = vote > 0.0
         if self.score == 0.0:
             if vote <= 0.0:
@@ -69,7 +66,7 @@ class VoteRun:
             self.start = row
             self.suspected = None
         # Without a limit a run that verification keeps refusing would take forever to clear.
-        score, most = self.score + vote, CERTAIN + 4 * cap
+        score, most = self.score + vote, LIKELY + 4 * cap
         self.score = 0.0 if score < 0.0 else most if score > most else score
         if self.suspected is None and score >= PROVISIONAL:
             self.suspected = row

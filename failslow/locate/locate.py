@@ -15,8 +15,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from lanterne.failslow.evidence.comparison import (
+    MIN_STEPS,
+    PERSISTENT,
+    Slow,
+    against_peers,
+    error_of,
+    least_seen,
+    log_s,
+    noise_of,
+    slow_places,
+)
 from lanterne.failslow.locate.replay import Operation, step_s
 from lanterne.failslow.locate.trace import Trace
 
@@ -24,18 +35,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lanterne.failslow.locate.replay import Array
+    from lanterne.failslow.evidence.comparison import Array, Steps
 
 
 SLOW_WORKER = 1.05  # chosen: times the peers' computing
 SLOW_LINK = 1.5  # chosen: times the peers' messages
+SLOW_GROUP = 1.10  # GREYHOUND, section 4.3: times the collectives of its copies
 SLOW_STAGE = 1.05  # chosen: times the other stages' computing
-PERSISTENT = 0.8  # chosen: share of the steps of a span that are slow
-MIN_STEPS = 5  # chosen: the least span; a quarter of the trace where that is more
 LEAST_TOLD = 0.25  # chosen: share of its operations that a worker must tell in a step that is to say whether it is slow
 RARELY_SLOW = 0.02  # chosen: share of slow steps that any worker may have
 BY_CHANCE = 0.01  # chosen: such spans expected among all workers by chance
-CLEAR_ERRORS = 6.0  # chosen: standard errors by which a worker must differ
+DEAD = 100.0  # times its peers: no slowness any more
 MIN_SAVING = 0.01  # chosen: share of the step that an incident must cost
 MIN_STRUCTURAL_SAVING = 0.03  # chosen: share of the step that stages or data must cost
 ALSO = 0.6  # chosen: share of the first structural cause's cost from which the second is told too
@@ -43,22 +53,21 @@ SAME_DATA = 0.9  # chosen: correlation of forwards and backwards that are long t
 SHARED_DATA = 0.5  # half of what microbatches differ by
 
 
-# Of steps, by their place in a Trace: (first, stop).
-Span: TypeAlias = tuple[int, int]
-if TYPE_CHECKING:
-    # Of steps, their places in a Trace.
-    Steps: TypeAlias = NDArray[np.intp]
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """One cause. `saving`: share of the step time that its removal would save; `evidence`: plain numbers and lists."""
+    """One cause.
+
+    Attributes: `saving`: share of the step time that its removal would save; `evidence`: plain numbers and lists;
+    `conclusive`: whether the records suffice, for a name as for "none"; `missing`: what would tell more where not.
+    """
 
     cause: str
     ranks: tuple[int, ...]
     stage: int | None
     saving: float
     evidence: dict[str, Any] = field(default_factory=dict)
+    conclusive: bool = True
+    missing: tuple[str, ...] = ()
 
 
 def locate(trace: Trace) -> list[Verdict]:
@@ -76,26 +85,59 @@ def locate(trace: Trace) -> list[Verdict]:
     if trace.silent:
         # Not compared with anybody, and so a suspect beside whatever was found among the others.
         because = "it tells too little to be judged: lost, or the one that all wait for"
-        verdicts.append(Verdict("worker", trace.silent, None, 0.0, {"state": "silent", "because": because}))
+        verdicts.append(silent(trace.silent, because))
     if verdicts:
         return verdicts
-    return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
+    lacking = [f"{MIN_STEPS} steps or more"] if len(trace.steps) < MIN_STEPS else []
+    lacking += ["records of other ranks, to compare with"] if trace.replicas < 2 else []
+    evidence = {"steps": len(trace.steps), "least_slowdown": _least_slowdown(trace), **variance_shares(trace.compute_s)}
+    return [Verdict("none", (), None, 0.0, evidence, not lacking, tuple(lacking))]
 
 
-def _log(durations_s: Array) -> Array:
-    """Their logarithms; what took no time at all counts as a nanosecond."""
+def _least_slowdown(trace: Trace) -> dict[str, float]:
+    """Return the times its peers from which on a worker, link or group would have been named, in all steps.
+
+    A link must cost time besides, as much as MIN_SAVING.
+    """
     import numpy as np
 
-    return np.log(np.maximum(durations_s, 1e-9))
+    if trace.replicas < 2 or len(trace.steps) < MIN_STEPS:
+        return {}
+    links = [against_peers(alone) for alone in trace.links.values() if (alone > 0).all()]
+    seen = {
+        "worker": [
+            _costly(trace, stage, least_seen(one, float(np.log(SLOW_WORKER))))
+            for stage, one in enumerate(_slowness(trace))
+        ],
+        "link": [least_seen(one, float(np.log(SLOW_LINK))) for one in links],
+        "group": [least_group_seen(alone) for alone in _collectives(trace).values()],
+    }
+    return {name: max(found) for name, found in seen.items() if found}
 
 
-def _against_peers(values: Array) -> Array:
-    """log of (S, D) `values` over the median of the other replicas of the same step."""
+def _costly(trace: Trace, stage: int, slowdown: float) -> float:
+    """Return `slowdown`, or as much more of it as makes a worker of `stage` cost twice MIN_SAVING of the step.
+
+    Once, as noise and the worker's replica have it, would leave half of such workers below it.
+    """
     import numpy as np
 
-    logs = _log(values)
-    others = [np.median(np.delete(logs, d, axis=1), axis=1) for d in range(logs.shape[1])]
-    return logs - np.stack(others, axis=1)
+    steps = np.arange(len(trace.steps))
+    while slowdown < DEAD:
+        slowed = _slowed(trace.compute_s, stage, 0, steps, float(np.log(slowdown)))
+        saving = _most_saved(trace, slowed, trace.compute_s)
+        if saving >= 2 * MIN_SAVING:
+            break
+        slowdown = 1 + (slowdown - 1) * max(1.1, min(2.0, 2 * MIN_SAVING / max(saving, 1e-6)))
+    return slowdown
+
+
+def silent(ranks: tuple[int, ...], because: str) -> Verdict:
+    """Return the Verdict on ranks of which too little was read to judge them."""
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return Verdict(
+        "worker", ranks, None, 0.0, {"state": "silent", "because": because}, False, (f"records of ranks {shown}",)
+    )
 
 
 def _slowness(trace: Trace) -> Array:
@@ -106,7 +148,7 @@ def _slowness(trace: Trace) -> Array:
     """
     import numpy as np
 
-    ratios = np.stack([_against_peers(durations.sum(axis=2)) for durations in trace.compute_s])
+    ratios = np.stack([against_peers(durations.sum(axis=2)) for durations in trace.compute_s])
     if not _stages_vary_together(trace):
         return ratios
     # The lower median: of two other stages the one that is not slow itself.
@@ -144,7 +186,7 @@ def _recorded_logs(trace: Trace, compute_s: Sequence[Array]) -> list[Array]:
     """Logarithms of durations, NaN where they were not recorded: what is filled in is made from what others took."""
     import numpy as np
 
-    logs = [_log(durations) for durations in compute_s]
+    logs = [log_s(durations) for durations in compute_s]
     return [np.where(known, log, np.nan) for log, known in zip(logs, trace.known, strict=True)] if trace.known else logs
 
 
@@ -158,24 +200,6 @@ def _correlation(one: Array, other: Array) -> float | None:
     return float(np.corrcoef(one[both], other[both])[0, 1])
 
 
-def _worst_span(slow: NDArray[np.bool_]) -> Span | None:
-    """The longest Span of steps of which PERSISTENT are slow; None where it is too short.
-
-    It begins and ends with a slow one.
-    """
-    import numpy as np
-
-    count = np.concatenate(([0], np.cumsum(slow)))
-    least = max(MIN_STEPS, len(slow) // 4)
-    for length in range(len(slow), least - 1, -1):
-        share = (count[length:] - count[:-length]) / length
-        if share.max() >= PERSISTENT:
-            first = int(np.argmax(share))
-            own = first + np.flatnonzero(slow[first : first + length])
-            return int(own[0]), int(own[-1]) + 1
-    return None
-
-
 def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
     """(verdicts on slow workers, compute durations with their slowness taken out)."""
     import numpy as np
@@ -185,23 +209,12 @@ def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
     if trace.replicas < 2:
         return [], compute_s
     slowness = _slowness(trace)
-    # A step counts as slow from half the effect: noise takes some of the others' away.
     slow = slowness >= np.log(SLOW_WORKER) / 2
     # The lower median: of two workers the share of the one that is not slow.
     usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), RARELY_SLOW)
     for stage, (ratios, is_told) in enumerate(zip(slowness, _told(trace), strict=True)):
-        # From step to step, for a worker may be slow in half of them.
-        noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
-        for replica in range(trace.replicas):
-            steps = np.flatnonzero(is_told[:, replica])
-            span = _worst_span(slow[stage, steps, replica])
-            if span is None:
-                continue
-            steps = steps[slice(*span)]
+        for replica, steps, effect in slow_places(ratios, np.log(SLOW_WORKER), is_told):
             if slow.size * usual ** slow[stage, steps, replica].sum() > BY_CHANCE:
-                continue
-            effect = float(np.median(ratios[steps, replica]))
-            if effect < max(np.log(SLOW_WORKER), CLEAR_ERRORS * 1.25 * noise / len(steps) ** 0.5):
                 continue
             compute_s[stage][steps, replica] /= np.exp(effect)
             found.append((stage, replica, steps, effect))
@@ -317,25 +330,20 @@ def _links(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
     for (boundary, direction), alone in trace.links.items():
         if not (alone > 0).all():
             continue
-        ratios = _against_peers(alone)
-        for replica in range(trace.replicas):
-            span = _worst_span(ratios[:, replica] >= np.log(SLOW_LINK))
-            if span is None:
-                continue
-            steps = slice(*span)
-            effect = float(np.exp(np.median(ratios[steps, replica])))
+        for replica, steps, effect in slow_places(against_peers(alone), np.log(SLOW_LINK)):
+            slowdown = float(np.exp(effect))
             fixed = {**trace.links, (boundary, direction): alone.copy()}
-            fixed[boundary, direction][steps, replica] /= effect
+            fixed[boundary, direction][steps, replica] /= slowdown
             saving = _saving(base_s, step_s(trace.order, compute_s, fixed))
             if saving < MIN_SAVING:
                 continue
             ends = tuple(int(rank) for rank in trace.ranks[replica, boundary : boundary + 2])
             verdicts.append(Verdict("link", ends, boundary, saving, {
                 "direction": direction,
-                "slowdown": effect,
+                "slowdown": slowdown,
                 "message_s": float(np.median(alone[steps, replica])),
-                "first_step": int(trace.steps[span[0]]),
-                "last_step": int(trace.steps[span[1] - 1]),
+                "first_step": int(trace.steps[steps[0]]),
+                "last_step": int(trace.steps[steps[-1]]),
             }))  # fmt: skip
     return _joined(verdicts)
 
@@ -354,33 +362,66 @@ def _joined(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _groups(trace: Trace, base_s: Array) -> list[Verdict]:
-    """Verdicts on collectives that take a stage's group longer than the groups of other stages, waiting excluded."""
+    """Return verdicts on stages whose collectives are slower than those of the other stages."""
     import numpy as np
 
     verdicts = []
-    for kind, spent in trace.groups.items():
-        if trace.stages < 3 or not np.isfinite(spent).all():
+    for kind, alone in _collectives(trace).items():
+        # One that takes less of the step is not worth its name.
+        if np.median(alone) < MIN_SAVING * np.median(base_s):
             continue
-        alone = spent.min(axis=1)
-        if not (alone > 0).all():
-            continue
-        ratios = _against_peers(alone)
-        for stage in range(trace.stages):
-            span = _worst_span(ratios[:, stage] >= np.log(SLOW_LINK))
-            if span is None:
-                continue
-            steps = slice(*span)
-            effect = float(np.exp(np.median(ratios[steps, stage])))
-            saving = float((alone[steps, stage] * (1 - 1 / effect)).sum() / base_s.sum())
-            if saving >= MIN_SAVING:
-                ranks = tuple(map(int, trace.ranks[:, stage]))
-                evidence = {
-                    "collective": kind,
-                    "slowdown": effect,
-                    "collective_s": float(np.median(alone[steps, stage])),
-                }
-                verdicts.append(Verdict("link", ranks, stage, saving, evidence))
+        for stage, steps, effect in slow_groups(alone):
+            saving = float((alone[steps, stage] * (1 - np.exp(-effect))).sum() / base_s.sum())
+            verdicts.append(slow_group(tuple(map(int, trace.ranks[:, stage])), stage, saving, kind, alone, effect))
     return verdicts
+
+
+def _collectives(trace: Trace) -> dict[str, Array]:
+    """Return (S, P) seconds of each collective that all stages have, waiting excluded."""
+    import numpy as np
+
+    found = {kind: spent.min(axis=1) for kind, spent in trace.groups.items() if np.isfinite(spent).all()}
+    return {kind: alone for kind, alone in found.items() if trace.stages > 1 and (alone > 0).all()}
+
+
+def slow_groups(alone_s: Array) -> list[Slow]:
+    """Return the slow ones of groups that do the same: (S, G) seconds that a collective takes each, waiting excluded.
+
+    A rank that is late waits least, so that its time is the collective's own.
+    """
+    import numpy as np
+
+    series = against_peers(alone_s)
+    least, noise = np.log(SLOW_GROUP), noise_of(series)
+    # Where half of several groups are apart they do other work, as the first and the last stage with embeddings.
+    if 1 < (np.median(series, axis=0) >= least / 2).sum() >= series.shape[1] / 2:
+        return []
+    # Groups need not move the same bytes to a percent: the slowdown itself must be beyond its error.
+    return [one for one in slow_places(series, least) if one.effect >= least + 2 * error_of(noise, len(one.steps))]
+
+
+def least_group_seen(alone_s: Array) -> float:
+    """Return the times its copies from which on any of healthy groups would be slow; `alone_s` as in `slow_groups`."""
+    import numpy as np
+
+    series = against_peers(alone_s)
+    return max(
+        least_seen(series, np.log(SLOW_GROUP)), SLOW_GROUP * float(np.exp(4 * error_of(noise_of(series), len(series))))
+    )
+
+
+def slow_group(
+    ranks: tuple[int, ...], stage: int | None, saving: float, collective: str, alone_s: Array, effect: float
+) -> Verdict:
+    """Return the Verdict on a group that is slower by `effect`; `alone_s` as in `slow_groups`."""
+    import numpy as np
+
+    evidence = {
+        "collective": collective,
+        "slowdown": float(np.exp(effect)),
+        "collective_s": float(np.median(alone_s) * np.exp(effect)),
+    }
+    return Verdict("link", ranks, stage, saving, evidence)
 
 
 def _structure(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
@@ -481,7 +522,7 @@ def _replicas_vary_together(compute_s: Sequence[Array]) -> bool:
 
     if len(compute_s) < 2:
         return False
-    logs = [_log(durations.sum(axis=2)) for durations in compute_s]
+    logs = [log_s(durations.sum(axis=2)) for durations in compute_s]
     logs = [x - np.median(x, axis=1, keepdims=True) for x in logs]
     logs = [(x - np.median(x, axis=0)).ravel() for x in logs]
     if min(x.std() for x in logs) == 0.0:
@@ -497,7 +538,7 @@ def variance_shares(compute_s: Sequence[Array]) -> dict[str, dict[str, float]]:
     """
     import numpy as np
 
-    logs = _log(np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
+    logs = log_s(np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
     logs -= logs.mean(axis=(1, 2), keepdims=True)
     stage = logs.mean(axis=(0, 1))
     worker = logs.mean(axis=0) - stage

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lanterne.failslow.evidence.progress import Progress, odd_calls, stall
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall
 from lanterne.failslow.record.new_calls import NewCalls
@@ -423,35 +424,35 @@ class HangFinder:
                 waits.setdefault((one.call.communicator, one.number), []).append(rank)
         if not waits:
             return None
-        roots: dict[tuple[int, int], list[int]] = {}
+        behind: dict[tuple[int, int], list[int]] = {}
         unknown: dict[tuple[int, int], int] = {}
         for (communicator, number), came in waits.items():
             members, hidden = self._seen.members(communicator, blocked[came[0]].call.ranks, begun, world_size)
-            behind = [r for r in members if number and begun.get(r, Counter())[communicator] < number]
-            if not number:
-                behind = [r for r in begun if r not in blocked]
-            # Whose message it is, is not known: not of one that has ended while another computes.
-            behind = [r for r in behind if r not in blocked and r not in self._seen.lost]
-            running = [r for r in behind if number or self._where(r).state != "ended"]
-            roots[communicator, number] = running
+            if number:
+                made = {r: begun.get(r, Counter())[communicator] for r in members if r not in self._seen.lost}
+                found = stall({r: Progress(min(count, number - 1), count) for r, count in made.items()}, {})
+                missing: Sequence[int] = found.behind if found is not None and found.kind == "missing" else ()
+            else:
+                # Whose message it is, is not known: not of one that has ended while another computes.
+                missing = [r for r in begun if r not in self._seen.lost and self._where(r).state != "ended"]
+            behind[communicator, number] = [r for r in missing if r not in blocked]
             unknown[communicator, number] = hidden
         ages_s = {key: max(blocked[rank].age_s for rank in came) for key, came in waits.items()}
-        key = max(waits, key=lambda k: (bool(roots[k] or unknown[k]), k[1] > 0, ages_s[k]))
+        key = max(waits, key=lambda k: (bool(behind[k] or unknown[k]), k[1] > 0, ages_s[k]))
         communicator, number = key
         together = {r: b.call.name for r, b in blocked.items() if (b.call.communicator, b.number) == key}
-        names = Counter(_plain(name) for name in together.values())
+        odd, _ = odd_calls({r: _plain(name) for r, name in together.items()})
         call = blocked[waits[key][0]].call
-        if roots[key] or unknown[key]:
-            kind, culprits = "missing", sorted(roots[key])
+        if behind[key] or unknown[key]:
+            kind, culprits = "missing", sorted(behind[key])
             others = {r: self._seen.last[r].name for r in culprits if r in self._seen.last}
         elif not number or min(one.age_s for one in blocked.values()) < status_s:
             # Ranks that wait for messages, as an idle listener does; or somebody has only just come.
             return None
-        elif len(names) > 1:
-            usual = max(names, key=lambda name: names[name])
-            culprits = [r for r, name in together.items() if _plain(name) != usual]
-            call = next(blocked[r].call for r in together if r not in culprits)
-            kind, others = "order", {r: together[r] for r in culprits}
+        elif odd:
+            # Without a majority all of them are named.
+            call = next((blocked[r].call for r in together if r not in odd), call)
+            kind, culprits, others = "order", odd, {r: together[r] for r in odd}
         else:
             apart = {r: b for r, b in blocked.items() if r not in together}
             # Of those that came some may have died in the call.

@@ -228,11 +228,15 @@ def _is_multiple(marker: Marker, other: Marker) -> bool:
 
 
 def _pause(times_s: Sequence[float]) -> float | None:
-    """A gap, seconds, between the log's short gaps and its long ones; None where they are not of two kinds."""
+    """Return a gap, seconds, between the log's short gaps and its long ones.
+
+    None where they are not of two kinds, or where the long ones take less than half of the time: a checkpoint or an
+    evaluation that recurs is no end of an iteration.
+    """
     gaps = sorted(b - a for a, b in pairwise(times_s) if b > a)
     steps = [(b / a, (a * b) ** 0.5) for a, b in pairwise(gaps[len(gaps) // 2 :])]
     ratio, middle = max(steps, default=(1.0, 0.0))
-    return middle if ratio > 2.0 else None
+    return middle if ratio > 2.0 and 2 * sum(gap for gap in gaps if gap > middle) > sum(gaps) else None
 
 
 class PeriodTracker:

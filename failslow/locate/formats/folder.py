@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanterne.errors import InputError, shown
-from lanterne.failslow.locate.formats import call_logs, flight_recorder, ras
+from lanterne.failslow.locate.formats import call_logs, flight_recorder, kineto, ras
+from lanterne.failslow.locate.formats.flight_recorder import FlightRecorderReader
 from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, CallTable
 from lanterne.failslow.locate.formats.inspector import InspectorReader, is_line
-from lanterne.failslow.locate.formats.kineto import KinetoReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -31,8 +31,8 @@ UNUSABLE = (
 MAX_FILES, MAX_NBYTES = 100_000, 4 << 30
 # Of what a gzip file unpacks to, over what it is packed; below so many bytes any ratio will do.
 MAX_RATIO, LEAST_NBYTES = 200, 16 << 20
-# Of a document that is parsed whole, which takes some ten times its size in memory.
-MAX_DOCUMENT = 1 << 30
+# Of a document whose events are dropped as it is parsed, and of another, which takes up to 64 times its size in memory.
+MAX_DOCUMENT, MAX_WHOLE = 1 << 30, 64 << 20
 # Of a file whose first line is cut off, so many lines are looked at.
 LOOKED_LINES = 8
 TRACES, LAYOUTS = (".parquet", ".csv"), (".yaml", ".yml")
@@ -59,8 +59,8 @@ def read_folder(path: str | Path) -> Folder:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())[:MAX_FILES]
     if not path.exists():
         raise InputError(f"cannot read {shown(path)}: no such file or folder")
-    into, inspector = CallBuilder(), InspectorReader()
-    documents: list[dict[str, Any]] = []
+    readers = _Readers()
+    into = readers.into
     traces: list[Path] = []
     layout: Path | None = None
     for file in files:
@@ -70,85 +70,107 @@ def read_folder(path: str | Path) -> Folder:
             traces.append(file)
         elif file.suffix not in BESIDE_LOGS and not file.name.startswith("group-"):
             try:
-                traces += _read(file, into, inspector, documents)
+                traces += readers.read(file)
             except UNUSABLE as error:
                 into.notes.append(f"{shown(file.name)}: not used: {shown(str(error) or type(error).__name__)}")
-    inspector.finish(into)
-    # By their own time where they tell it; else in the order of their names.
-    ras.read_all(sorted(documents, key=lambda one: str(one.get("timestamp", ""))), into)
+    table = readers.finish()
     if not traces and not into.used:
-        why = f"; {into.notes[0]}" if into.notes else ""
+        whys = [
+            *(into.notes[:1] or ["no calls in them"] * (not into.skipped)),
+            *(f"{number} not used: {why}" for why, number in sorted(into.skipped.items())),
+        ]
         raise InputError(
-            f"{shown(path)}: got {len(files)} files and nothing known in them{why}; expected Inspector lines, RAS "
-            "documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or a trace of operations"
+            f"{shown(path)}: got {len(files)} files and nothing known in them{''.join(f'; {why}' for why in whys)}; "
+            "expected Inspector lines, RAS documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or "
+            "a trace of operations"
         )
-    return Folder(into.table(), tuple(traces), layout)
+    return Folder(table, tuple(traces), layout)
 
 
-def _read(file: Path, into: CallBuilder, inspector: InspectorReader, documents: list[dict[str, Any]]) -> list[Path]:
-    """Take what is in `file`; the file itself where it is a trace of operations. Raises ValueError if it is nothing."""
-    if file.stat().st_size > MAX_NBYTES:
-        raise ValueError(f"got {file.stat().st_size} bytes, expected at most {MAX_NBYTES}")
-    if file.suffix == ".calls":
-        call_logs.read(file, into)
-        return []
-    with open(file, "rb") as raw:
-        magic = raw.read(2)
-    if not magic:
-        raise ValueError("it is empty")
-    if magic[:1] == b"\x80":
-        _dump(file, flight_recorder.load_pickle(file.read_bytes()), into)
-        return []
-    if any(is_line(line) for line in _first_lines(file)):
+class _Readers:
+    """Readers of all formats, into one CallBuilder."""
+
+    def __init__(self) -> None:
+        self.into = CallBuilder()
+        self._inspector = InspectorReader()
+        self._flights = FlightRecorderReader(self.into)
+        self._documents: list[dict[str, Any]] = []
+
+    def finish(self) -> CallTable:
+        """Return what all files said."""
+        self._inspector.finish(self.into)
+        self._flights.finish()
+        # By their own time where they have it; else in the order of their names.
+        ras.read_all(sorted(self._documents, key=lambda one: str(one.get("timestamp", ""))), self.into)
+        return self.into.table()
+
+    def read(self, file: Path) -> list[Path]:
+        """Take what is in `file`; return it where it is a trace of operations. Raises ValueError if it is nothing."""
+        if file.stat().st_size > MAX_NBYTES:
+            raise ValueError(f"got {file.stat().st_size} bytes, expected at most {MAX_NBYTES}")
+        if file.suffix == ".calls":
+            call_logs.read(file, self.into)
+            return []
+        with open(file, "rb") as raw:
+            magic = raw.read(2)
+        if not magic:
+            raise ValueError("it is empty")
+        if magic[:1] == b"\x80":
+            if file.stat().st_size > MAX_WHOLE:
+                raise ValueError(f"got {file.stat().st_size} bytes, expected a pickle of at most {MAX_WHOLE}")
+            self._dump(file, flight_recorder.load_pickle(file.read_bytes()))
+            return []
+        if any(is_line(line) for line in _first_lines(file)):
+            self._lines(file)
+            return []
+        with _opened(file) as stream:
+            # By parts: at once, it would be in memory three times.
+            text = "".join(islice(iter(lambda: stream.read(1 << 20), ""), 1 + (MAX_DOCUMENT >> 20)))
+        if len(text) > MAX_DOCUMENT:
+            raise ValueError(f"got more than {MAX_DOCUMENT} characters, expected at most as many")
+        return self._document(file, text)
+
+    def _lines(self, file: Path) -> None:
+        self._inspector.begin()
         try:
-            for line in _lines(file, into):
+            for line in _lines(file, self.into):
                 if is_line(line):
-                    inspector.take(line, into)
+                    self._inspector.take(line, self.into)
                 else:
-                    into.skipped["a line that is not the Inspector's"] += 1
+                    self.into.skipped["a line that is not the Inspector's"] += 1
         except UNUSABLE as error:
-            into.notes.append(f"{shown(file.name)}: used up to where it broke off: {shown(str(error))}")
+            self.into.notes.append(f"{shown(file.name)}: used up to where it broke off: {shown(str(error))}")
+
+    def _document(self, file: Path, text: str) -> list[Path]:
+        if '"traceEvents"' in text:
+            kineto.read(file, text, self.into)
+            return []
+        if len(text) > MAX_WHOLE:
+            raise ValueError(f"got {len(text)} characters, expected at most {MAX_WHOLE}")
+        if (told := ras.from_text(text)) is not None:
+            self._documents.append(told)
+            return []
+        try:
+            content = json.loads(text, strict=False)
+        except ValueError as error:
+            if '"communicators"' not in text:
+                raise ValueError(f"it is no JSON: {error}") from error
+            content = ras.mended(text)
+        if ras.is_document(content):
+            self._documents.append(content)
+        elif isinstance(content, list) and content and isinstance(content[0], dict) and "optype" in content[0]:
+            return [file]
+        else:
+            self._dump(file, content)
         return []
-    with _opened(file) as stream:
-        # By parts: at once, it would be in memory three times.
-        text = "".join(islice(iter(lambda: stream.read(1 << 20), ""), 1 + (MAX_DOCUMENT >> 20)))
-    if len(text) > MAX_DOCUMENT:
-        raise ValueError(f"got more than {MAX_DOCUMENT} characters, expected at most as many")
-    if '"traceEvents"' in text:
-        _kineto(file, text, into)
-        return []
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        if '"communicators"' not in text:
-            raise ValueError(f"it is no JSON: {error}") from error
-        content = ras.mended(text)
-    if ras.is_document(content):
-        documents.append(content)
-    elif isinstance(content, list) and content and isinstance(content[0], dict) and "optype" in content[0]:
-        return [file]
-    else:
-        _dump(file, content, into)
-    return []
 
-
-def _dump(file: Path, content: Any, into: CallBuilder) -> None:
-    is_first_version = isinstance(content, list) and all(isinstance(one, dict) and "state" in one for one in content)
-    # It was the list alone.
-    dump: Any = {"entries": content} if is_first_version else content
-    if not flight_recorder.is_dump(dump):
-        raise ValueError("it is of no known format")
-    flight_recorder.read(file, dump, into)
-
-
-def _kineto(file: Path, text: str, into: CallBuilder) -> None:
-    reader = KinetoReader(file, into)
-    content: Any = {}
-    try:
-        content = json.loads(text, object_hook=reader.hook)
-    except ValueError as error:
-        into.notes.append(f"{shown(file.name)}: cut off, used up to there: {error}")
-    reader.finish(content if isinstance(content, dict) else {})
+    def _dump(self, file: Path, content: Any) -> None:
+        is_list = isinstance(content, list) and all(isinstance(one, dict) and "state" in one for one in content)
+        # Its first version was the list alone.
+        dump: Any = {"entries": content} if is_list else content
+        if not flight_recorder.is_dump(dump):
+            raise ValueError("it is of no known format")
+        self._flights.take(file, dump)
 
 
 class _Unpacked(io.RawIOBase):

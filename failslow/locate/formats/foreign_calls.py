@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any
+
+from lanterne.failslow.evidence.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 # How far a call came.
 DONE, STARTED, QUEUED = 0, 1, 2
+# Of a CallTable, those with a value for each call.
+COLUMNS = ("rank", "group", "name", "number", "peer", "nbytes", "start_s", "took_s", "state")
 # Seconds that no recorded call lasts: rubbish.
 LONGEST_S = 1e7
 # Ranks that no job has: rubbish, which would be counted up one by one.
@@ -48,7 +52,12 @@ class CallTable:
     told), `start_s` (of the rank's own clock, NaN: not told), `took_s` (NaN: not told), `state` (DONE, STARTED,
     QUEUED); `compute`: (rank, start_s, took_s) rows of compute kernels; `steps`: (rank, step, start_s, took_s) rows of
     steps that a profiler marked; `behind`: evidence of ranks that others wait for, in words, by rank (told as such by
-    its source); `processes`, `notes`, `used` and `skipped`: how many records, and why not.
+    its source); `unplaced`: the same of processes of which nothing tells the rank; `doubtful`: what would tell more of
+    such a rank, by rank; `progress`: group -> rank -> Progress, where the source reports it; `called`: (group, number)
+    -> rank -> the call in words, of unfinished calls; `partial`: the source need not have a file of every rank;
+    `unjoined`: ranks of whose processes records were left out, as nothing tells which rank they are of; `jobs`: (name,
+    first rank, how many ranks) of each job where there are several; `processes`, `notes`, `used` and `skipped`:
+    how many records, and why not.
     """
 
     rank: NDArray[np.int64]
@@ -65,34 +74,82 @@ class CallTable:
     compute: NDArray[np.float64]
     steps: NDArray[np.float64]
     behind: dict[int, str]
+    unplaced: dict[str, str]
+    doubtful: dict[int, str]
+    progress: dict[int, dict[int, Progress]]
+    called: dict[tuple[int, int], dict[int, str]]
+    partial: bool
+    unjoined: frozenset[int]
+    jobs: tuple[tuple[str, int, int], ...]
     processes: dict[int, Process]
     expected: tuple[int, ...]
     used: Counter[str]
     skipped: Counter[str]
     notes: tuple[str, ...]
 
+    def job(self, first: int, count: int) -> CallTable:
+        """Return the table of the job of ranks [first, first + count), which are numbered from 0 there."""
+        import numpy as np
+
+        def own(ranks: Mapping[int, Any]) -> dict[int, Any]:
+            return {rank - first: value for rank, value in ranks.items() if 0 <= rank - first < count}
+
+        inside = (self.rank >= first) & (self.rank < first + count)
+        columns = {name: getattr(self, name)[inside] for name in COLUMNS}
+        columns["rank"] -= first
+        columns["peer"] = np.where(columns["peer"] >= 0, columns["peer"] - first, -1)
+        groups = [RankSet(one.name, one.size, tuple(rank - first for rank in one.ranks)) for one in self.groups]
+        groups = [RankSet(one.name) if min(one.ranks, default=0) < 0 else one for one in groups]
+        expected = tuple(rank - first for rank in self.expected if 0 <= rank - first < count)
+        return replace(
+            self, **columns, groups=tuple(groups), behind=own(self.behind),
+            doubtful=own(self.doubtful), processes=own(self.processes),
+            progress={group: own(ranks) for group, ranks in self.progress.items()},
+            unjoined=frozenset(own(dict.fromkeys(self.unjoined))),
+            called={key: own(ranks) for key, ranks in self.called.items()}, expected=expected, jobs=(),
+        )  # fmt: skip
+
 
 @dataclass
 class CallBuilder:
     """Collects a CallTable row by row; rows that say nothing are counted.
 
-    Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `processes`, `notes` as CallTable;
-    `expected`, ranks that the job has, whether they report or not.
+    Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `unplaced`, `doubtful`,
+    `progress`, `called`, `partial`, `unjoined`, `jobs`, `processes` and `notes` as CallTable;
+    `expected`, ranks that the job has, whether they report or not; `same`: a group -> the one that it turned out to be.
     """
 
     used: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     behind: dict[int, str] = field(default_factory=dict)
+    unplaced: dict[str, str] = field(default_factory=dict)
+    doubtful: dict[int, str] = field(default_factory=dict)
+    progress: dict[int, dict[int, Progress]] = field(default_factory=dict)
+    called: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict)
+    partial: bool = False
+    unjoined: set[int] = field(default_factory=set)
+    jobs: tuple[tuple[str, int, int], ...] = ()
     processes: dict[int, Process] = field(default_factory=dict)
     expected: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     groups: list[RankSet] = field(default_factory=list)
+    same: dict[int, int] = field(default_factory=dict)
     _group_of: dict[Hashable, int] = field(default_factory=dict)
     _name_of: dict[str, int] = field(default_factory=dict)
     _whole: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(7)))
     _real: tuple[array[float], array[float]] = field(default_factory=lambda: (array("d"), array("d")))
     _compute: array[float] = field(default_factory=lambda: array("d"))
     _steps: array[float] = field(default_factory=lambda: array("d"))
+    _dropped: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many calls were taken."""
+        return len(self._real[0])
+
+    def drop(self, first: int, stop: int) -> None:
+        """Leave calls [first, stop) out of the table."""
+        self._dropped.append((first, stop))
 
     def group(self, key: Hashable, name: str, size: int = 0, ranks: Iterable[int] = ()) -> int:
         """The index of the group that `key` stands for, made at first sight; more is learnt of it as it is told."""
@@ -152,17 +209,31 @@ class CallBuilder:
             self.skipped["a step without its number or its times"] += 1
 
     def table(self) -> CallTable:
-        """All that was taken; then nothing more is: the table's columns are the builder's own memory."""
+        """Return all that was taken. The columns are the builder's own memory, so that nothing more can be taken."""
         import numpy as np
 
-        rank, group, name, number, peer, nbytes, state = (np.frombuffer(column, np.int64) for column in self._whole)
-        start_s, took_s = (np.frombuffer(column, np.float64) for column in self._real)
+        whole = [np.frombuffer(column, np.int64) for column in self._whole]
+        times = [np.frombuffer(column, np.float64) for column in self._real]
+        if self._dropped:
+            kept = np.ones(self.rows, np.bool_)
+            for first, stop in self._dropped:
+                kept[first:stop] = False
+            whole, times = [column[kept] for column in whole], [column[kept] for column in times]
+        rank, group, name, number, peer, nbytes, state = whole
+        if self.same:
+            group = np.array([self.same.get(index, index) for index in range(len(self.groups))], np.int64)[group]
+            for index, other in self.same.items():
+                self.progress.setdefault(other, {}).update(self.progress.pop(index, {}))
+                for key in [key for key in self.called if key[0] == index]:
+                    self.called.setdefault((other, key[1]), {}).update(self.called.pop(key))
+        start_s, took_s = times
         members = {member for one in self.groups for member in one.ranks}
         expected = tuple(sorted(self.expected | members | set(np.unique(rank).tolist())))
         compute, steps = (np.array(a).reshape(-1, n) for a, n in ((self._compute, 3), (self._steps, 4)))
         return CallTable(
             rank, group, name, number, peer, nbytes, start_s, took_s, state, tuple(self.groups), tuple(self._name_of),
-            compute, steps, self.behind, self.processes, expected, self.used, self.skipped, tuple(self.notes),
+            compute, steps, self.behind, self.unplaced, self.doubtful, self.progress, self.called, self.partial,
+            frozenset(self.unjoined), self.jobs, self.processes, expected, self.used, self.skipped, tuple(self.notes),
         )  # fmt: skip
 
 

@@ -2,17 +2,21 @@
 
 Format: pytorch/kineto, libkineto/src/output_json.cpp and docs.pytorch.org, "torch.profiler": `traceEvents` with `ph`
 "X", `cat`, `name`, `ts` and `dur` in microseconds, `args`; `distributedInfo` (rank, world_size, pg_config). NCCL's
-kernels have "Collective name", "Process Group Name", "Process Group Ranks", "Group size", "In msg nelems", "dtype" and,
-in newer versions, "Seq" (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Steps are annotations "ProfilerStep#N".
+kernels, and gloo's annotations, have "Collective name", "Process Group Name", "Process Group Ranks", "Group size", "In
+msg nelems", "dtype" and, in newer versions, "Seq" (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Steps are
+annotations "ProfilerStep#N". Users profile some ranks only, so that a rank without a file is no evidence.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lanterne.errors import shown
+from lanterne.failslow.locate.formats.flight_recorder import rank_in_name
 from lanterne.failslow.locate.formats.foreign_calls import (
     CallBuilder,
     Process,
@@ -25,7 +29,45 @@ from lanterne.failslow.locate.formats.foreign_calls import (
 
 NAME = "Kineto"
 STEP = re.compile(r"ProfilerStep#(\d+)")
+# A backslash that escapes nothing, as in a path of Windows, has no group 1.
+ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 NBYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2}
+
+
+def read(path: Path, text: str, into: CallBuilder) -> None:
+    """Take a trace, event by event; one that is no JSON costs that event, and is counted."""
+    reader = KinetoReader(path, into)
+    content: Any = {}
+    try:
+        content = json.loads(text, strict=False, object_hook=reader.hook)
+    except ValueError:
+        reader = KinetoReader(path, into)
+        _by_events(path, text, reader, into)
+    reader.finish(content if isinstance(content, dict) else {})
+
+
+def _by_events(path: Path, text: str, reader: KinetoReader, into: CallBuilder) -> None:
+    """Give `reader` each object in `text` that can be parsed, of the list of events and beside it."""
+    decode = json.JSONDecoder(strict=False, object_hook=reader.hook).raw_decode
+    found = re.search(r'"distributedInfo"\s*:\s*(?={)', text)
+    if found is not None:
+        try:
+            decode(text, found.end())
+        except ValueError:
+            into.skipped["the distributedInfo of a Kineto trace that is no JSON"] += 1
+    # All events begin with the same key; what is inside of one seldom does.
+    key = re.search(r'"traceEvents"\s*:\s*\[\s*\{\s*("\w+")', text)
+    starts = [one.start() for one in re.finditer(r"\{\s*" + key.group(1), text)] if key is not None else []
+    lost = 0
+    for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+        event = text[start:stop].rstrip()
+        try:
+            decode(ESCAPE.sub(lambda one: one.group() if one.group(1) else r"\\", event))
+        except ValueError:
+            lost += 1
+    if lost:
+        into.skipped["an event of a Kineto trace that is no JSON, or cut off"] += lost
+        into.notes.append(f"{shown(path.name)}: {lost} of {len(starts)} events could not be read")
 
 
 class KinetoReader:
@@ -55,6 +97,9 @@ class KinetoReader:
                 self._events.append(("call", name, start_s, took_s, value.get("args") or {}))
             else:
                 self._compute.append((start_s, took_s))
+        elif "annotation" in kind and name.startswith("gloo:"):
+            about = value.get("args") or {}
+            self._events.append(("call", name, real(value.get("ts"), 1e-6), real(value.get("dur"), 1e-6), about))
         elif "annotation" in kind and (step := STEP.match(name)) is not None:
             self._events.append(("step", step.group(1), real(value.get("ts"), 1e-6), real(value.get("dur"), 1e-6), {}))
         return None
@@ -62,9 +107,9 @@ class KinetoReader:
     def finish(self, content: Mapping[str, Any]) -> None:
         """Put what was taken into the CallBuilder."""
         about = self._about
-        digits = re.search(r"rank[-_]?(\d+)", self._path.name) or re.search(r"(\d+)\D*$", self._path.name)
-        rank = rank_told(about.get("rank"), digits and digits.group(1))
+        rank = rank_told(about.get("rank"), rank_in_name(self._path.name))
         into = self._into
+        into.partial = True
         if rank < 0:
             into.skipped["a Kineto trace that does not tell its rank"] += 1
             return

@@ -70,7 +70,7 @@ def test_detect_column(capsys, tmp_path):
         ("seconds\n", "a header and no rows"),
         ("time\n1\n", "no column 'seconds', expected one of: time"),
         ("seconds\n1\n-2\n", "row 1, column seconds: got '-2'"),
-        ("seconds\n1\n0\n", "row 1, column seconds: got '0'"),
+        ("seconds\n0\n0\n", "got 2 rows without a number"),
         ("seconds\nabc\n", "row 0, column seconds: got 'abc'"),
         ("seconds\n" + "1\n" * 60 + "\n-1\n", "row 61, column seconds: got '-1'"),
         ("seconds\ninf\n", "row 0, column seconds: got 'inf'"),
@@ -82,7 +82,7 @@ def test_detect_column(capsys, tmp_path):
         ("seconds,seconds\n1,2\n", "several columns 'seconds'"),
         ("time\n1\n", "(--column, and --unit: s, ms, us, ns, min)"),
         ("forward_ms,backward_ms\n1,2\n", "no column 'seconds', expected one of: forward_ms, backward_ms (--column)"),
-        ("elapsed time per iteration (ms): 0.0\n", "line 1: got '0.0', expected a positive number"),
+        ("elapsed time per iteration (ms): -1.0\n", "line 1: got '-1.0', expected a positive number"),
         ('step_ms\n"1,025.8"\n', "row 0, column step_ms: got '1,025.8', expected a positive time without commas"),
         ("step;step_ms\n0;1025,8\n", "column step_ms: got '1025,8', expected a positive time with a decimal point"),
         ("seconds\n1\n1.02s\n", "row 1, column seconds: got '1.02s', expected a positive time without its unit"),
@@ -211,13 +211,30 @@ LOGS = {
     "torchtitan": "[rank0]:2026-01-01 10:00:00,1 - root - INFO - \x1b[31mstep: {i:2}  \x1b[32mloss:  7.1"
     "  \x1b[33mmemory:  3.31GiB(4.18%)  \x1b[34mtps: {tps:,}  \x1b[36mtflops: 12.3\x1b[0m",
     "nanogpt": "iter {i}: loss 2.31, time {ms:.2f}ms, mfu 30.00%",
+    "bloom": " [default7]: iteration {i:8}/  115311 | elapsed time per iteration (s): {s:.4f} | lm loss: 2.4E+00 |",
+    "nemo": "Epoch 0: : {i}%|##  | {i}/150 [10:48<00:00, reduced_train_loss=0.0172, train_step_timing in s={s:.4f}]",
+    "litgpt": "Epoch 1 | iter {i} step 1 | loss train: 2.2 | iter time: {ms:.2f} ms (step)",
+    "deepspeed": "[INFO] epoch=0/micro_step={i}/global_step={i}, RunningAvgSamplesPerSec=5, CurrSamplesPerSec={tps}",
+    "nemo 2": "Training epoch 0, iteration {i}/150 | global_batch_size: 128 | train_step_timing in s: {s:.3f}",
+    "deepspeed pipeline": "steps: {i} loss: 2.12 iter time (s): {s:.3f} samples/sec: {tps}",
+    "tqdm": "train:  40%|####      | {i}/150 [00:10<05:00,  {s:.4f}s/it]",
+    "rich": "Epoch 0/2  ━━━━╸━━━━  {i}/150 0:{i}:10 • 0:10:00 {rate:.5f}it/s v_num: 0.000 train_loss: 1.2",
+    "json": '{{"loss": 2.1, "learning_rate": 1e-4, "epoch": 0.1, "step": {i}, "step_time": {s:.4f}}}',
+    "json rate": '{{"loss": 2.1, "step": {i}, "tokens_per_second": 7, "train_steps_per_second": "{rate:.5f}"}}',
+    "dict": "{{'loss': 2.1, 'step': {i}, 'iteration_ms': {ms:.2f}, 'epoch': 0.1}}",
 }
+
+
+def standard_input(data):
+    """A text stream over bytes, as the interpreter makes it."""
+    return io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
 
 
 def write_log(path, form):
     lines = ["starting", "iteration 0 is long"]
     for i, time_s in enumerate(SLOW_ROWS, start=1):
-        lines += [form.format(i=i, ms=1e3 * time_s, tps=round(51234 / time_s)), "saved a checkpoint in 3000 ms"]
+        numbers = {"i": i, "s": time_s, "ms": 1e3 * time_s, "tps": round(51234 / time_s), "rate": 1 / time_s}
+        lines += [form.format(**numbers), "saved a checkpoint in 3000 ms"]
     path.write_text("\n".join(lines))
     return str(path)
 
@@ -228,6 +245,64 @@ def test_detect_reads_logs(capsys, tmp_path, name):
     assert incident_rows(capsys, path) == [(60, 90)]
     assert main(["detect", path]) == 0
     assert "of 150 lines of 302, of the form of" in capsys.readouterr().out
+
+
+def test_detect_reads_lines_that_carriage_returns_end(capsys, tmp_path):
+    path = tmp_path / "bar.log"
+    bar = "\r".join(LOGS["nemo"].format(i=i, s=time_s) for i, time_s in enumerate(SLOW_ROWS))
+    path.write_bytes(b"\xef\xbb\xbf\r" + bar.encode())
+    assert incident_rows(capsys, str(path)) == [(60, 90)]
+
+
+def test_the_bar_of_training_counts_once_a_step_beside_others(capsys, tmp_path):
+    bar = "Epoch {e}:  {i}%|##{hashes}| {i}/150 [00:10<05:00, {s:.4f}s/it]"
+    lines = ["Sanity Checking DataLoader 0:  50%|##  | 1/2 [00:10<05:00, 9.9s/it]"]
+    for i, time_s in enumerate(SLOW_ROWS):
+        lines += [bar.format(e=i // 50, i=i, hashes="#" * (i % 7), s=time_s)] * 2
+        lines += [
+            f"Validation DataLoader 0: {j}%|# | {j}/20 [00:01<00:01, 40it/s]" for j in range(20 if i == 100 else 0)
+        ]
+    path = tmp_path / "bars.log"
+    path.write_text("\r".join(lines))
+    assert incident_rows(capsys, str(path)) == [(60, 90)]
+
+
+def test_records_without_a_time_are_told_so_and_one_that_is_cut_costs_a_row(capsys, tmp_path):
+    path = tmp_path / "trainer.jsonl"
+    path.write_text('{"loss": 2.0, "step": 1}\n' * 40)
+    assert main(["detect", str(path)]) == 2
+    assert "got records of loss, step, expected a time such as step_time" in capsys.readouterr().err
+    lines = [json.dumps({"step": i, "step_time": time_s}) for i, time_s in enumerate(SLOW_ROWS)]
+    path.write_text("\n".join([*lines[:20], '{"eval_loss": 2.0}', lines[20][:-4], *lines[21:]]))
+    assert incident_rows(capsys, str(path)) == [(60, 90)]
+    path.write_text("\n".join([*lines[:20], lines[20][:16], *lines[21:]]))
+    assert main(["detect", str(path)]) == 0
+    assert "1 of 150 rows have no time, row 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "standard input"])
+def test_one_bad_byte_and_one_zero_cost_their_rows(capsys, tmp_path, monkeypatch, stream):
+    times_ms = [0.0 if i == 9 else 1e3 * time_s for i, time_s in enumerate(SLOW_ROWS)]
+    lines = [f"iteration {i} | elapsed time per iteration (ms): {time_ms:.1f} |" for i, time_ms in enumerate(times_ms)]
+    data = "\n".join(lines).encode().replace(b"iteration 7 |", b"it\xe9ration 7 |")
+    path = tmp_path / "train.log"
+    path.write_bytes(data)
+    monkeypatch.setattr("sys.stdin", standard_input(data))
+    assert main(["detect", "-" if stream else str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 line with bytes that are no UTF-8 text" in out and "1 of 150 rows have no time, row 9" in out
+    assert " 60      90 " in out
+
+
+def test_another_batch_size_is_no_slowness(capsys, tmp_path):
+    sizes = [256] * 60 + [512] * 60 + [1024] * 80
+    lines = [
+        f"iteration {i} | elapsed time per iteration (ms): {size * (1.5 if i >= 160 else 1.0)} | batch size: {size} |"
+        for i, size in enumerate(sizes)
+    ]
+    path = tmp_path / "ramp.log"
+    path.write_text("\n".join(lines))
+    assert incident_rows(capsys, str(path)) == [(160, None)]
 
 
 def test_detect_reads_lines_of_a_pattern(capsys, tmp_path):
@@ -288,13 +363,13 @@ def test_detect_never_fails_but_in_one_line(capsys, tmp_path, content):
 
 def test_detect_standard_input(capsys, monkeypatch, incident):
     with open(incident, newline="") as file:
-        monkeypatch.setattr("sys.stdin", io.StringIO(file.read()))
+        monkeypatch.setattr("sys.stdin", standard_input(file.read().encode()))
     (found,) = run_json(capsys, "detect", "-")["series"]
     assert (found["file"], found["incidents"][0]["onset"]) == ("-", 100)
 
 
 def test_detect_standard_input_is_read_once_and_named(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("seconds\n1\n-1\n"))
+    monkeypatch.setattr("sys.stdin", standard_input(b"seconds\n1\n-1\n"))
     assert main(["detect", "-", "-"]) == 2
     assert main(["detect", "-"]) == 2
     assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == ["FILE", "standard input"]

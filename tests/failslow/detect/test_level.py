@@ -89,16 +89,6 @@ def test_a_shift_below_the_least_is_explained():
     assert not level.explains(suspects, 1.01 * least)
 
 
-def test_agreement():
-    level = level_of([1.0, 1.001] * 32)
-    assert level.agree([1.3, 1.31, 1.3, 1.29, 1.9])
-    assert not level.agree([1.2, 1.3, 1.45, 1.6, 1.9])
-
-
-def test_noise_is_no_wander():
-    assert level_of(0.02 * autocorrelated(4000, 0.0, 1)).wander < 0.006
-
-
 def test_spikes_that_pile_up_hardly_widen_the_core():
     rng = np.random.default_rng(3)
     level = level_of(0.01 * rng.standard_t(2, size=256).clip(-3))

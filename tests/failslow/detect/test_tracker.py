@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from series import series
 
+from evaluation.detector import noise_families
 from lanterne.bench.failslow.iteration_times import read_column
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import Incident, LevelEvent, incidents, latest
@@ -369,3 +370,19 @@ def test_an_incident_of_more_events_than_are_kept_is_one(keep, ends, changes):
     assert len(kept) <= keep and latest(kept, keep) == kept
     (incident,) = incidents(events)
     assert incident.relief == (720 if ends else None) and incidents(kept) == [incident]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_end_of_an_incident_of_two_sequence_lengths_in_turn(seed):
+    draw = random.Random(seed)
+    levels = [1.0] * 300 + [1.2] * 100 + [1.0] * 100
+    rows = [level * (1.0, 1.4)[row % 2] * (1 + draw.gauss(0, 0.005)) for row, level in enumerate(levels)]
+    (incident,) = track(rows).incidents
+    assert abs(incident.onset - 300) <= 8 and abs(incident.relief - 400) <= 8
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    """At most 0.02 per 1,000 quiet iterations, whatever the noise; promised in the page on finding what is slow."""
+    jobs = [job for job in noise_families.make_jobs(1560, 876_000_000) if not job.labels]
+    alarms = [event for job in jobs for event in track(job.seconds).events if event.ratio > 1 and event.kind == "onset"]
+    assert 1000 * len(alarms) <= 0.02 * sum(len(job.seconds) for job in jobs)

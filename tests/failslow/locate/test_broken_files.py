@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from lanterne.errors import InputError
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats.folder import read_folder
 from lanterne.failslow.record.call_ring import BEGUN_OFFSET, RingWriter
@@ -124,3 +125,23 @@ def test_a_broken_file_does_not_keep_another_from_being_used(tmp_path, name):
         calls = read_folder(tmp_path).calls
         assert (calls.rank == 77).sum() == 4, f"turn {turn}"
         diagnose(calls)
+
+
+@pytest.mark.parametrize("key", ["profiling_name", "input_sizes", "process_group"])
+def test_lists_that_hold_each_other_are_refused_at_once(tmp_path, key):
+    bomb = ["x"]
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    entry = {"pg_id": 0, "process_group": ("0", "a"), "collective_seq_id": 1, "profiling_name": "nccl:all_reduce"}
+    (tmp_path / "dump_rank0").write_bytes(pickle.dumps({"entries": [entry | {key: bomb}], "pg_config": {}}))
+    with pytest.raises(InputError, match="hold each other"):
+        read_folder(tmp_path)
+
+
+def test_numbers_of_ras_text_that_no_job_has(tmp_path):
+    counts = "  3 ranks have launched up to operation 7\n  Rank 99999999999 has launched up to operation 4 -- GPU 1"
+    section = f"#0-0 (ab) MISMATCH\n  Communicator ranks have different A operation counts\n{counts}"
+    table = "Communicators... (0.0s)\n   0 1 1 1 99999999999 1 RUNNING OK"
+    (tmp_path / "ras.txt").write_text(f"NCCL version 2.28\n{table}\n{section} managed by process 3 on node n\n")
+    with pytest.raises(InputError, match="a RAS rank without a number"):
+        read_folder(tmp_path)

@@ -24,7 +24,8 @@ from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats import folder as formats_folder
 from lanterne.failslow.locate.formats.flight_recorder import load_pickle
 from lanterne.failslow.locate.formats.folder import read_folder
-from lanterne.failslow.locate.formats.inspector import global_ranks
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder
+from lanterne.failslow.locate.formats.identity import Member, global_ranks
 from lanterne.failslow.locate.trace import read_records
 
 REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
@@ -167,7 +168,7 @@ def test_a_rank_whose_dump_was_not_read_is_not_said_to_have_not_come(tmp_path, u
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data[:20] if rank in unread else data)
     verdicts, notes = verdicts_of(tmp_path)
     assert [(v.ranks, v.evidence["state"]) for v in verdicts if v.cause == "worker"] == found
-    assert found or any("what ranks 1, 2 wrote would tell" in note for note in notes)
+    assert found or any("what ranks 1, 2 wrote, which tells" in note for note in notes)
 
 
 def test_dumps_of_several_versions_are_read_together(tmp_path):
@@ -220,7 +221,7 @@ def test_ras_names_ranks_that_do_not_answer_or_are_behind(tmp_path, comma):
     (tmp_path / "ras.json").write_text(ras({0: 61, 1: 60, 2: 61}))
     (tmp_path / "ras-later.json").write_text(ras({0: 61, 1: 60, 2: 61}, at="2026-01-02"))
     (verdict,) = verdicts_of(tmp_path)[0]
-    assert verdict.ranks == (1,) and "makes none" in str(verdict.evidence)
+    assert verdict.ranks == (1,) and "its last there is 60" in str(verdict.evidence)
     (tmp_path / "ras-later.json").write_text(ras({0: 75, 1: 74, 2: 75}, at="2026-01-02"))
     assert verdicts_of(tmp_path)[0][0].cause == "none", "it moves: a matter of the moment"
 
@@ -395,7 +396,7 @@ def test_a_kineto_trace_that_is_cut_off_is_used_up_to_there(tmp_path):
     verdicts, _ = verdicts_of(tmp_path)
     assert (verdicts[0].cause, verdicts[0].ranks) == ("worker", (9,))
     notes = read_folder(tmp_path).calls.notes
-    assert any("rank3.json: cut off, used up to there" in note for note in notes)
+    assert any("rank3.json: 1 of " in note for note in notes)
     assert any("rank4.json.gz: not used" in note for note in notes)
 
 
@@ -519,12 +520,32 @@ def test_steps_that_a_slow_worker_does_not_tell_do_not_speak_for_it(tmp_path):
     assert verdict.evidence["workers"][0]["slowdown"] == pytest.approx(2.0, rel=0.05)
 
 
-def test_inspector_ranks_of_a_part_of_the_job_are_not_the_jobs():
-    hosts = [("host2", 7), ("host2", 8), ("host10", 5), ("host10", 6)]
+def test_ranks_of_a_part_of_the_job_are_not_the_jobs():
+    hosts = [Member("host2", 7), Member("host2", 8), Member("host10", 5), Member("host10", 6)]
     parts = {"a": (2, {0: hosts[0], 1: hosts[2]}), "b": (2, {0: hosts[1], 1: hosts[3]})}
-    assert global_ranks(parts) == {place: rank for rank, place in enumerate(hosts)}
+    chain = {**parts, "c": (2, {0: hosts[0], 1: hosts[1]})}
+    found, jobs = global_ranks(chain, CallBuilder())
+    assert (found["a", 1], found["b", 0], found["b", 1], jobs) == (2, 1, 3, ())
     backwards = {"world": (4, dict(enumerate(reversed(hosts)))), **parts}
-    assert global_ranks(backwards) == {place: 3 - rank for rank, place in enumerate(hosts)}
+    found, jobs = global_ranks(backwards, CallBuilder())
+    assert (found["a", 0], found["a", 1], found["b", 1], jobs) == (3, 1, 0, ())
+
+
+def test_communicators_without_a_common_process_are_jobs_of_their_own():
+    jobs = {name: (2, {rank: Member("h", pid + rank) for rank in range(2)}) for name, pid in (("a", 10), ("b", 90))}
+    found, parts = global_ranks(jobs, CallBuilder())
+    assert parts == (("a", 0, 2), ("b", 2, 2)) and found["b", 1] == 3
+
+
+def test_gpus_of_one_process_are_ranks_of_their_own():
+    into = CallBuilder()
+    one_process = {"a": (4, {rank: Member("h", 5) for rank in range(4)})}
+    assert global_ranks(one_process, into)[0] == {("a", rank): rank for rank in range(4)}
+    by_gpu = {"a": (2, {0: Member("h", 5, 1), 1: Member("h", 5, 0)}), "b": (1, {0: Member("h", 5, 1)})}
+    found, _ = global_ranks(by_gpu, into)
+    assert found["b", 0] == found["a", 0] and not into.skipped
+    found, _ = global_ranks({**one_process, "b": (1, {0: Member("h", 5)})}, into)
+    assert ("b", 0) not in found and sum(into.skipped.values()) == 1
 
 
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_early(tmp_path):

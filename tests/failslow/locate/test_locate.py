@@ -44,6 +44,23 @@ def test_slow_worker(replicas, where, factor):
     assert evidence["last_arriver_share"] >= 0.8
 
 
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_healthy_job_says_how_small_a_slowdown_would_have_been_seen(noise):
+    options = {"replicas": 4, "noise": noise, "steps": 24, "microbatches": 2}
+    (healthy,) = verdicts(**options, seed=3)
+    seen = healthy.evidence["least_slowdown"]
+    assert healthy.conclusive and 1.05 < seen["worker"] < 1.2 and seen["link"] >= 1.5 - 1e-9
+    found = [verdicts(**options, seed=seed, workers={(1, 2): seen["worker"]}) for seed in range(20)]
+    named = [[(one.cause, one.ranks) for one in found if one.cause == "worker"] for found in found]
+    assert named.count([("worker", (rank(1, 2),))]) >= 17
+
+
+def test_too_few_steps_or_replicas_are_no_health():
+    for options in ({"replicas": 1}, {"steps": 4}):
+        (one,) = verdicts(**options)
+        assert (one.cause, one.conclusive, len(one.missing)) == ("none", False, 1), options
+
+
 def test_saving_of_a_worker_is_what_fixing_it_saves():
     """Measured against a second trace in which nothing is slow."""
     slow, healthy = (build_trace(make_trace(workers=w, noise=0.0)) for w in ({(1, 2): 1.5}, None))

@@ -148,10 +148,23 @@ def test_a_slow_spell_shows():
 
 
 def test_one_call_type_with_pauses():
-    """Eight equal all-reduces an iteration: only the pause after them tells where one ends."""
-    symbols, times, _ = log(["ar"] * 8, 5)
-    found = find_marker(symbols, times)
+    """Eight equal all-reduces an iteration, most of which is the pause after them: only that tells where one ends."""
+    times = [2.0 * iteration + 0.1 * call for iteration in range(5) for call in range(8)]
+    found = find_marker(["ar"] * 40, times)
     assert (found.spacing, found.gap_s is not None) == (8, True)
+
+
+@pytest.mark.parametrize("every", [10, 20, 25, 50])
+@pytest.mark.parametrize("steps", [60, 120, 400])
+def test_a_pause_that_recurs_is_no_iteration(every, steps):
+    """A step of one call of 50 ms, and a checkpoint of 0.3 s after every tenth, twentieth, and so on."""
+    rng = random.Random(every)
+    times, now = [], 0.0
+    for step in range(steps):
+        now += 0.05 * rng.uniform(0.97, 1.03)
+        times.append(now)
+        now += 0.3 if step % every == every - 1 else 0.0
+    assert find_marker(["ar"] * steps, times).spacing == 1
 
 
 def test_a_marker_among_foreign_calls_that_look_like_it():
