@@ -5,8 +5,8 @@ late-rank algorithm (WITHOUT), of which only what needs the late rank waits unti
 with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
 aborted call, in place its inputs too, are undefined.
 
-Where ranks come spread, a call begins with the first two and takes in the others as they arrive (SPREAD): its rounds are
-made while it runs (execute/growing.py), and this rank tells the board how many of them it has done.
+Where ranks arrive spread, a call begins with the first two and takes in the others as they arrive (SPREAD). Its rounds
+are made while it runs (execute/growing.py), and each rank reports to the board how many of them it has done.
 
 Calls that were started behind such a call go ahead of it (turn.py): while the late rank is away the others do of each,
 one after the other, what needs no late rank, and when it comes the joins follow each other in the order of the calls,

@@ -10,6 +10,7 @@ Delays of a call are its Gaps.
 """
 
 import functools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -26,6 +27,8 @@ ANY, MAX_ANY_RANKS = 0, 16
 # What such a call takes, in parts of the bound on it; 8 ranks, 16 MiB, in virtual time: 1.03 to 1.04.
 OVER_BOUND = 1.03
 
+# Its choice: chunks, and how many rounds more than the slowest rank has done may be begun.
+_ANY_CHOICE = re.compile("any_arrival/[1-9][0-9]{0,4}/[1-9][0-9]{0,3}")
 
 # However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time,
 # are not late.
@@ -307,7 +310,10 @@ def from_text(text: str) -> Policy:
             raise ValueError(f"policy: got {late} late ranks, expected {ANY} to {MAX_LATE}")
         (names,) = places or [""]
         ranks = tuple(map(int, names.split(","))) if names else ()
-        options.append(Option(choice, _seconds(before_s), _seconds(join_s), int(late), ranks))
+        option = Option(choice, _seconds(before_s), _seconds(join_s), int(late), ranks)
+        if option.late == ANY and not (_ANY_CHOICE.fullmatch(choice) and option.before_s > 0 and option.join_s > 0):
+            raise ValueError(f"policy: got {part!r}, expected any_arrival/CHUNKS/AHEAD and what a buffer takes")
+        options.append(option)
     return Policy(_seconds(head), tuple(options))
 
 

@@ -1,18 +1,24 @@
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lanterne.transport.board.arrival_bound import least_after
 from lanterne.transport.board.late_policy import (
+    ANY,
     FADING,
     LEAST_WINDOW,
+    OVER_BOUND,
     Option,
     Policy,
+    corrected,
     cost_s,
     critical_delay_s,
     decide,
     duration_s,
     find_start,
     from_text,
+    last_phase_s,
     likely,
     starts,
     to_text,
@@ -101,6 +107,7 @@ def test_what_is_begun_beyond_all_that_was_seen(past_s, choice):
     assert begun == choice and window_s > max(past_s)
 
 
+SPREAD = Policy(1.75, (Option("late_join/4", 0.8, 1.0), Option("any_arrival/64/4", 1.0, 1.0, ANY)))
 GROUP = Policy(1.75, (JOIN, CHAIN, Option("late_group/60", 0.8, 1.25, 2), Option("late_group/60", 0.75, 1.5, 3)))
 
 
@@ -158,11 +165,47 @@ def test_text():
     assert from_text(to_text(POLICY)) == POLICY
     assert from_text(to_text(GROUP)) == GROUP
     assert from_text(to_text(Policy(0.5))) == Policy(0.5)
+    assert from_text(to_text(SPREAD)) == SPREAD
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17]
+    "text",
+    ["", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17]
+    + ["1;a/64/4 1 1 0", "1;any_arrival/64/0 1 1 0", "1;any_arrival/64/x 1 1 0", "1;any_arrival/64/4 0 1 0"],
 )
 def test_bad_texts(text):
     with pytest.raises(ValueError):
         from_text(text)
+
+
+EVENLY = (0.2,) * 7
+
+
+def test_ranks_that_arrive_spread_are_taken_in_where_past_calls_would_have_gained():
+    """By hand: the bound of 8 ranks evenly over 1.4 is 1.14, and 1.03 of it less than to wait for all but the last."""
+    found = starts(SPREAD, [EVENLY])
+    assert {late for late, (start,) in found.items() if start.option.late == ANY} == {2, 3, 4, 5, 6}
+    assert duration_s(SPREAD, found, EVENLY, 7) == pytest.approx(1.4 + OVER_BOUND * least_after(np.arange(8) * 0.2))
+    # Where they arrive together, one is late, or what is past is not known, they are not.
+    for past in ([(0.0,) * 7], [(1.5, *(0.0,) * 6)], []):
+        assert all(start.option.late == 1 for (start,) in starts(SPREAD, past).values())
+
+
+def test_what_calls_took_corrects_what_they_are_predicted_to_take():
+    slow = corrected(SPREAD, {"": 1.1, "any_arrival": 2.0})
+    assert slow.normal_s == pytest.approx(1.1 * SPREAD.normal_s)
+    assert [option.join_s for option in slow.options] == pytest.approx([1.1, 2.0])
+    assert all(start.option.late == 1 for (start,) in starts(slow, [EVENLY]).values())
+    assert corrected(SPREAD, {}) == SPREAD
+
+
+@pytest.mark.parametrize(
+    ("choice", "arrivals", "predicted_s"),
+    [("", [0, 0, 5], 1.75), ("late_join/4", [0, 0, 0.3], 1.5), ("late_join/4", [0, 0, 2], 1.0)],
+)
+def test_the_last_phase_of_a_call(choice, arrivals, predicted_s):
+    assert last_phase_s(SPREAD, choice, arrivals) == pytest.approx(predicted_s)
+
+
+def test_the_last_phase_of_a_call_that_takes_ranks_in():
+    assert last_phase_s(SPREAD, "any_arrival/64/4", [0, 0, 1.0]) == pytest.approx(OVER_BOUND)

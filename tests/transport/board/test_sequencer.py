@@ -6,8 +6,8 @@ from collections import deque
 import pytest
 
 from lanterne.transport.board import sequencer as board
-from lanterne.transport.board.late_policy import Option, Policy, Start
-from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, SEEN, WITHOUT, Sequencer
+from lanterne.transport.board.late_policy import ANY, Option, Policy, Start
+from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, SEEN, SPREAD, WITHOUT, Sequencer
 
 POLICY = Policy(1.0, (Option("late_join/4", 0.6, 0.6),))
 WINDOW_S = 0.2
@@ -437,3 +437,78 @@ def test_a_call_is_reported_once_all_have():
     assert not [*reports.add(0, [(1.0, "f"), (2.0, "g")])]
     assert [*reports.add(1, [(1.5, "f")])] == [("f", [1.0, 1.5])]
     assert [*reports.add(1, [(2.5, "g"), (3.5, "h")])] == [("g", [2.0, 2.5])]
+
+
+@pytest.fixture
+def spread(monkeypatch):
+    """The board begins with two of four ranks, and grants four rounds more than the slowest has done."""
+    option = Option("any_arrival/64/4", 1.0, 1.0, ANY)
+    monkeypatch.setattr(board, "starts", lambda policy, past: {2: (Start(WINDOW_S, option),)})
+
+
+def spread_of(told):
+    """By rank, what the SPREADs of `told` say: the joins, and how many rounds are granted."""
+    assert all(record.verdict == SPREAD for _, record in told)
+    return {rank: (record.text, record.late) for rank, record in told}
+
+
+def test_ranks_are_taken_in_from_the_first_round_that_nobody_can_have_begun(spread):
+    sequencer = Sequencer(4)
+    assert not [each for rank in (3, 1) for each in arrive_prepared(sequencer, rank)]
+    assert spread_of(sequencer.expire(1.0)) == dict.fromkeys((1, 3), ("3 0 1 0", 4))
+    # Only what the slowest has done counts, and no more than is granted.
+    assert not sequencer.progress(3, 1, 2) and not sequencer.progress(1, 1, 9)
+    assert spread_of(sequencer.progress(1, 1, 1)) == dict.fromkeys((1, 3), ("3 0 1 0", 5))
+    assert spread_of(arrive_prepared(sequencer, 0)) == dict.fromkeys((0, 1, 3), ("3 0 1 0 0 5", 9))
+    last = arrive_prepared(sequencer, 2)
+    assert spread_of(last) == dict.fromkeys(range(4), ("3 0 1 0 0 5 2 9", -1))
+    assert {record.rank for _, record in last} == {2} and not sequencer.progress(1, 1, 3)
+
+
+@pytest.mark.parametrize("end", ["give up", "die"])
+def test_ranks_that_were_taken_in_hear_of_the_end(spread, end):
+    sequencer = Sequencer(4)
+    for rank in range(2):
+        arrive_prepared(sequencer, rank)
+    sequencer.expire(1.0)
+    told = sequencer.give_up(0, 1) if end == "give up" else sequencer.lose(3, "killed")
+    assert {rank for rank, _ in told} == {0, 1}
+    assert {(record.verdict, record.cause) for _, record in told} == {
+        (ABORT, board.TIMEOUT if end == "give up" else board.DIED)
+    }
+    assert not sequencer.progress(0, 1, 1)
+
+
+def test_who_is_not_prepared_is_asked_to_prepare():
+    policy = Policy(1.75, (Option("late_join/4", 0.8, 1.0), Option("any_arrival/64/4", 1.0, 1.0, ANY)))
+    sequencer = Sequencer(4)
+    verdicts = []
+    for number in range(1, 5):
+        told = []
+        for rank in range(4):
+            told += sequencer.arrive(
+                rank, number, "f", policy, number * 9 + rank * 0.4, prepared=number > 2 or rank > 0
+            )
+            told += sequencer.expire(number * 9 + rank * 0.4 + 0.3)
+        verdicts.append([(record.verdict, record.text) for rank, record in told if rank == 0][-1])
+    # The first call knows nothing, the second would have gained by it, the others do.
+    assert verdicts[0][1] == "" and verdicts[1][1] == board.WANTED
+    assert [verdict for verdict, _ in verdicts[2:]] == [SPREAD, SPREAD]
+
+
+def test_calls_that_took_longer_than_predicted_are_begun_otherwise():
+    """Joins took four times what was predicted: known after two calls, when all ranks have come to the third."""
+    sequencer, took, without = Sequencer(3), [], []
+    for number in range(1, 5):
+        told = []
+        for rank in range(3):
+            now_s = number * 9 + (rank == 2) * 1.0
+            told += sequencer.arrive(rank, number, "f", POLICY, now_s, took=took)
+            told += sequencer.expire(now_s + 0.9)
+        without.append(any(record.verdict == WITHOUT for _, record in told))
+        took = [(number, 4 * 0.6)]
+    assert without == [True, True, True, False]
+
+
+def arrive_prepared(sequencer, rank):
+    return sequencer.arrive(rank, 1, "f", POLICY, 0.0, prepared=True)
