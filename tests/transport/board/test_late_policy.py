@@ -170,8 +170,10 @@ def test_text():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17]
-    + ["1;a/64/4 1 1 0", "1;any_arrival/64/0 1 1 0", "1;any_arrival/64/x 1 1 0", "1;any_arrival/64/4 0 1 0"],
+    [
+        *("", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17),
+        *("1;a/64/4 1 1 0", "1;any_arrival/64/0 1 1 0", "1;any_arrival/64/x 1 1 0", "1;any_arrival/64/4 0 1 0"),
+    ],
 )
 def test_bad_texts(text):
     with pytest.raises(ValueError):
