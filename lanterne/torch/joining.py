@@ -1,4 +1,4 @@
-"""How a process group of lanterne comes to be: the first joins the job, those of some ranks share its transport."""
+"""Creation of process groups: the first joins the job; groups of some ranks share its transport."""
 
 import os
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from lanterne.errors import InputError
 from lanterne.kernels.cpu.jit import load_compiler
 from lanterne.torch.meeting import meet
 from lanterne.torch.process_group import LanterneGroup
-from lanterne.torch.torch_internals import torch_errors
+from lanterne.torch.torch_internals import forget_default, register, torch_errors
 from lanterne.transport.registry import has_ucx
 from lanterne.transport.timeouts import LONGEST_S
 
@@ -17,10 +17,10 @@ NAME = "lanterne"
 
 
 class Options(NamedTuple):
-    """What `pg_options` of init_process_group and new_group may be.
+    """Options for `pg_options` of init_process_group and new_group.
 
-    Attributes: `transport`, `deterministic`: as lanterne.join has them. `communicator`: whose ranks, in its order, the
-    group is of, and over which it goes; it is not closed with the group (docs/going-on.md).
+    Attributes: `transport`, `deterministic`: as in lanterne.join. `communicator`: the group has its ranks, in its
+    order, and uses it; the group's end does not close it (docs/going-on.md).
     """
 
     transport: str | None = None
@@ -29,7 +29,7 @@ class Options(NamedTuple):
 
 
 def load_libraries() -> None:
-    """Load what every group needs: while one is made, all ranks wait for the one that takes longest over it.
+    """Load the libraries of every group, so that no rank waits for another to load them while a group is made.
 
     Cost: some 0.3 s, the first time.
     """
@@ -38,18 +38,28 @@ def load_libraries() -> None:
     load_compiler()
 
 
+def register_backend() -> None:
+    """Register the backend with torch, which also calls this where a program names it without importing lanterne."""
+    register(NAME, create)
+
+
 class _Jobs:
-    """The group of all ranks of this process, while there is one."""
+    """The group of all ranks, while there is one."""
 
     whole: LanterneGroup | None = None
 
 
-def create(told: Any, options: Any) -> LanterneGroup:
-    """The group that torch asks for; `told`: torch's _DistributedBackendOptions, `options`: the user's."""
+def create(asked: Any, options: Any) -> LanterneGroup:
+    """Return the group that torch asks for.
+
+    Args:
+        asked: torch's _DistributedBackendOptions.
+        options: the user's `pg_options`.
+    """
     if not isinstance(options, (Options, type(None))):
         raise InputError(f"pg_options: got {type(options).__name__}, expected lanterne.torch.Options")
-    timeout_s = min(told.timeout.total_seconds(), LONGEST_S)
-    ranks = tuple(told.global_ranks_in_group)
+    timeout_s = min(asked.timeout.total_seconds(), LONGEST_S)
+    ranks = tuple(asked.global_ranks_in_group)
     with torch_errors():
         whole = _Jobs.whole
         if ranks and whole is not None and options is None:
@@ -58,8 +68,8 @@ def create(told: Any, options: Any) -> LanterneGroup:
         if own is not None and not ranks:
             _Jobs.whole = LanterneGroup(own.group(range(own.world_size), timeout_s), timeout_s, _forget)
             return _Jobs.whole
-        place = meet(told.store, told.group_id, told.group_rank, told.group_size, timeout_s)
-        comm = join(place, told.group_rank, told.group_size, transport, timeout_s, deterministic=deterministic)
+        place = meet(asked.store, asked.group_id, asked.group_rank, asked.group_size, timeout_s)
+        comm = join(place, asked.group_rank, asked.group_size, transport, timeout_s, deterministic=deterministic)
     group = LanterneGroup(comm, timeout_s, _forget)
     if not ranks:
         _Jobs.whole = group
@@ -69,3 +79,4 @@ def create(told: Any, options: Any) -> LanterneGroup:
 def _forget(group: LanterneGroup) -> None:
     if _Jobs.whole is group:
         _Jobs.whole = None
+        forget_default(group)

@@ -77,6 +77,33 @@ def test_a_rank_that_is_lost_is_named_by_the_others(way, words):
         assert code == 0, errors
 
 
+def test_torch_finds_the_backend_without_an_import_of_lanterne(tmp_path):
+    import torch.distributed as dist
+
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        pytest.skip("this torch has no entry points of backends, 2.14 does")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, torch, torch.distributed as dist\ndist.init_process_group('lanterne')\n"
+        "x = torch.ones(3); dist.all_reduce(x)\n"
+        "print(json.dumps({'name': dist.get_backend(), 'said': x.tolist()})); dist.destroy_process_group()\n"
+    )
+    for said, code, errors in run(size=2, job=program):
+        assert (said, code) == ({"lanterne": [2.0] * 3}, 0), errors
+
+
+def test_an_untested_torch_gives_one_warning(recwarn):
+    import torch
+
+    from lanterne.torch import torch_internals
+
+    torch_internals.warn_if_untested(torch.__version__)
+    assert not recwarn.list
+    for version in ("2.6.0", "2.12.1+cpu", "2.16.0a0+git123", "3.0"):
+        with pytest.warns(UserWarning, match="expected 2.13 to 2.15"):
+            torch_internals.warn_if_untested(version)
+
+
 def test_a_group_is_made_anew_of_those_that_live_and_of_those_that_are_back():
     parts = ["of_itself", "whole", "smaller", "whole_again", "late", "aborted", "without_one"]
     for rank, (said, code, errors) in enumerate(run(job=RECONFIGURED)):
