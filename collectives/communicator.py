@@ -377,17 +377,16 @@ class Communicator(Verbs):
         """
         limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         core = self._core
-        groups = core.next_group(model, limit_s) if core.somebody_waits() else None
-        if groups is None:
+        group = core.next_group(model, limit_s) if core.somebody_waits() else None
+        if group is None:
             return self
-        before, group = groups
         known = self._links_of_job()
         told = known.told(known.place_of[self.ranks[self.rank]], deterministic=self.deterministic, whole=self.rank == 0)
         grown = enter(group, open_after(core.transport), self._of_epoch, limit_s, told)
         if grown is None:
             return self
         grown.timeout_s = self.timeout_s
-        group.take_over(before)
+        group.take_over(core.transport.membership)
         core.succeed(grown._core)
         return grown
 

@@ -5,6 +5,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import reduce
 from hashlib import sha256
 from operator import and_
@@ -32,6 +33,7 @@ from lanterne.errors import InputError, Revoked, TransportError, TransportTimeou
 from lanterne.kernels.arrays import Array, Stream, is_device_array
 from lanterne.kernels.dtypes import Dtype, Op
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
+from lanterne.transport.membership import Membership
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.store.meeting_names import to_agree, to_shrink
 from lanterne.transport.store.terms import Terms
@@ -95,7 +97,7 @@ class CommunicatorCore(CommunicatorBase):
         self.ids: CommunicatorIds = CommunicatorIds() if ids is None else ids
         self.ids.used[communicator_id] = OPEN
         self.epoch = epoch
-        transport.reopen(communicator_id)
+        transport.closed_ids.discard(communicator_id)
         self._closes = tuple(closes)
         self._growths = 0  # so often it has asked for those that wait
         self._agreements = itertools.count(1)
@@ -290,7 +292,7 @@ class CommunicatorCore(CommunicatorBase):
             check_whole("group: got rank", rank, 0, self.world_size - 1)
         if self.rank not in ranks or len(set(ranks)) != len(ranks):
             raise InputError(f"group: got ranks {ranks} on rank {self.rank}, expected different ones, also this one")
-        store = self.transport.store
+        store = self.transport.membership.store
         if store is None and len(ranks) > 1:
             raise Unavailable("group: ranks of one process have no store to meet at; split has what group does")
         number = next(_lone) if store is None else self._agreed_number(store, ranks, timeout_s)
@@ -342,7 +344,8 @@ class CommunicatorCore(CommunicatorBase):
         limit_s = AGREE_TIMEOUTS * self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         mine = int(flags).to_bytes(FLAGS_NBYTES, "little", signed=True)
         # The store tells all of them the same: paths between ranks, and what has ended calls, do not matter here.
-        came = self.transport.survivors(to_agree(self._key, next(self._agreements)), self.ranks, (), mine, limit_s)
+        name = to_agree(self._key, next(self._agreements))
+        came = self._membership("shrink, agree").survivors(name, self.ranks, (), mine, limit_s)
         if not came:
             self._end_for_all(Revoked(f"communicator {self.communicator_id}: agree: another rank shrinks it"))
             self.check_open()
@@ -356,19 +359,34 @@ class CommunicatorCore(CommunicatorBase):
         self.revoke("it shrinks")
         # Mostly zeros.
         ids = zlib.compress(bytes(self.ids.used), 1)
-        cut = self.transport.cut_off(self.ranks)
-        came = self.transport.survivors(to_shrink(self._key), self.ranks, cut, ids, limit_s)
+        for rank in self.ranks:
+            with suppress(TransportError):
+                self.transport.check_peers((rank,))
+        cut = [rank for rank in self.ranks if rank in self.transport.unreachable]
+        came = self._membership("shrink, agree").survivors(to_shrink(self._key), self.ranks, cut, ids, limit_s)
         used = np.maximum.reduce([np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()])
         free = first_free(used)
         if used[free] == CLOSED:
             # As in _free_id. Who dies meanwhile is found in the next call.
-            self.transport.reopen(free)
-            self.transport.survivors(f"{self._key}/reopened", tuple(came), (), b"", limit_s)
+            self.transport.closed_ids.discard(free)
+            self._membership("shrink, agree").survivors(f"{self._key}/reopened", tuple(came), (), b"", limit_s)
         members = [index for index, rank in enumerate(self.ranks) if rank in came]
         child = self._child(members, free, f"{self._key}.s/{free}:{self.ranks[members[0]]}", closes=self._closes)
         self._closes, self._successor = (), child
-        self.transport.forget(self.communicator_id)
+        self.transport.retire(self.communicator_id, orderly=False)
         return child
+
+    def _membership(self, verb: str) -> Membership:
+        """Return the transport's membership, for `verb`.
+
+        Raises:
+            Unavailable: over this transport `verb` is not possible.
+        """
+        transport, can = self.transport, self.transport.capabilities
+        if not (can.grows if verb == "grow" else can.shrinks):
+            why = "over which no rank is taken in" if verb == "grow" else "where no rank outlives another"
+            raise Unavailable(f"{verb}: got transport {transport.name}, {why}; expected tcp or ucx")
+        return transport.membership
 
     def _check_not_over(self, verb: str) -> None:
         """Raise if this communicator is closed, or another one is in its place; a failed one is not over yet."""
@@ -381,18 +399,21 @@ class CommunicatorCore(CommunicatorBase):
     def somebody_waits(self) -> bool:
         """Whether a rank waits to be taken into the job, alike on all members. A collective call."""
         self.check_open()
+        membership = self._membership("grow")
         with self.lock:
-            waits = self.transport.somebody_waits()
+            membership.check_peers(())
+            waits = membership.somebody_waits
         anybody = np.zeros(1, np.uint8)
         self.call("all_reduce", np.array([waits], np.uint8), anybody, "max")
         return bool(anybody[0])
 
-    def next_group(self, model: str, limit_s: float) -> "tuple[Group, Group] | None":
-        """See Transport.grow; of the members, all that live."""
+    def next_group(self, model: str, limit_s: float) -> "Group | None":
+        """Return this rank's Group in the job's next epoch; see Group.grow. All members that live call it."""
         self._growths += 1
         with self.failing:
             terms = Terms(__version__, self.transport.name, model)
-            return self.transport.grow(f"{self._key}/grow/{self._growths}", self.ranks, terms, limit_s)
+            name = f"{self._key}/grow/{self._growths}"
+            return self._membership("grow").grow(name, self.ranks, terms, limit_s)
 
     def succeed(self, successor: "CommunicatorCore") -> None:
         """This one is over, with its transport; `successor`, which has another, is closed with it."""
@@ -412,7 +433,7 @@ class CommunicatorCore(CommunicatorBase):
             number = int(self._told_by(ranks[0], store, key, limit_s))
         if number >= GROUP_IDS:
             # As in _free_id.
-            self.transport.reopen(group_id(number))
+            self.transport.closed_ids.discard(group_id(number))
             store.set(f"{key}/{self.rank}", b"", limit_s)
             for rank in ranks:
                 self._told_by(rank, store, f"{key}/{rank}", limit_s)
@@ -453,7 +474,7 @@ class CommunicatorCore(CommunicatorBase):
             self.ids.ask_no_more(self.communicator_id)
         if used[free] == CLOSED:
             # Where an id is over, what comes for it is dropped: none may send before all have it open again.
-            self.transport.reopen(free)
+            self.transport.closed_ids.discard(free)
             self.call("all_reduce", np.zeros(1, np.uint8), np.zeros(1, np.uint8), "max")
         return free
 
@@ -477,11 +498,11 @@ class CommunicatorCore(CommunicatorBase):
             self.ids.used[self.communicator_id] = CLOSED if self.failure is None else OPEN
             if self.failure is None and self.busy:
                 log.warning("closed before the end of %s", self.describe())
-                self.transport.end_soon()
+                self.transport.membership.ends_soon = True
             is_idle = self.failure is None and not self.busy and not self._closes
             self.end(TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed"))
-            if not (is_idle and self.transport.retire(self.communicator_id)):
-                self.transport.keep(self.control)  # Its receives stay posted.
+            if not (is_idle and self.transport.retire(self.communicator_id, orderly=True)):
+                self.transport.kept.append(self.control)  # Its receives stay posted.
         self.engine.tell()
         if self._closes:
             self.engine.stop()

@@ -132,8 +132,8 @@ def node_names(hosts: Sequence[str], topology: Topology | None) -> tuple[str, ..
 
 
 def open_after(before: Transport) -> Callable[[Group, float], Transport]:
-    """What opens the transport that comes after `before`, of the same name."""
-    return lambda group, limit_s: before.open_next(group, limit_s) or open_transport(before.name, group, limit_s)
+    """Return what opens the transport of the epoch after that of `before`, of the same name."""
+    return lambda group, limit_s: open_transport(before.name, group, limit_s, before)
 
 
 def open_named(name: str) -> Callable[[Group, float], Transport]:

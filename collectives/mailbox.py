@@ -48,7 +48,7 @@ class Mailbox:
         self._peers: dict[int, _Announcements] = {}
         self._waiting: list[MailRequest] = []
         self._announced = 0
-        comm.transport.keep(self)  # Its receives stay posted.
+        comm.transport.kept.append(self)  # Its receives stay posted.
 
     def send(self, array: Array, peer: int, *, tag: int = 0, timeout_s: float | None = None) -> None:
         """Send `array`, of any shape and dtype, to rank `peer`, with any tag from 0 to 2**63 - 1."""
@@ -260,7 +260,7 @@ class MailRequest(CollectiveRequest):
         if self._peer is not None:
             return [ranks[self._peer]]
         # Those that have left send nothing more, the others may.
-        left = self._communicator.transport.left
+        left = self._communicator.transport.membership.left
         staying = [rank for rank in ranks if rank not in left]
         return staying if len(staying) > 1 else ranks
 

@@ -92,11 +92,12 @@ def rank_main(folder: str, transport: str) -> None:
 
     import lanterne
     from lanterne.transport.rails.delegate_transport import Delegates
+    from lanterne.transport.rank_group import Group
 
     communicator = lanterne.init(transport=transport)
     rank, told = communicator.rank, Path(folder)
-    group = communicator.transport._job
-    assert group is not None
+    group = communicator.transport.membership
+    assert isinstance(group, Group)
     peers = [peer for peer in range(RANKS) if peer != rank]
     exchange = lambda data: group.exchange("strangers", data)  # noqa: E731
     delegates = Delegates(rank, peers, exchange, rails=("tcp",), check_dead=group.check_peers)

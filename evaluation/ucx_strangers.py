@@ -20,8 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from evaluation.strangers import ports_of
-from lanterne.transport.base import make_tag
-from lanterne.transport.ucx.numbered_tags import INTERNAL
+from lanterne.transport.base import BARRIER_TAG, make_tag
 from lanterne.transport.ucx.worker import load_ucxx, make_worker
 
 # Messages of a client before the next one, another worker, takes over.
@@ -33,7 +32,7 @@ SIZES = {"nothing": 0, "a word": 8, "an array": 4096, "more than is expected": 6
 # The tags that lanterne has before they are hashed, and any.
 TAGS: dict[str, Callable[[random.Random], int]] = {
     "plain tag": lambda rng: make_tag(rng.randrange(4), rng.randrange(64)),
-    "a barrier's": lambda rng: rng.randrange(4) | INTERNAL,
+    "a barrier's": lambda rng: BARRIER_TAG | rng.randrange(4),
     "any tag": lambda rng: rng.getrandbits(64),
 }
 

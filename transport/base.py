@@ -8,23 +8,21 @@ Matching: messages of one (communicator, source, destination, lane) match in pos
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
-from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
+from lanterne.transport.membership import Membership
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.store.terms import Terms
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 from lanterne.transport.waiting import MOVED, Pausing, wait
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
-    from lanterne.transport.board.seat import Seat
-    from lanterne.transport.rank_group import Group
-    from lanterne.transport.store.client import StoreClient
+
 COMMUNICATOR_BITS = 16
 LANE_BITS = 32
 
@@ -43,31 +41,31 @@ def make_tag(communicator: int, lane: int = 0) -> int:
     return communicator << LANE_BITS | lane
 
 
-class OverTags:
-    """The tags of communicators that are over: what still comes of them is nobody's."""
+class ClosedIds:
+    """Ids of communicators that are closed, whose messages are dropped when they arrive."""
 
     def __init__(self) -> None:
         # By id; a set of all that a long job has closed would take megabytes.
-        self._is_over = bytearray(1 << COMMUNICATOR_BITS)
+        self._is_closed = bytearray(1 << COMMUNICATOR_BITS)
         self._any = False
 
     def add(self, communicator_id: int) -> None:
-        """That communicator is over."""
-        self._is_over[communicator_id] = 1
+        """Mark the communicator as closed."""
+        self._is_closed[communicator_id] = 1
         self._any = True
 
     def discard(self, communicator_id: int) -> None:
-        """Another one has that id now."""
-        self._is_over[communicator_id] = 0
+        """Open the id for a new communicator. All ranks that had the old one have closed it."""
+        self._is_closed[communicator_id] = 0
 
-    def __call__(self, tag: int) -> bool:
-        """Whether `tag` is one of them."""
-        return self._any and self._is_over[tag >> LANE_BITS] == 1
+    def has(self, tag: int) -> bool:
+        """Return whether `tag` belongs to a closed communicator."""
+        return self._any and self._is_closed[tag >> LANE_BITS] == 1
 
     def drop_from(self, *tables: dict[tuple[int, int], Any]) -> None:
-        """Remove what `tables`, by tag and number, have of them."""
+        """Remove from `tables`, keyed by tag and number, the entries of closed communicators."""
         for table in tables:
-            for key in [key for key in table if self(key[0])]:
+            for key in [key for key in table if self.has(key[0])]:
                 del table[key]
 
 
@@ -184,6 +182,9 @@ class Capabilities:
     lane_bits: int = LANE_BITS
     # A first message makes the connection, which a peer that has left would hold up: what it sent before is lost.
     connects_late: bool = False
+    # Ranks outlive the death of another (shrink, agree); the job takes processes in (grow).
+    shrinks: bool = False
+    grows: bool = False
 
 
 class Started(Protocol):
@@ -283,31 +284,57 @@ def timeout_error(transport: "Transport", peers: Iterable[int], limit_s: float) 
 class Transport(ABC):
     """Moves bytes between `world_size` ranks.
 
-    Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds);
-    `machine`, on which it runs; `pauses`, what waits do between polls; `background_s`, how often another thread than
-    the user's has to look for what has come, beside what `watch` tells, seconds; None: no other thread may use it;
-    `wakes`, whether all that comes makes a descriptor of `watch` readable, and takes so long that waits sleep on these.
+    Args:
+        membership: what the ranks know of each other's lives; None: nothing.
+        timeout_s: the default of every wait, seconds.
+
+    Attributes:
+        name, rank, world_size, capabilities, membership, timeout_s, machine
+        pauses: what waits do between polls; `woken`, instead of it in waits of one request; None: `pauses` there too.
+        is_moving: whether the last take_in moved anything.
+        background_s: interval at which a thread that is not the user's has to look for arrivals, beside what `watch`
+            reports, seconds; None: only the user's may use this transport.
+        wakes: whether every arrival makes a descriptor of `watch` readable, and takes so long that waits sleep.
+        lock: held by each thread that uses this transport beside other threads; a wrapper shares the inner one's.
+        unreachable: ranks to which this one has lost its path, dead or not, as of the last `check_peers` of them.
+        kept: objects that live as long as this transport: operations that stay posted use their memory.
+        closed_ids: communicators that are closed. A new communicator takes its id out of it.
+        shares_memory: whether ranks of one host may share memory instead of sending messages.
+        runtime: of this rank's device, where the transport has chosen one; `shares_devices`, whether ranks take turns.
     """
 
     name: str = "?"
-    machine: Machine = THIS_MACHINE
-    rank: int
-    world_size: int
     capabilities: Capabilities
     timeout_s: float = DEFAULT_TIMEOUT_S
-    pauses: Pauses = THIS_MACHINE.pauses()
     background_s: float | None = None
     wakes: bool = False
-    # What waits of one request do between polls, if it is not `pauses`; and whether the last take_in moved anything.
     woken: "Pausing | None" = None
     is_moving: bool = False
-    # Of this rank's device, where the transport has chosen one.
+    shares_memory: bool = False
     runtime: "CudaRuntime | None" = None
-    # Whether ranks take turns on a device.
     shares_devices: bool = False
     closed: bool = False
-    # The job of this rank, where the transport knows it.
-    _job: "Group | None" = None
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        membership: Membership | None = None,
+        *,
+        machine: Machine = THIS_MACHINE,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.membership: Membership = Membership() if membership is None else membership
+        self.machine = machine
+        self.pauses: Pauses = machine.pauses()
+        self.lock: Lock = machine.lock()
+        self.unreachable: set[int] = set()
+        self.kept: list[object] = []
+        self.closed_ids: ClosedIds = ClosedIds()
+        if timeout_s is not None:
+            self.timeout_s = check_timeout_s(timeout_s)
 
     def register(self, array: Any) -> Region:
         """Make `array` known to the transport and return its Region.
@@ -339,7 +366,7 @@ class Transport(ABC):
         raise NotImplementedError
 
     def take_in(self) -> bool:
-        """Take in what has come, for all requests, where `Request.poll` does not; return whether anything may have."""
+        """Receive what has arrived, for all requests, where `Request.poll` does not; return whether anything has."""
         return False
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -347,128 +374,53 @@ class Transport(ABC):
 
         Raises:
             TransportTimeout, PeerFailed: as Request.wait.
+            TransportError: the transport is closed.
         """
+        check_ops(self, ())
         limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        deadline = self.machine.now_s() + limit_s
+        until_s = self.machine.now_s() + limit_s
         empty = self.register(bytearray(0))
         distance = 1
         while distance < self.world_size:
             after, before = (self.rank + distance) % self.world_size, (self.rank - distance) % self.world_size
             ops = (Recv(empty, 0, 0, before, BARRIER_TAG), Send(empty, 0, 0, after, BARRIER_TAG))
-            self.post(ops).wait(max(0.0, deadline - self.machine.now_s()))
+            self.post(ops).wait(max(0.0, until_s - self.machine.now_s()))
             distance *= 2
 
-    def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
-        """The seat of `rank` at the arrival board `key` of `world_size` ranks; None: there is none."""
-        return None if self._job is None else self._job.open_board(key, rank, world_size)
-
-    def on_one_host(self, ranks: Iterable[int]) -> bool:
-        """Whether these ranks are processes of one host, which may share memory; no wrapper of a transport says so."""
-        job = self._job
-        if job is None or job.machine is not THIS_MACHINE or self.capabilities.stream_ordered:
-            return False
-        return len({job.hosts[rank] for rank in ranks}) == 1
-
-    @property
-    def lock(self) -> Lock:
-        """Whoever uses this transport beside other threads holds it meanwhile; of a wrapper, what it wraps has it."""
-        lock: Lock | None = vars(self).get("_lock")
-        return vars(self).setdefault("_lock", self.machine.lock()) if lock is None else lock
-
     def watch(self) -> tuple[int, ...] | None:
-        """Descriptors that become readable when something has come; None if something has by now. Under `lock`."""
-        return () if self.store is None else (self.store.fileno(),)
+        """Return descriptors that become readable when something arrives; None if something just has. Under `lock`."""
+        store = self.membership.store
+        return () if store is None else (store.fileno(),)
 
-    @property
-    def store(self) -> "StoreClient | None":
-        """The client of the job's store (store/client.py) on this rank; None where the job has none."""
-        return None if self._job is None else self._job.store
+    def check_peers(self, peers: Iterable[int]) -> None:
+        """Raise PeerFailed if one of `peers` is known to be dead, and look whether paths to them are lost.
 
-    def keep(self, thing: object) -> None:
-        """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
-        vars(self).setdefault("_kept", []).append(thing)
+        Cost: cheap enough for a waiting loop.
+        """
+        self.membership.check_peers(peers)
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """Give up the path to rank `peer`, which is dead: nothing is posted with it any more, nothing waited for.
+        """Give up the path to rank `peer`, which is dead: nothing is posted or waited for with it any more.
 
         Args:
             requests: those that are not done, of operations with `peer` only; memory that they receive into is not
                 written to any more, as far as the library under this transport can promise that.
         """
 
-    def check_peers(self, peers: Iterable[int]) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
+        """Drop what a closed communicator still receives; return whether its memory is free.
 
-    def survivors(
-        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
-    ) -> dict[int, bytes]:
-        """Those of `ranks` that still live, with what each brought, alike on all of them; see Group.survivors.
+        Args:
+            orderly: all its ranks have closed it, so that what it sent has to leave: while something of it has, nothing
+                is dropped. Otherwise everything is.
 
-        Raises:
-            Unavailable: over this transport no rank outlives another.
-        """
-        if self._job is None:
-            what = f"got transport {self.name}, where no rank outlives another; expected tcp or ucx"
-            raise Unavailable(f"shrink, agree: {what}")
-        return self._job.survivors(name, ranks, cut, payload, limit_s)
-
-    def somebody_waits(self) -> bool:
-        """Whether a rank waits to be taken into the job, as far as this one has heard.
-
-        Raises:
-            Unavailable: over this transport nobody can be taken in.
-        """
-        raise Unavailable(f"grow: got transport {self.name}, over which no rank is taken in; expected tcp or ucx")
-
-    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "tuple[Group, Group] | None":
-        """This rank's Group, and that in the job's next epoch, with those that wait; None: there are none.
-
-        All living ranks of the job call it; see Group.grow. Raises as that.
-        """
-        assert self._job is not None
-        group = self._job.grow(name, ranks, terms, limit_s)
-        return None if group is None else (self._job, group)
-
-    def open_next(self, group: "Group", limit_s: float) -> "Transport | None":
-        """That of the job's next epoch, between the ranks of `group`, made of this one, which stays as it is.
-
-        All its ranks open it. None: nothing of this one is of use, and it is opened as any other.
-        """
-        return None
-
-    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Those of `ranks` that no message reaches from here, dead or not."""
-        return ()
-
-    def forget(self, communicator_id: int) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """That communicator is over: what it still receives is not written any more, and its memory given back, as far
-        as the library under this transport allows it."""
-
-    def retire(self, communicator_id: int) -> bool:
-        """As `forget`, of a communicator that was closed in order, if nothing of it has still to leave this rank.
-
-        Returns False where that cannot be: what is posted stays so, and its memory has to be kept.
+        Returns:
+            False where operations stay posted, so that their memory has to be kept.
         """
         return False
 
-    def reopen(self, communicator_id: int) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """All ranks have closed the communicators that had this id, and a new one has it."""
-
-    @property
-    def left(self) -> Collection[int]:
-        """The ranks that have ended in order, as far as is known without asking."""
-        return () if self._job is None else self._job.left
-
-    def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
-        """The death of that of `ranks` which died first, as far as is known without asking."""
-        died = {} if self._job is None else self._job.failed()
-        return next((PeerFailed(rank, reason) for rank, reason in died.items() if rank in ranks), None)
-
-    def end_soon(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """A rank did not come: others are waited for at the end of this process (MPI_Finalize) for seconds only."""
-
     def settle(self) -> None:  # noqa: B027 (optional: does nothing unless overridden)
-        """Wait for what was queued on streams, before `close`; raises what has failed and nobody was told of yet."""
+        """Wait for what was queued on streams, before `close`; raise an error of it that was not reported yet."""
 
     @abstractmethod
     def close(self) -> None:

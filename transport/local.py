@@ -16,10 +16,10 @@ from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.membership import Membership
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import LEFT_GRACE_S
 from lanterne.transport.store.meeting_names import ends
-from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import wait
 
 # Above this size the copy goes through NumPy, which lets other threads run meanwhile.
@@ -61,22 +61,80 @@ class LocalWorld:
         return LocalTransport(self, rank, timeout_s)
 
 
+class LocalMembership(Membership):
+    """What one thread of a LocalWorld knows of the others."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self._world = world
+        self._rank = rank
+
+    def open_board(self, key: str, rank: int, world_size: int) -> LocalSeat:
+        return LocalSeat(self._world.boards, key, rank, world_size)
+
+    def check_peers(self, peers: Iterable[int] | None = None, done: Collection[int] | None = None) -> None:
+        gone = self._world.gone
+        if gone:
+            # The others may have gone on without this one.
+            for peer in (self._rank, *(list(gone) if peers is None else peers)):
+                reason, from_s = gone.get(peer, ("", inf))
+                if self._world.machine.now_s() >= from_s:
+                    raise PeerFailed(peer, reason)
+
+    @property
+    def left(self) -> Collection[int]:
+        # Other threads may leave meanwhile.
+        return [rank for rank, (reason, _) in list(self._world.gone.items()) if reason == LEFT]
+
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        world, now_s, key = self._world, self._world.machine.now_s, name.encode()
+        with world.lock:
+            if self._rank in world.gone:
+                raise PeerFailed(self._rank, world.gone[self._rank][0])
+            meeting = world.meetings.setdefault(key, _Meeting(now_s() + limit_s))
+            meeting.came[self._rank] = payload
+
+        def look() -> bool:
+            with world.lock:
+                if not meeting.is_over:
+                    meeting.is_over = any(
+                        ends(other, key) and each.came.keys() & {*ranks} for other, each in world.meetings.items()
+                    )
+                if not meeting.is_over:
+                    absent = [rank for rank in ranks if rank not in meeting.came and rank not in world.gone]
+                    if absent and now_s() >= meeting.end_s:
+                        why = f"it did not come when the others went on, within {limit_s:g} s"
+                        world.gone.update((rank, (why, now_s())) for rank in absent)
+                        absent = []
+                    if not absent:
+                        came = meeting.came
+                        meeting.answer = {rank: came[rank] for rank in ranks if rank in came and rank not in world.gone}
+                        meeting.is_over = True
+                return meeting.is_over
+
+        wait(look, inf, world.machine.pauses(world.world_size))
+        with world.lock:
+            # Those that are left out come no more.
+            world.meetings.pop(key, None)
+        if self._rank in world.gone and self._rank not in meeting.answer:
+            raise PeerFailed(self._rank, world.gone[self._rank][0])
+        return meeting.answer
+
+
 class LocalTransport(Transport):
     """One thread's end of a LocalWorld."""
 
     name = "local"
-    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=0)
+    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=0, shrinks=True)
 
     def __init__(self, world: LocalWorld, rank: int, timeout_s: float | None = None) -> None:
         if not 0 <= rank < world.world_size:
             raise InputError(f"local transport: got rank {rank}, expected 0 to {world.world_size - 1}")
+        membership = LocalMembership(world, rank)
+        super().__init__(rank, world.world_size, membership, machine=world.machine, timeout_s=timeout_s)
         self.world = world
-        self.rank = rank
-        self.world_size: int = world.world_size
-        self.machine: Machine = world.machine
         self.pauses: Pauses = world.machine.pauses(world.world_size)
-        if timeout_s is not None:
-            self.timeout_s: float = check_timeout_s(timeout_s)
 
     def _post(self, ops: Sequence[Operation]) -> "LocalRequest":
         request = LocalRequest(self, len(ops))
@@ -101,74 +159,18 @@ class LocalTransport(Transport):
             other.finish(other_op.peer, error)
         return request
 
-    def open_board(self, key: str, rank: int, world_size: int) -> LocalSeat:
-        return LocalSeat(self.world.boards, key, rank, world_size)
-
-    def check_peers(self, peers: Iterable[int]) -> None:
-        gone = self.world.gone
-        if gone:
-            for peer in (self.rank, *peers):  # The others may have gone on without this one.
-                reason, from_s = gone.get(peer, ("", inf))
-                if self.machine.now_s() >= from_s:
-                    raise PeerFailed(peer, reason)
-
-    @property
-    def left(self) -> Collection[int]:
-        # Other threads may leave meanwhile.
-        return [rank for rank, (reason, _) in list(self.world.gone.items()) if reason == LEFT]
-
-    def survivors(
-        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
-    ) -> dict[int, bytes]:
-        world, now_s, key = self.world, self.machine.now_s, name.encode()
-        with world.lock:
-            if self.rank in world.gone:
-                raise PeerFailed(self.rank, world.gone[self.rank][0])
-            meeting = world.meetings.setdefault(key, _Meeting(now_s() + limit_s))
-            meeting.came[self.rank] = payload
-
-        def look() -> bool:
-            with world.lock:
-                if not meeting.is_over:
-                    meeting.is_over = any(
-                        ends(other, key) and each.came.keys() & {*ranks} for other, each in world.meetings.items()
-                    )
-                if not meeting.is_over:
-                    absent = [rank for rank in ranks if rank not in meeting.came and rank not in world.gone]
-                    if absent and now_s() >= meeting.end_s:
-                        why = f"it did not come when the others went on, within {limit_s:g} s"
-                        world.gone.update((rank, (why, now_s())) for rank in absent)
-                        absent = []
-                    if not absent:
-                        came = meeting.came
-                        meeting.answer = {rank: came[rank] for rank in ranks if rank in came and rank not in world.gone}
-                        meeting.is_over = True
-                return meeting.is_over
-
-        wait(look, inf, self.pauses)
-        with world.lock:
-            # Those that are left out come no more.
-            world.meetings.pop(key, None)
-        if self.rank in world.gone and self.rank not in meeting.answer:
-            raise PeerFailed(self.rank, world.gone[self.rank][0])
-        return meeting.answer
-
-    def forget(self, communicator_id: int) -> None:
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
         world = self.world
         with world.lock:
-            for key in [key for key in world.unmatched if key[2] >> LANE_BITS == communicator_id]:
+            mine = [key for key in world.unmatched if key[2] >> LANE_BITS == communicator_id]
+            if orderly and any(key[0] == self.rank and world.unmatched[key][0][2] for key in mine):
+                return False
+            for key in mine:
                 kept = deque(entry for entry in world.unmatched[key] if entry[0].transport is not self)
                 if kept:
                     world.unmatched[key] = kept
                 else:
                     del world.unmatched[key]
-
-    def retire(self, communicator_id: int) -> bool:
-        with self.world.lock:
-            for key, entries in self.world.unmatched.items():
-                if key[2] >> LANE_BITS == communicator_id and key[0] == self.rank and entries[0][2]:
-                    return False
-        self.forget(communicator_id)
         return True
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:

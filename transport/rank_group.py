@@ -14,6 +14,7 @@ from lanterne.errors import InputError, PeerFailed, TransportError, TransportTim
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.membership import Membership
 from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.terms import ANY, Terms, unpack
 from lanterne.transport.timeouts import LONGEST_S
@@ -37,7 +38,7 @@ LEFT_GRACE_S = 1.0
 ANSWER_S = 5.0
 
 
-class Group:
+class Group(Membership):
     """Ranks of a job as one of them sees it; for one thread of each rank.
 
     Attributes:
@@ -45,7 +46,6 @@ class Group:
         store: None in a job of one rank.
         machine: the one of the store's client.
         epoch: 0, or how often the job has grown since; `newcomers`: ranks that were taken in then.
-        somebody_waits: whether a process waits to be taken in, as far as is known without asking.
         ends_together: set before a call of `end_together`, so that `leave` keeps the connection for it.
     """
 
@@ -69,7 +69,6 @@ class Group:
         self.ends_together = False
         self.epoch = epoch
         self.newcomers: tuple[int, ...] = tuple(newcomers)
-        self.somebody_waits: bool = False
         self._store_process = store_process
         self._failed: dict[int, str] = {}
         self._left: dict[int, float] = {}
@@ -275,8 +274,9 @@ class Group:
         """
         return len(self.survivors(BEGIN, range(self.world_size), (), b"", limit_s)) == self.world_size
 
-    def take_over(self, before: "Group") -> None:
+    def take_over(self, before: Membership) -> None:
         """Leave `before`, this rank's Group of the epoch before."""
+        assert isinstance(before, Group)
         self._store_process, before._store_process = before._store_process, None
         before.leave()
 
@@ -315,19 +315,19 @@ class Group:
                 if rank in done and self.machine.now_s() - left_s > LEFT_GRACE_S:
                     raise PeerFailed(rank, "it has left the job")
 
+    def on_one_host(self, ranks: Iterable[int]) -> bool:
+        return self.machine is THIS_MACHINE and len({self.hosts[rank] for rank in ranks}) == 1
+
     def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:
-        """The Seat of `rank` at the store's board `key`, at which `world_size` ranks meet; None without a store."""
         if self.store is None:
             return None
         return StoreSeat(self.store, self._look, self._records, key, rank, world_size)
 
     @property
     def left(self) -> Collection[int]:
-        """The ranks that have left in order, as far as is known without asking."""
         return self._left.keys()
 
     def failed(self) -> dict[int, str]:
-        """The dead ranks and why, as far as is known without asking: a dict, first death first."""
         return dict(self._failed)
 
     def check_mpi_world(self, size: int) -> None:

@@ -37,8 +37,13 @@ def find_transport(name: str) -> tuple[str, str, str]:
     return TRANSPORTS[name]
 
 
-def open_transport(name: str, group: "Group", timeout_s: float | None = None) -> "Transport":
-    """The transport `name` between the ranks of `group`.
+def open_transport(
+    name: str, group: "Group", timeout_s: float | None = None, before: "Transport | None" = None
+) -> "Transport":
+    """Open transport `name` between the ranks of `group`.
+
+    Args:
+        before: this rank's transport of that name in the epoch before, whose communicator NCCL may grow; it stays open.
 
     Raises:
         InputError: no transport of that name, or it encrypts nothing and is to.
@@ -47,7 +52,8 @@ def open_transport(name: str, group: "Group", timeout_s: float | None = None) ->
     module, cls, _ = find_transport(name)
     if name != "tcp" and len(set(group.hosts)) > 1:
         refuse_if_encrypted(f"transport {name} between hosts")
-    opened: Transport = getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
+    makes = getattr(import_module(f".{module}", __package__), cls)
+    opened: Transport = makes(group, timeout_s, before=before) if name == "nccl" else makes(group, timeout_s)
     return opened
 
 

@@ -1,20 +1,14 @@
 """A transport around another: what all of them pass on."""
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import replace
 
-from lanterne.errors import PeerFailed
 from lanterne.transport.base import Capabilities, Transport
-from lanterne.transport.machine import Lock, Machine
 from lanterne.transport.pauses import Pauses
-
-if TYPE_CHECKING:
-    from lanterne.transport.board.seat import Seat
-    from lanterne.transport.store.client import StoreClient
 
 
 class Wrapper(Transport):
-    """Moves messages over `inner`, changed by whoever derives from this. Closed with it.
+    """Transport over `inner`, whose messages a derived class changes. Closed with it.
 
     Args:
         name: of this one.
@@ -22,28 +16,17 @@ class Wrapper(Transport):
     """
 
     def __init__(self, inner: Transport, name: str, capabilities: Capabilities | None = None) -> None:
+        super().__init__(inner.rank, inner.world_size, inner.membership, machine=inner.machine)
         self.inner = inner
         self.name = name
-        self.rank: int = inner.rank
-        self.world_size: int = inner.world_size
-        self.capabilities: Capabilities = capabilities or inner.capabilities
         self.timeout_s: float = inner.timeout_s
-        self.machine: Machine = inner.machine
+        # The next epoch of a job would have a transport without the wrapper.
+        self.capabilities: Capabilities = replace(capabilities or inner.capabilities, grows=False)
         self.pauses: Pauses = inner.pauses
-
-    def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
-        return self.inner.open_board(key, rank, world_size)
-
-    @property
-    def lock(self) -> Lock:
-        return self.inner.lock
-
-    @property
-    def store(self) -> "StoreClient | None":
-        return self.inner.store
-
-    def keep(self, thing: object) -> None:
-        self.inner.keep(thing)
+        self.lock = inner.lock
+        self.unreachable = inner.unreachable
+        self.kept = inner.kept
+        self.closed_ids = inner.closed_ids
 
     def take_in(self) -> bool:
         return self.inner.take_in()
@@ -51,32 +34,8 @@ class Wrapper(Transport):
     def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)
 
-    @property
-    def left(self) -> Collection[int]:
-        return self.inner.left
-
-    def survivors(
-        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
-    ) -> dict[int, bytes]:
-        return self.inner.survivors(name, ranks, cut, payload, limit_s)
-
-    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        return self.inner.cut_off(ranks)
-
-    def forget(self, communicator_id: int) -> None:
-        self.inner.forget(communicator_id)
-
-    def retire(self, communicator_id: int) -> bool:
-        return self.inner.retire(communicator_id)
-
-    def reopen(self, communicator_id: int) -> None:
-        self.inner.reopen(communicator_id)
-
-    def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
-        return super().first_death(ranks) or self.inner.first_death(ranks)
-
-    def end_soon(self) -> None:
-        self.inner.end_soon()
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
+        return self.inner.retire(communicator_id, orderly=orderly)
 
     def settle(self) -> None:
         self.inner.settle()

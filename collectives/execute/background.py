@@ -288,7 +288,7 @@ class Engine:
         left = [communicator.describe() for communicator in self.busy if communicator.busy]
         if left and not self._stopping:
             log.warning("the end has come before that of %s", "; ".join(left))
-            self._transport.end_soon()
+            self._transport.membership.ends_soon = True
         self._stopping = True
         if self._thread is not None and self._wakes is not None:
             self._transport.machine.not_at_exit(self.stop)

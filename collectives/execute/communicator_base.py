@@ -272,7 +272,7 @@ class CommunicatorBase(CommunicatorPlace):
         if self.failure is None:
             self.end(error)
             if isinstance(error, TransportTimeout):
-                self.transport.end_soon()
+                self.transport.membership.ends_soon = True
             # First, since the others' NCCL sees an abort at once, and knows no reason.
             self.control.tell_failure(error)
             if self.device is not None:
@@ -330,7 +330,7 @@ class Failing:
             try:
                 communicator.control.read()
                 communicator.transport.check_peers(())
-                if (death := communicator.transport.first_death(communicator.ranks)) is not None:
+                if (death := communicator.transport.membership.first_death(communicator.ranks)) is not None:
                     raise death
             except LanterneError as error:
                 self.heard = error
@@ -375,6 +375,6 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
     wait(look, DEATH_S, communicator.pauses)
     if isinstance(reason, PeerFailed) and not reason.told:
         # Who died first may be why others ended.
-        first = communicator.transport.first_death(communicator.ranks)
+        first = communicator.transport.membership.first_death(communicator.ranks)
         return reason if first is None or first.rank == reason.rank else first
     return reason

@@ -192,8 +192,9 @@ class CollectiveRequest:
         if self._entry is not None:
             communicator.device_side().check_reached(self._entry, self._signature, limit_s)
         control, pending = communicator.control, self._pending_peers()
+        left = communicator.transport.membership.left
         # One that has left in order, and of which nothing is expected, was through this call before it told of it.
-        absent = [rank for rank in control.absent() if rank in pending or rank not in communicator.transport.left]
+        absent = [rank for rank in control.absent() if rank in pending or rank not in left]
         peers = absent or control.silent(pending, limit_s)
         raise timeout_error(communicator.transport, peers, limit_s)
 

@@ -112,7 +112,8 @@ class LateRanks:
         """This rank's seat at the board, taken when first needed; None where there is no board."""
         if self._seat is None:
             communicator = self._communicator
-            self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
+            membership = communicator.transport.membership
+            self._seat = membership.open_board(self.key, communicator.rank, communicator.world_size)
         return self._seat
 
     @property
@@ -276,7 +277,7 @@ def error_of(record: Record, communicator: CommunicatorBase, number: int) -> Lan
         return InputError(f"call {number}: {record.text}")
     if record.cause == DIED:
         # The board knows who was to come and is gone; the job, who died first, and why.
-        return communicator.transport.first_death(ranks) or PeerFailed(ranks[record.rank], record.text)
+        return communicator.transport.membership.first_death(ranks) or PeerFailed(ranks[record.rank], record.text)
     if record.cause != TIMEOUT:
         return TransportTimeout(f"call {number}: {record.text}")
     absent = tuple(ranks[int(rank)] for rank in record.text.split())

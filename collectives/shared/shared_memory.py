@@ -84,7 +84,7 @@ def share_memory(group: CommunicatorBase, call: Call) -> SharedMemory | None:
         call: `core.call`.
     """
     n = group.world_size
-    if n == 1 or not group.transport.on_one_host(group.ranks):
+    if n == 1 or not (group.transport.shares_memory and group.transport.membership.on_one_host(group.ranks)):
         return None
     nbytes = nbytes_for(n)
     mine, view, token = -1, None, secrets.randbits(62)

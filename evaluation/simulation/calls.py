@@ -163,7 +163,7 @@ def _seats(call: Call) -> None:
         return  # It was played by more ranks.
     others = [other for other in range(ranks) if other != rank]
     log = call.logs[rank] = SeatLog()
-    seat = transport.open_board(f"seats/{call.number}/{call.attempt}", rank, ranks)
+    seat = transport.membership.open_board(f"seats/{call.number}/{call.attempt}", rank, ranks)
     assert seat is not None
     check = lambda: transport.check_peers(others)  # noqa: E731
     player = Player(seat, rank, transport.machine, transport.timeout_s, check, log)

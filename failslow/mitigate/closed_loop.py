@@ -107,7 +107,7 @@ class ClosedLoop:
         self._team: Communicator | None = None
         self._decision: Decision | None = None
         self._judged = 0
-        self._verdicts = Verdicts(self.agreement, comm.transport.store, before)
+        self._verdicts = Verdicts(self.agreement, comm.transport.membership.store, before)
         self.controller: Controller | None = None
         if comm.rank == 0:
             planned_s = stage_work_s(self._problem)

@@ -79,7 +79,7 @@ class DelegatePlane(DataPlane):
         self._links = self._ends.links
         if memory_nbytes is None:
             memory_nbytes = int(MEMORY_SHARE * free_nbytes() / comm.world_size)
-        store = core_of(comm).transport.store
+        store = core_of(comm).transport.membership.store
         self.delegates: Delegates = Delegates(
             comm.rank,
             self._peers,

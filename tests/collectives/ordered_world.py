@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from lanterne.transport.base import Capabilities, Request, Send, Transport
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import Machine
+from lanterne.transport.membership import Membership
 
 # What control and agreement messages are below: they leave at once, as they do on every transport.
 SMALL_NBYTES = 1024
@@ -149,8 +150,8 @@ class OrderedTransport(Transport):
     capabilities = Capabilities()
 
     def __init__(self, world, rank):
-        self.world, self.rank, self.world_size = world, rank, world.world_size
-        self.machine = world
+        super().__init__(rank, world.world_size, OrderedMembership(world), machine=world)
+        self.world = world
         self.pauses = world.pauses(world.world_size)
 
     def _post(self, ops):
@@ -159,11 +160,18 @@ class OrderedTransport(Transport):
             self.world.post(self.rank, op, request)
         return request
 
-    def open_board(self, key, rank, world_size):
-        return self.world.seat(key, rank)
-
     def close(self):
         self.closed = True
+
+
+class OrderedMembership(Membership):
+    """What one rank of a World knows of the others: their board."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def open_board(self, key, rank, world_size):
+        return self._world.seat(key, rank)
 
 
 class OrderedSeat:

@@ -73,8 +73,6 @@ def load_mpi() -> ModuleType:
 
 _loaded: ModuleType | None = None
 _failed = False
-# How long this process waits at its end for the others.
-_patience_s: float = LONGEST_S
 
 
 def skip_finalize() -> None:
@@ -95,7 +93,8 @@ _groups: list[Group] = []
 
 def _at_exit(MPI: Any, ours: bool) -> None:
     willing = not _failed and not hasattr(sys, "last_value")
-    together = all([group.end_together(willing, _patience_s) for group in _groups]) if _groups else willing
+    limit_s = {group: PATIENCE_S if group.ends_soon else LONGEST_S for group in _groups}
+    together = all([group.end_together(willing, limit_s[group]) for group in _groups]) if _groups else willing
     if together and ours and not MPI.Is_finalized():
         MPI.Finalize()
     if not together and not ours:
@@ -117,6 +116,7 @@ class MpiTransport(Transport):
     """
 
     name = "mpi"
+    shares_memory = True
 
     def __init__(self, group: Group | None = None, timeout_s: float | None = None) -> None:
         MPI = load_mpi()
@@ -124,14 +124,12 @@ class MpiTransport(Transport):
         if group is not None:
             group.check_mpi_world(world.size)
             finalize_with(group)
+        super().__init__(int(world.rank), int(world.size), group, timeout_s=timeout_s)
         self._mpi = MPI
-        self._job = group
         self._comm = world.Dup()
         # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
         self._abandoned: list[object] = []
         unlink_segments()
-        self.rank: int = int(world.rank)
-        self.world_size: int = int(world.size)
         self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))
         large = MPI.Get_version() >= (4, 0)
         self.capabilities: Capabilities = Capabilities(
@@ -144,8 +142,6 @@ class MpiTransport(Transport):
         self.pauses: Pauses = self.machine.pauses(group.ranks_here if group is not None else world.size)
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self.background_s: float | None = LOOK_S
-        if timeout_s is not None:
-            self.timeout_s = timeout_s
 
     def _post(self, ops: Sequence[Operation]) -> "MpiRequest":
         comm = self._comm
@@ -181,13 +177,12 @@ class MpiTransport(Transport):
         return self._comm
 
     def check_peers(self, peers: Iterable[int]) -> None:
-        if self._job is not None:
-            try:
-                self._job.check_peers(peers)
-            finally:
-                # Who left in good order still comes to MPI_Finalize; the dead do not.
-                if self._job.failed():
-                    skip_finalize()
+        try:
+            self.membership.check_peers(peers)
+        finally:
+            # A rank that left in order still calls MPI_Finalize; a dead one does not.
+            if self.membership.failed():
+                skip_finalize()
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         # A dead path would keep MPI_Finalize waiting. What is half-way in may still be written, if the path revives.
@@ -197,15 +192,6 @@ class MpiTransport(Transport):
             assert isinstance(request, MpiRequest)
             request.cancel_receives()
 
-    def survivors(
-        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
-    ) -> dict[int, bytes]:
-        raise Unavailable("shrink, agree: got transport mpi, expected tcp or ucx: after a death MPI promises nothing")
-
-    def end_soon(self) -> None:
-        global _patience_s  # noqa: PLW0603 (MPI ends once a process)
-        _patience_s = PATIENCE_S
-
     def adopt(self, requests: object) -> None:
         """Keep the memory of MPI requests, or of lists of them, that nobody holds any more."""
         self._abandoned.append(requests)
@@ -213,8 +199,7 @@ class MpiTransport(Transport):
     def explain(self, error: "MPI.Exception", peers: Collection[int]) -> NoReturn:
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
-        if (job := self._job) is not None:
-            wait(never, NOTICE_S, self.pauses, lambda _now_s: job.check_peers(peers))
+        wait(never, NOTICE_S, self.pauses, lambda _now_s: self.membership.check_peers(peers))
         # MPICH appends its call stack, a line each.
         text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
         raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error

@@ -8,7 +8,7 @@ host transport first, compare what could go wrong (devices, versions), and start
 
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,12 +35,9 @@ from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.versions import version_text
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
-from lanterne.transport.store.terms import Terms
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
-    from lanterne.transport.board.seat import Seat
-    from lanterne.transport.store.client import StoreClient
 
 # NCCL's point to point is erratic for sizes that are no multiple of a page (StragglAR, section 4.1). The paper pads the
 # buffer; here chunks are of as many pages as there, from the start of the array, and only the last one ends where the
@@ -93,14 +90,23 @@ class NcclTransport(Transport):
         library: Any = None,
         before: "NcclTransport | None" = None,
     ) -> None:
-        self.rank: int = group.rank
-        self.world_size: int = group.world_size
+        host = host or _open_host(group, timeout_s)
+        super().__init__(group.rank, group.world_size, host.membership, timeout_s=timeout_s)
+        self.host: Transport = host
         self.host_name: str = group.host
-        self.host: Transport = host or _open_host(group, timeout_s)
-        self.capabilities = replace(type(self).capabilities, connects_late=self.host.capabilities.connects_late)
-        self.pauses: Pauses = self.host.pauses
-        self.hears_s: float | None = self.host.background_s
-        self.timeout_s: float = self.host.timeout_s if timeout_s is None else timeout_s
+        self.capabilities = replace(
+            type(self).capabilities,
+            connects_late=host.capabilities.connects_late,
+            shrinks=host.capabilities.shrinks,
+            grows=host.capabilities.grows,
+        )
+        self.pauses: Pauses = host.pauses
+        self.unreachable = host.unreachable
+        self.hears_s: float | None = host.background_s
+        if timeout_s is None:
+            self.timeout_s: float = host.timeout_s
+        if before is not None:
+            runtime, library = before.runtime, before.library
         self._channels: list[NcclChannel] = []
         self.library: Any = library
         try:
@@ -205,48 +211,16 @@ class NcclTransport(Transport):
             raise InputError("nccl: got host and device memory in one post, expected one of them")
         return self.channel.post(ops)
 
-    def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
-        return self.host.open_board(key, rank, world_size)
-
-    @property
-    def store(self) -> "StoreClient | None":
-        return self.host.store
-
     def take_in(self) -> bool:
         return self.host.take_in()
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)
 
-    @property
-    def left(self) -> Collection[int]:
-        return self.host.left
-
-    def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
-        return self.host.first_death(ranks)
-
-    def somebody_waits(self) -> bool:
-        return self.host.somebody_waits()
-
-    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "tuple[Group, Group] | None":
-        return self.host.grow(name, ranks, terms, limit_s)
-
-    def open_next(self, group: Group, limit_s: float) -> Transport:
-        return NcclTransport(group, limit_s, runtime=self.runtime, library=self.library, before=self)
-
-    def survivors(
-        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
-    ) -> dict[int, bytes]:
-        return self.host.survivors(name, ranks, cut, payload, limit_s)
-
-    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        return self.host.cut_off(ranks)
-
-    def forget(self, communicator_id: int) -> None:
-        self.host.forget(communicator_id)
-
-    def end_soon(self) -> None:
-        self.host.end_soon()
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
+        if not orderly:
+            self.host.retire(communicator_id, orderly=False)
+        return False
 
     def settle(self) -> None:
         for channel in self._channels:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
-from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport
+from lanterne.transport.base import Operation, Recv, Request, Send, Transport
 from lanterne.transport.rails.rail import SILENT_MS, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_frames import SpareFrames
@@ -65,16 +65,18 @@ class SpareTransport(Wrapper):
         super().__init__(inner, f"spare-{inner.name}", capabilities)
         self.rails: tuple[str, ...] = tuple(rails)
         self._check_dead = check_dead
-        self._over = OverTags()
-        self._paths = SparePaths(inner, self.rails, f"{self.name} rank {self.rank}")
+        # A lost path of `inner` is not the last one.
+        self.unreachable: set[int] = set()
+        self._paths = SparePaths(inner, self.rails, f"{self.name} rank {self.rank}", self.unreachable)
         self.peers: dict[int, SparePeer] = self._paths.peers
         self.moved: list[tuple[int, str, str, float]] = self._paths.moved
         self.frames: SpareFrames = SpareFrames(
-            self._paths, self, self.machine, self._over, f"{inner.name} rank {self.rank}"
+            self._paths, self, self.machine, self.closed_ids, f"{inner.name} rank {self.rank}"
         )
         # Not told by `exchange`, which others may read.
-        token = None if inner.store is None else inner.store.secret(b"lanterne/spare").hex()
-        reached = "" if inner.store is None else inner.store.reached_from
+        store = inner.membership.store
+        token = None if store is None else store.secret(b"lanterne/spare").hex()
+        reached = "" if store is None else store.reached_from
         found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token, reached)
         for (rank, index), (sock, seals) in sorted(found.items()):
             configure(sock, lost_ms=SILENT_MS, may_stand=True)
@@ -190,22 +192,19 @@ class SpareTransport(Wrapper):
             if operation.request is not None:
                 self._is_done(operation)
 
-    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
-
     # -- communicators that are over
 
-    def forget(self, communicator_id: int) -> None:
-        self._over.add(communicator_id)
-        self.inner.forget(communicator_id)
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
+        if orderly:
+            return False  # A message may have to be sent again.
+        self.closed_ids.add(communicator_id)
+        self.inner.retire(communicator_id, orderly=False)
         for peer in self.peers.values():
-            peer.ledger.forget(self._over)
-            self._over.drop_from(peer.receives, peer.early)
+            peer.ledger.forget(self.closed_ids.has)
+            self.closed_ids.drop_from(peer.receives, peer.early)
             for rail in peer.rails:
-                rail.divert(self._over)
-
-    def retire(self, communicator_id: int) -> bool:
-        return False  # A message may have to be sent again.
+                rail.divert(self.closed_ids.has)
+        return True
 
     # -- the rest of a transport
 

@@ -4,7 +4,7 @@ import select
 from typing import Protocol
 
 from lanterne.errors import TransportError
-from lanterne.transport.base import OverTags
+from lanterne.transport.base import ClosedIds
 from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
@@ -40,17 +40,17 @@ class SpareFrames:
     """Reads and answers what comes on rails, and leaves a path on which nothing does.
 
     Args:
-        over: the tags of which nothing is taken any more.
+        closed_ids: communicators whose messages are dropped.
         direct_name: that of the direct paths, for errors.
     """
 
     def __init__(
-        self, paths: SparePaths, messages: SpareMessages, machine: Machine, over: OverTags, direct_name: str
+        self, paths: SparePaths, messages: SpareMessages, machine: Machine, closed_ids: ClosedIds, direct_name: str
     ) -> None:
         self._paths = paths
         self._messages = messages
         self._machine = machine
-        self._over = over
+        self._closed_ids = closed_ids
         self._direct_name = direct_name
         self._next_s = 0.0
         self._looked_s = 0.0
@@ -128,7 +128,7 @@ class SpareFrames:
             number, nbytes, tag, _ = words
             return self._on_data(peer, (tag, number), nbytes, is_whole)
         if kind == RECEIPT:
-            if not self._over(words[0]):
+            if not self._closed_ids.has(words[0]):
                 peer.ledger.receipt(words[0], words[1])
         elif kind == SWITCH:
             if words[0] > peer.path:
@@ -154,7 +154,7 @@ class SpareFrames:
 
     def _on_data(self, peer: SparePeer, key: tuple[int, int], nbytes: int, is_whole: bool) -> memoryview | None:
         """Where a message that begins to come is to go; or it has come."""
-        if self._over(key[0]):
+        if self._closed_ids.has(key[0]):
             return None
         operation = peer.receives.get(key)
         if not is_whole:

@@ -20,12 +20,13 @@ class SparePaths:
         inner: the transport whose paths are used first.
         rails: the names of a peer's rails, in order.
         name: this rank's, for errors.
+        unreachable: takes the ranks to which no path is left.
 
     Attributes: `peers`, by rank; `moved`, as SpareTransport has it; `poll`, which tells descriptors and events of
     rails; `by_fd`, the rail of each descriptor.
     """
 
-    def __init__(self, inner: Transport, rails: tuple[str, ...], name: str) -> None:
+    def __init__(self, inner: Transport, rails: tuple[str, ...], name: str, unreachable: set[int]) -> None:
         ranks = range(inner.world_size)
         self.peers: dict[int, SparePeer] = {rank: SparePeer(rank) for rank in ranks if rank != inner.rank}
         self.moved: list[tuple[int, str, str, float]] = []
@@ -34,6 +35,7 @@ class SparePaths:
         self._machine = inner.machine
         self._names = rails
         self._name = name
+        self._unreachable = unreachable
         self._poller = inner.machine.poller()
         self.poll: Callable[[float], list[tuple[int, int]]] = self._poller.poll
 
@@ -52,6 +54,7 @@ class SparePaths:
             self.switch(peer, living[0], why)
         elif peer.error is None:
             peer.error, peer.lost_s = why, self._machine.now_s()
+            self._unreachable.add(peer.rank)
             if path == DIRECT:
                 raise why
 

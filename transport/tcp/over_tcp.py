@@ -19,20 +19,17 @@ from lanterne.transport import wire
 from lanterne.transport.base import (
     Capabilities,
     Operation,
-    OverTags,
     Request,
     Send,
     Transport,
 )
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses, Woken
 from lanterne.transport.rank_group import Group
 from lanterne.transport.tcp.connections import connections
 from lanterne.transport.tcp.duplex import BYE, PACED_NBYTES, Duplex, Garbled
 from lanterne.transport.tcp.tcp_peer import PolledConnections, TcpOperation, TcpPeer
 from lanterne.transport.tcp_info import tcp_info
-from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import wait
 
 # How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was
@@ -63,28 +60,22 @@ class TcpTransport(Transport):
     """
 
     name = "tcp"
-    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=PACED_NBYTES)
+    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=PACED_NBYTES, shrinks=True, grows=True)
+    shares_memory = True
 
     def __init__(self, group: Group, timeout_s: float | None = None, *, sealed: bool = True) -> None:
-        self.rank: int = group.rank
-        self.world_size: int = group.world_size
-        self.machine: Machine = group.machine
-        if timeout_s is not None:
-            self.timeout_s: float = check_timeout_s(timeout_s)
+        super().__init__(group.rank, group.world_size, group, machine=group.machine, timeout_s=timeout_s)
         self.pauses: Pauses = group.machine.pauses(group.ranks_here)
         self.background_s: float | None = SLEEP_S
-        self._job = group
-        self._group = group
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         self._polled = PolledConnections(group.machine)
         self.woken = Woken(group.machine, self._sleep, SPIN_S)
         self.is_moving: bool = False
         self.peers: dict[int, TcpPeer] = {}
-        self._over = OverTags()
         self._silence_s = 0.0  # when it looks next whether peers that are waited for answer
         self.wakes: bool = len(set(group.hosts)) > 1
         for (rank, _), (sock, seals) in connections(group, sealed=sealed).items():
-            peer = self.peers.setdefault(rank, TcpPeer(rank, self._over))
+            peer = self.peers.setdefault(rank, TcpPeer(rank, self.closed_ids))
             self._polled.add(peer, Duplex(sock, peer, seals))
         self._pid = os.getpid()
         self.machine.at_exit(self.close)
@@ -120,7 +111,7 @@ class TcpTransport(Transport):
             raise operation.error
         if not operation.done and peer.error is not None:
             # Of a connection that was lost the job may know more in a moment.
-            self._group.check_peers((peer.rank,))
+            self.membership.check_peers((peer.rank,))
             if self.machine.now_s() > peer.lost_s + NOTICE_S:
                 raise peer.error
         if self.closed and not operation.done:
@@ -158,6 +149,7 @@ class TcpTransport(Transport):
             peer.error = TransportError(f"tcp rank {self.rank}: the connection to rank {peer.rank}: {why}")
             peer.error.rank_unknown = True  # Often the peer has ended because of another.
             peer.lost_s = self.machine.now_s()
+            self.unreachable.add(peer.rank)
 
     def _sleep(self, limit_s: float) -> None:
         self._polled.poll(ceil(min(SLEEP_S, limit_s) * 1e3))
@@ -173,7 +165,7 @@ class TcpTransport(Transport):
         # What a rank sent before it left comes as long as its connection lives, and then BYE: a path may be cut longer
         # than ranks wait after they have heard that it left.
         coming = {peer.rank for peer in asked if peer.duplexes and not peer.has_left}
-        self._group.check_peers(ranks, [rank for rank in ranks if rank not in coming])
+        self.membership.check_peers(ranks, [rank for rank in ranks if rank not in coming])
         now_s = self.machine.now_s()
         for peer in asked:
             if peer.offer(now_s, OFFER_S):
@@ -191,27 +183,15 @@ class TcpTransport(Transport):
 
     # -- communicators that are over
 
-    def somebody_waits(self) -> bool:
-        self._group.check_peers(())
-        return self._group.somebody_waits
-
-    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
-
-    def forget(self, communicator_id: int) -> None:
-        self._over.add(communicator_id)
-        self._own.forget(communicator_id)
-        for peer in self.peers.values():
-            peer.drop_over()
-
-    def retire(self, communicator_id: int) -> bool:
-        if any(peer.holds(communicator_id) for peer in self.peers.values()) or not self._own.retire(communicator_id):
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
+        if orderly and any(peer.holds(communicator_id) for peer in self.peers.values()):
             return False
-        self.forget(communicator_id)
+        if not self._own.retire(communicator_id, orderly=orderly):
+            return False
+        self.closed_ids.add(communicator_id)
+        for peer in self.peers.values():
+            peer.drop_closed()
         return True
-
-    def reopen(self, communicator_id: int) -> None:
-        self._over.discard(communicator_id)
 
     # -- the end
 

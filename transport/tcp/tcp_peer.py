@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from lanterne.errors import TransportError
-from lanterne.transport.base import LANE_BITS, Operation, OverTags, Request
+from lanterne.transport.base import LANE_BITS, ClosedIds, Operation, Request
 from lanterne.transport.machine import Machine
 from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled
 
@@ -53,7 +53,7 @@ class TcpPeer:
     """What a rank knows of another. Messages of a tag match in the order in which they are posted: by number, from 0.
 
     Args:
-        over: the transport's.
+        closed_ids: the transport's.
 
     Attributes:
         duplexes: that for messages, and that for what is said of them where it is another; none once they are dead.
@@ -61,9 +61,9 @@ class TcpPeer:
         has_left: in order.
     """
 
-    def __init__(self, rank: int, over: OverTags) -> None:
+    def __init__(self, rank: int, closed_ids: ClosedIds) -> None:
         self.rank = rank
-        self._over = over
+        self._closed_ids = closed_ids
         self.duplexes: list[Duplex] = []
         self.error: TransportError | None = None
         self.lost_s: float = 0.0
@@ -134,7 +134,7 @@ class TcpPeer:
     def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None) -> None:
         """See Owner."""
         key = tag, number
-        if kind != BYE and self._over(tag):
+        if kind != BYE and self._closed_ids.has(tag):
             self._coming = None
         elif kind == DATA:
             self._on_data(key, nbytes, message)
@@ -176,16 +176,16 @@ class TcpPeer:
         """Whether a message of a communicator waits for its grant."""
         return any(tag >> LANE_BITS == communicator_id for tag, _ in self._held)
 
-    def drop_over(self) -> None:
-        """Nothing is kept of tags that are over."""
-        over = self._over
-        over.drop_from(self._receives, self._early, self._offers, self._held)
+    def drop_closed(self) -> None:
+        """Drop the messages of closed communicators."""
+        closed_ids = self._closed_ids
+        closed_ids.drop_from(self._receives, self._early, self._offers, self._held)
         for counts in (self._sent, self._received):
-            for tag in [tag for tag in counts if over(tag)]:
+            for tag in [tag for tag in counts if closed_ids.has(tag)]:
                 del counts[tag]
-        self._grants = {key for key in self._grants if not over(key[0])}
+        self._grants = {key for key in self._grants if not closed_ids.has(key[0])}
         for duplex in self.duplexes:
-            duplex.divert(over)
+            duplex.divert(closed_ids.has)
 
     def forget(self) -> None:
         """Nothing that is posted is waited for, or written to, any more."""

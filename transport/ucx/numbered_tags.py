@@ -15,11 +15,10 @@ from collections import defaultdict
 from typing import Any, TypeAlias
 
 from lanterne.errors import TransportError
-from lanterne.transport.base import COMMUNICATOR_BITS, LANE_BITS, Recv
+from lanterne.transport.base import COMMUNICATOR_BITS, LANE_BITS, ClosedIds, Recv
 
-# Of a base.make_tag(); a barrier's are beyond.
+# Of a base.make_tag().
 TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
-INTERNAL = 1 << TAG_BITS
 # In the lowest bits: the length modulo the largest prime below 2**24, and above it the message's number.
 LENGTH_BITS, LENGTHS, NUMBERS = 24, (1 << 24) - 3, (1 << 16) - 1
 
@@ -28,7 +27,7 @@ Lanes: TypeAlias = dict[tuple[int, int, int], list[int]]
 
 
 def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
-    """Return the 64-bit hash of base.make_tag()'s `tag`, or one with INTERNAL, between two ranks.
+    """Return the 64-bit hash of base.make_tag()'s `tag` between two ranks.
 
     Args:
         secret: at most 64 bytes, the same on all ranks.
@@ -37,7 +36,7 @@ def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
     return int.from_bytes(hashlib.blake2b(message, digest_size=8, key=secret).digest(), "little")
 
 
-class NumberedTags:
+class NumberedTags(ClosedIds):
     """The tags of all messages of a rank, by communicator id.
 
     Args:
@@ -46,6 +45,7 @@ class NumberedTags:
     """
 
     def __init__(self, ucxx: Any, secret: bytes, rank: int) -> None:
+        super().__init__()
         self._ucxx = ucxx
         self._secret = secret
         self._rank = rank
@@ -76,7 +76,15 @@ class NumberedTags:
             expected = f"expected {receive.nbytes}, as its receive is"
             raise TransportError(f"ucx: rank {receive.peer} sent {found.length} bytes, {expected}")
 
-    def forget(self, communicator_id: int) -> None:
+    def add(self, communicator_id: int) -> None:
+        super().add(communicator_id)
+        self._restart(communicator_id)
+
+    def discard(self, communicator_id: int) -> None:
+        super().discard(communicator_id)
+        self._restart(communicator_id)
+
+    def _restart(self, communicator_id: int) -> None:
         """Number the messages of the next communicator with this id from 0 again."""
         self._sent.pop(communicator_id, None)
         self._received.pop(communicator_id, None)

@@ -22,14 +22,13 @@ from lanterne.transport.base import (
     Request,
     Send,
     Transport,
-    check_ops,
 )
 from lanterne.transport.job.bootstrap import interface_of, shown_address
 from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
-from lanterne.transport.ucx.numbered_tags import INTERNAL, TAG_BITS, NumberedTags
+from lanterne.transport.ucx.numbered_tags import TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
 from lanterne.transport.waiting import POLLS_PER_CHECK, never, wait
 
@@ -108,19 +107,17 @@ class UcxTransport(Transport):
     """
 
     name = "ucx"
+    shares_memory = True
     background_s: float | None = 0.05
     _context: Any
     _worker: Any
 
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
         self._ucxx, self._array = load_ucxx()
-        self._tags = NumberedTags(self._ucxx, group.secret(b"lanterne/ucx-tags"), group.rank)
+        super().__init__(group.rank, group.world_size, group, timeout_s=timeout_s)
         self._group = group
-        self._job = group
-        self.rank: int = group.rank
-        self.world_size: int = group.world_size
-        if timeout_s is not None:
-            self.timeout_s = timeout_s
+        self._tags = NumberedTags(self._ucxx, group.secret(b"lanterne/ucx-tags"), group.rank)
+        self.closed_ids = self._tags
         chosen = settings(group.hosts, group.rank, os.environ, interface=_interface(group), **_agree(group, timeout_s))
         self._context, self._worker = make_worker(self._ucxx, chosen)
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
@@ -128,12 +125,13 @@ class UcxTransport(Transport):
         self._orphans: list[Started] = []
         self.is_moving = False
         self._polls = 0
-        self._flush_s = self.timeout_s
         self.capabilities: Capabilities = Capabilities(
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
             receiver_paced_nbytes=receiver_paced_nbytes(os.environ),
             connects_late=True,
+            shrinks=True,
+            grows=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
         self.woken = Woken(self.machine, self._sleep, SPIN_S)
@@ -152,35 +150,29 @@ class UcxTransport(Transport):
                 self._peers[op.peer] = self._connect(op.peer)
         return UcxRequest(self, self._start_all(ops))
 
-    def _start_all(self, ops: Sequence[Operation], internal: int = 0) -> list[Started]:
+    def _start_all(self, ops: Sequence[Operation]) -> list[Started]:
         """Start `ops`. Where one cannot start, the memory of those before it is kept."""
         pending: list[Started] = []
         for op in ops:
             try:
-                pending.append(self._start(op, internal))
+                pending.append(self._start(op))
             except self._ucxx.UCXError as error:
                 self.adopt(pending)
                 self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
         return pending
 
-    def _start(self, op: Operation, internal: int) -> Started:
+    def _start(self, op: Operation) -> Started:
         region, offset, nbytes, peer, tag = op
         span = (region.native and region.native.get((offset, nbytes))) or _span(self._array, region, offset, nbytes)
         if type(op) is Send:
-            numbered = self._tags.next_sent(peer, tag | internal, nbytes)
+            numbered = self._tags.next_sent(peer, tag, nbytes)
             return self._peers[peer][0].tag_send(span, numbered), op, numbered
-        numbered = self._tags.next_received(peer, tag | internal, nbytes)
+        numbered = self._tags.next_received(peer, tag, nbytes)
         return self._peers[peer][1].tag_recv(span, numbered), op, numbered
 
-    def forget(self, communicator_id: int) -> None:
-        self._tags.forget(communicator_id)
-
-    def reopen(self, communicator_id: int) -> None:
-        self._tags.forget(communicator_id)
-
-    def retire(self, communicator_id: int) -> bool:
+    def retire(self, communicator_id: int, *, orderly: bool) -> bool:
         """See Transport: UCX keeps what is posted."""
-        self._tags.forget(communicator_id)
+        self._tags.add(communicator_id)
         return False
 
     def _connect(self, peer: int) -> tuple[Any, Any]:
@@ -209,20 +201,6 @@ class UcxTransport(Transport):
             raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}; {cure}") from error
         raise _failure(self.rank, f"{what} rank {peer}: {error}") from error
 
-    def barrier(self, timeout_s: float | None = None) -> None:
-        """See Transport. log2(world_size) rounds of empty messages, so that posted operations progress meanwhile."""
-        deadline = self.machine.now_s() + (self.timeout_s if timeout_s is None else timeout_s)
-        check_ops(self, ())
-        empty = Region(bytearray(0))
-        for lane in range((self.world_size - 1).bit_length()):
-            after = (self.rank + (1 << lane)) % self.world_size
-            before = (self.rank - (1 << lane)) % self.world_size
-            for peer in {before, after} - self._peers.keys():
-                self._peers[peer] = self._connect(peer)
-            ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
-            request = UcxRequest(self, self._start_all(ops, INTERNAL), everyone=True)
-            request.wait(max(deadline - self.machine.now_s(), 0.0))
-
     def progress(self) -> bool:
         """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
         worker = self._worker
@@ -246,18 +224,11 @@ class UcxTransport(Transport):
         self._worker.progress_worker_event(min(SLEEP_MS, math.ceil(limit_s * 1e3)))
 
     def check_peers(self, peers: Iterable[int]) -> None:
-        self._group.check_peers(peers)
-        for peer in peers:
-            for end in self._peers.get(peer, ()):
-                if not end.alive:
-                    raise PeerFailed(peer, "its connection is closed")
-
-    def somebody_waits(self) -> bool:
-        self._group.check_peers(())
-        return self._group.somebody_waits
-
-    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in ranks if not all(end.alive for end in self._peers.get(rank, ())))
+        closed = [peer for peer in peers if not all(end.alive for end in self._peers.get(peer, ()))]
+        self.unreachable.update(closed)
+        self.membership.check_peers(peers)
+        for peer in closed:
+            raise PeerFailed(peer, "its connection is closed")
 
     def adopt(self, pending: list[Started]) -> None:
         """Keep the memory of operations whose request nobody holds any more, until they are complete."""
@@ -268,9 +239,6 @@ class UcxTransport(Transport):
         for end in {id(end): end for end in self._peers.pop(peer, ())}.values():
             end.close_blocking()
 
-    def end_soon(self) -> None:
-        self._flush_s = LAST_FLUSH_S
-
     def close(self) -> None:
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
         if self.closed:
@@ -280,8 +248,8 @@ class UcxTransport(Transport):
         if os.getpid() != self._pid:
             return  # a forked child must not close its parent's connections
         ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
-        unharmed = all(end.alive for end in ends) and not self._group.failed()
-        limit_s = self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)
+        unharmed = all(end.alive for end in ends) and not self._group.failed() and not self._group.ends_soon
+        limit_s = self.timeout_s if unharmed else min(self.timeout_s, LAST_FLUSH_S)
         flush(self._worker, self.machine.now_s() + limit_s)
         for end in ends:
             end.close_blocking()
@@ -292,20 +260,15 @@ class UcxTransport(Transport):
 
 
 class UcxRequest(Request):
-    """The UCX requests of one post. A failed or cancelled one raises; its memory is kept until UCX has let go of it.
+    """The UCX requests of one post. A failed or cancelled one raises; its memory is kept until UCX has let go of it."""
 
-    Args:
-        everyone: the death of any rank fails the request, not only that of its peers.
-    """
-
-    __slots__ = ("_everyone",)
+    __slots__ = ()
     _transport: UcxTransport
     _pending: Any
 
-    def __init__(self, transport: UcxTransport, pending: list[Started], *, everyone: bool = False) -> None:
+    def __init__(self, transport: UcxTransport, pending: list[Started]) -> None:
         self._transport = transport
         self._pending = pending
-        self._everyone = everyone
 
     def test(self) -> bool:
         if self._reap():
@@ -345,7 +308,7 @@ class UcxRequest(Request):
                 transport._tags.check_length(transport._worker, op, tag)
         self._pending[:] = [started for started in self._pending if not started[0].completed]
         if self._pending:
-            transport.check_peers(range(transport.world_size) if self._everyone else self.pending_peers())
+            transport.check_peers(self.pending_peers())
         return not self._pending
 
     def _finish(self, request: Any, op: Operation) -> None:

@@ -239,7 +239,7 @@ def reused_ids(comm):
         adds_up(first)
     comm.barrier()
     if comm.rank == 0:
-        comm.transport.store.add("lanterne/groups", GROUP_IDS - 1)
+        comm.transport.membership.store.add("lanterne/groups", GROUP_IDS - 1)
     comm.barrier()
     late_look(comm)
     with comm.group(range(comm.world_size)) as second:

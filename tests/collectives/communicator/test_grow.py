@@ -62,7 +62,7 @@ def job(monkeypatch):
 def die(comm):
     """What a process that is killed leaves of a rank: nothing."""
     core_of(comm)._closes = ()
-    comm.transport._group.abandon()
+    comm.transport.membership.abandon()
     for _, duplex in list(comm.transport._polled.by_fd.values()):
         duplex.close()
     comm.transport.closed = True

@@ -8,21 +8,12 @@ import pytest
 
 import lanterne
 from lanterne.collectives.call.ids import OPEN
-from lanterne.collectives.communicator import core_of
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.errors import InputError, PeerFailed, Revoked, TransportError, TransportTimeout, Unavailable
-from lanterne.transport.base import Transport
+from lanterne.transport.base import Capabilities
+from lanterne.transport.local import LocalWorld
 from lanterne.transport.store.connection import StoreLost
-
-
-class Bare(Transport):
-    name = "bare"
-
-    def _post(self, ops):
-        raise NotImplementedError
-
-    def close(self):
-        raise NotImplementedError
 
 
 def total(comm):
@@ -147,9 +138,13 @@ def test_closing_the_first_closes_what_came_of_it():
     lanterne.spawn(2, run)
 
 
-def test_a_transport_without_a_store_says_what_would_do():
-    with pytest.raises(Unavailable, match="got transport bare, where no rank outlives another; expected tcp or ucx"):
-        Bare().survivors("", (), (), b"", 1.0)
+@pytest.mark.parametrize("verb", [Communicator.shrink, lambda comm: comm.agree(1)])
+def test_a_transport_that_cannot_shrink_is_refused(verb):
+    transport = LocalWorld(1).transport(0)
+    transport.capabilities = Capabilities()
+    refused = "shrink, agree: got transport local, where no rank outlives another; expected tcp or ucx"
+    with Communicator(transport) as comm, pytest.raises(Unavailable, match=refused):
+        verb(comm)
 
 
 def test_who_dies_while_the_new_group_is_made_is_left_out_too(monkeypatch):

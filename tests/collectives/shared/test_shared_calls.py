@@ -12,7 +12,8 @@ from lanterne.collectives.shared.shared_calls import SharedPlans
 from lanterne.collectives.shared.shared_memory import LAYOUT, SharedMemory, nbytes_for
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.kernels.cpu.meet import PIECES_AT_ONCE
-from lanterne.transport.base import Transport
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.shaped import Link, ShapedTransport
 
 
 def shared_spawn(n, function, *args, **options):
@@ -219,4 +220,6 @@ def test_the_same_bits_of_what_has_no_order():
 
 
 def test_a_wrapped_transport_shares_nothing():
-    assert not Transport.on_one_host(type("T", (), {"_job": None})(), [0])
+    inner = LocalWorld(2).transport(0)
+    inner.shares_memory = True
+    assert not ShapedTransport(inner, Link(bandwidth_bytes_per_s=1e9)).shares_memory

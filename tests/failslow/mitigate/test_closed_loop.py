@@ -159,7 +159,7 @@ with lanterne.init(transport="mpi") as comm:
     loop = ClosedLoop(comm, make, plans(Problem(1, 2, 1, 1, 1), "1f1b", (2, 2)), make_layout(2, 1, 2))
     loop._verdicts.told(loop.controller, Decision("report", 3, evidence="told") if comm.rank == 0 else None)
     if comm.rank == 0:
-        print(json.loads(comm.transport.store.get(KEY))["arrangement"]["microbatches"])
+        print(json.loads(comm.transport.membership.store.get(KEY))["arrangement"]["microbatches"])
     loop.close()
 """
 

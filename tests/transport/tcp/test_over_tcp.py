@@ -209,8 +209,8 @@ def test_the_transport_of_who_names_none(monkeypatch, variables, found, expected
 
 def test_the_board_and_the_store_are_the_jobs():
     def look(transport):
-        assert transport.open_board("key", 0, 2) == ("board", "key", 0, 2)
-        assert transport.store == "store"
+        assert transport.membership.open_board("key", 0, 2) == ("board", "key", 0, 2)
+        assert transport.membership.store == "store"
 
     assert Job(2).run(look) == [None] * 2
 
@@ -235,7 +235,7 @@ def test_nothing_of_a_communicator_that_is_over_is_written_or_kept(hosts):
         while not began.is_set():
             transport.progress()
         over.wait()
-        transport.forget(0)
+        transport.retire(0, orderly=False)
         if transport.rank == 0:
             big.buffer[:] = bytes(nbytes)  # whoever failed may use its arrays again
         else:

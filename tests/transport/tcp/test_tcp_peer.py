@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lanterne.transport.base import OverTags, Region, Send
+from lanterne.transport.base import ClosedIds, Region, Send
 from lanterne.transport.tcp.duplex import OFFER, PACED_NBYTES
 from lanterne.transport.tcp.tcp_peer import TcpOperation, TcpPeer
 
@@ -20,7 +20,7 @@ class Frames(list):
     [([0.0, 0.19], 0), ([0.0, 0.2], 1), ([0.0, 0.2, 5.0], 1), ([7.0], 0), ([7.0, 7.1, 7.2], 1)],
 )
 def test_a_send_is_told_of_once_it_has_waited(looks_s, told):
-    peer = TcpPeer(3, OverTags())
+    peer = TcpPeer(3, ClosedIds())
     peer.duplexes.append(Frames())
     nbytes = PACED_NBYTES
     peer.send(TcpOperation(Send(Region(np.zeros(nbytes, np.uint8)), 0, nbytes, 3), peer))

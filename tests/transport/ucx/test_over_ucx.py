@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from lanterne.errors import TransportError, Unavailable
 from lanterne.transport.base import Recv, Region, Send, make_tag
-from lanterne.transport.ucx.numbered_tags import INTERNAL, ucx_tag
+from lanterne.transport.membership import Membership
+from lanterne.transport.ucx.numbered_tags import ucx_tag
 from lanterne.transport.ucx.over_ucx import UcxRequest, UcxTransport
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
 ONE_HOST = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
 RANK_PROGRAM = Path(__file__).with_name("ucx_rank.py")
-tags = st.builds(make_tag, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)) | st.integers(INTERNAL, INTERNAL + 9)
+tags = st.builds(make_tag, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1))
 parts = st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 2**15), st.integers(0, 2**15), tags)
 
 
@@ -135,9 +136,8 @@ def test_whose_path_has_failed_does_not_say_which_rank_has(verb, said):
         raise Reset("connection reset")
 
     transport = UcxTransport.__new__(UcxTransport)
-    group = SimpleNamespace(check_peers=lambda _peers: None)
     ucxx = SimpleNamespace(UCXError=Reset)
-    vars(transport).update(rank=0, closed=False, _peers={}, _group=group, _ucxx=ucxx)
+    vars(transport).update(rank=0, closed=False, _peers={}, unreachable=set(), membership=Membership(), _ucxx=ucxx)
     started = SimpleNamespace(completed=True, check_error=fails)
     request = UcxRequest(transport, [(started, verb(Region(bytearray(8)), 0, 8, 1, 0), None)])
     with pytest.raises(TransportError, match=f"ucx rank 0: {said} rank 1 of 8 bytes failed: connection r") as raised:
