@@ -67,13 +67,18 @@ def test_as_over_gloo(check):
 
 
 @pytest.mark.parametrize(
-    ("way", "words"), [("killed", "rank 2 failed"), ("stopped", "no message from or to rank 2 within 3 s")]
+    ("way", "words"),
+    [
+        ("killed", "rank 2 failed"),
+        # The second by the arrival board, which long calls ask.
+        ("stopped", "no message from or to rank 2 within 3 s|rank 2 did not come in time"),
+    ],
 )
 def test_a_rank_that_is_lost_is_named_by_the_others(way, words):
     *survivors, (_, code, _) = run(way)
     assert code == -9
     for said, code, errors in survivors:
-        assert words in said.get(way, errors), said or errors
+        assert re.search(words, said.get(way, errors)), said or errors
         assert code == 0, errors
 
 
