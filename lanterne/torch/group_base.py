@@ -133,8 +133,11 @@ class GroupBase(Untraced, ProcessGroup):
         Raises:
             RuntimeError: another device, as torch expects it.
         """
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"lanterne: got device {device}, expected the CPU, which lanterne serves")
+        served = [each.type for each in self._device_types]
+        if torch.device(device).type not in served:
+            raise RuntimeError(
+                f"lanterne: got device {device}, expected {' or '.join(served)}, which this group serves"
+            )
         return self
 
     supports_splitting = supports_coalescing = supports_time_estimate = False

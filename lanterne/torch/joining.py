@@ -3,29 +3,43 @@
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import join
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.jit import load_compiler
+from lanterne.torch.accelerators import KINDS, accelerator_here
+from lanterne.torch.device_calls import StagedCalls
+from lanterne.torch.device_native import NativeCalls
 from lanterne.torch.meeting import meet
-from lanterne.torch.process_group import LanterneGroup
-from lanterne.torch.torch_internals import forget_default, register, torch_errors
+from lanterne.torch.process_group import HostGroup, LanterneGroup
+from lanterne.torch.torch_internals import forget_default, inner_group, register, torch_errors
 from lanterne.transport.registry import has_ucx
 from lanterne.transport.timeouts import LONGEST_S
 
 NAME = "lanterne"
 
 
+# How a group serves tensors on a device.
+STAGED, NATIVE = "staged", "native"
+
+
 class Options(NamedTuple):
     """Options for `pg_options` of init_process_group and new_group.
 
-    Attributes: `transport`, `deterministic`: as in lanterne.join. `communicator`: the group has its ranks, in its
-    order, and uses it; the group's end does not close it (docs/going-on.md).
+    Attributes:
+        transport, deterministic: as in lanterne.join.
+        communicator: the group has its ranks, in its order, and uses it; the group's end does not close it
+            (docs/going-on.md).
+        device: "native": torch's own backend moves tensors on a device, and lanterne sums large ones over nccl;
+            "staged": lanterne moves all through pinned host memory. None: native where torch has such a backend.
     """
 
     transport: str | None = None
     deterministic: bool = False
     communicator: Communicator | None = None
+    device: str | None = None
 
 
 def load_libraries() -> None:
@@ -40,7 +54,7 @@ def load_libraries() -> None:
 
 def register_backend() -> None:
     """Register the backend with torch, which also calls this where a program names it without importing lanterne."""
-    register(NAME, create)
+    register(NAME, create, ["cpu", *KINDS])
 
 
 class _Jobs:
@@ -58,22 +72,68 @@ def create(asked: Any, options: Any) -> LanterneGroup:
     """
     if not isinstance(options, (Options, type(None))):
         raise InputError(f"pg_options: got {type(options).__name__}, expected lanterne.torch.Options")
+    given = options or Options()
+    if given.device not in (None, STAGED, NATIVE):
+        raise InputError(f"pg_options: got device {given.device!r}, expected {STAGED!r}, {NATIVE!r} or None")
     timeout_s = min(asked.timeout.total_seconds(), LONGEST_S)
-    ranks = tuple(asked.global_ranks_in_group)
     with torch_errors():
-        whole = _Jobs.whole
-        if ranks and whole is not None and options is None:
-            return LanterneGroup(whole.communicator.group(ranks, timeout_s), timeout_s, _forget)
-        transport, deterministic, own = options or Options()
-        if own is not None and not ranks:
-            _Jobs.whole = LanterneGroup(own.group(range(own.world_size), timeout_s), timeout_s, _forget)
-            return _Jobs.whole
-        place = meet(asked.store, asked.group_id, asked.group_rank, asked.group_size, timeout_s)
-        comm = join(place, asked.group_rank, asked.group_size, transport, timeout_s, deterministic=deterministic)
-    group = LanterneGroup(comm, timeout_s, _forget)
-    if not ranks:
+        group = LanterneGroup(_communicator(asked, options, timeout_s), timeout_s, _forget)
+        _serve_device(group, asked, given.device)
+    if not asked.global_ranks_in_group:
         _Jobs.whole = group
     return group
+
+
+def _communicator(asked: Any, options: Options | None, timeout_s: float) -> Communicator:
+    """Return the Communicator of the group that torch asks for."""
+    ranks, whole = tuple(asked.global_ranks_in_group), _Jobs.whole
+    if ranks and whole is not None and options is None:
+        return whole.communicator.group(ranks, timeout_s)
+    transport, deterministic, own, _ = options or Options()
+    if own is not None and not ranks:
+        return own.group(range(own.world_size), timeout_s)
+    place = meet(asked.store, asked.group_id, asked.group_rank, asked.group_size, timeout_s)
+    return join(place, asked.group_rank, asked.group_size, transport, timeout_s, deterministic=deterministic)
+
+
+# What a rank has for tensors on a device, from nothing on.
+_WAYS = (None, STAGED, NATIVE)
+
+
+def _serve_device(group: LanterneGroup, asked: Any, way: str | None) -> None:
+    """Have `group` serve tensors on a device where all ranks have one, alike on all ranks.
+
+    Args:
+        way: of Options.device.
+    """
+    accelerator, comm = accelerator_here(), group.communicator
+    native = None if accelerator is None else accelerator.native
+    if way == NATIVE and native is None:
+        raise InputError(f"pg_options: got device {NATIVE!r}, expected {STAGED!r}: torch has no backend for it here")
+    mine = None if accelerator is None else way or (STAGED if native is None else NATIVE)
+    everyone = np.empty(comm.world_size, np.uint8)
+    comm.all_gather(np.array([_WAYS.index(mine)], np.uint8), everyone)
+    agreed = _WAYS[everyone.min()]
+    if accelerator is None or agreed is None:
+        return
+    rank, size, timeout_s = comm.rank, comm.world_size, comm.timeout_s
+    if agreed == STAGED:
+        host = HostGroup(comm.group(range(size), timeout_s), timeout_s, lambda _: None)
+        group.serve(accelerator, StagedCalls(host, accelerator))
+        return
+    store, name = asked.store, asked.group_id
+    assert native is not None, "else it would be staged"
+    inner = inner_group(native, accelerator.kind, asked)
+    # The place of the host's transport is another.
+    group.serve(
+        accelerator,
+        NativeCalls(
+            group,
+            accelerator,
+            inner,
+            lambda: accelerator.join(meet(store, f"{name} device", rank, size, timeout_s), rank, size, timeout_s),
+        ),
+    )
 
 
 def _forget(group: LanterneGroup) -> None:

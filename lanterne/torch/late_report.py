@@ -12,7 +12,8 @@ from lanterne.bench.output.report import print_table, write_json
 from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.errors import InputError
 from lanterne.torch.ddp_hook import default_group
-from lanterne.torch.step_log import LateStep, StepLog
+from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.step_log import LateStep
 
 
 class LateReport(NamedTuple):
@@ -54,10 +55,9 @@ def report(group: Any = None, last: int | None = None, file: str | None = None) 
         InputError: no group of lanterne, or a file that cannot be written.
     """
     found = default_group() if group is None else group
-    log = getattr(found, "steps", None)
-    if not isinstance(log, StepLog):
+    if not isinstance(found, LanterneGroup):
         raise InputError(f"report: got {type(found).__name__}, expected a process group of lanterne")
-    comm = found.communicator
+    log, comm = found.device_steps()
     made = LateReport(comm.ranks[comm.rank], log.steps(last))
     if file is not None:
         write_json(file, made.to_json())

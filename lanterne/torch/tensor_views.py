@@ -56,12 +56,18 @@ def view_of(tensor: torch.Tensor) -> View:
         InputError: the tensor is not dense, is of another device, or has a dtype that NumPy cannot show.
     """
     check_tensor(tensor)
-    typestr = _TYPESTRS.get(tensor.dtype)
-    if typestr is None:
-        raise InputError(f"tensor: got one of {tensor.dtype}, which lanterne cannot move: NumPy has no such dtype")
+    typestr = check_dtype(tensor)
     # An empty tensor has no address, which some versions of NumPy refuse.
     array = np.asarray(_Memory(tensor, typestr)) if tensor.numel() else np.empty(0, typestr)
     return View(array, _NAMES.get(tensor.dtype))
+
+
+def check_dtype(tensor: torch.Tensor) -> str:
+    """Return NumPy's type string of the elements of `tensor`; raise InputError if NumPy has none."""
+    typestr = _TYPESTRS.get(tensor.dtype)
+    if typestr is None:
+        raise InputError(f"tensor: got one of {tensor.dtype}, which lanterne cannot move: NumPy has no such dtype")
+    return typestr
 
 
 def check_device(tensor: torch.Tensor) -> None:
@@ -80,6 +86,11 @@ def check_tensor(tensor: torch.Tensor) -> None:
 def check_written(tensor: torch.Tensor) -> None:
     """Raise InputError unless `tensor` is dense, on the CPU, and each of its elements has memory of its own."""
     check_tensor(tensor)
+    check_unshared(tensor)
+
+
+def check_unshared(tensor: torch.Tensor) -> None:
+    """Raise InputError unless each element of `tensor` has memory of its own."""
     if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise InputError(
             f"tensor: got one of shape {tuple(tensor.shape)} whose elements share memory, as expand() makes it, "

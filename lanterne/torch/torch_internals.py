@@ -6,7 +6,8 @@ TESTED names the versions in which tests/torch passes; `./run test -m torch-all`
 | --- | --- | --- |
 | `_C._distributed_c10d.*Options` | options of a call, and `asyncOp` in them | |
 | `ProcessGroup`, `Work` as base classes | the group, in place of a `Backend` | 2.13: `Backend` has no constructor |
-| `Backend._plugins` | whether a backend has been registered | |
+| `Backend._plugins` | whether a backend has been registered; its creator | 2.14: NCCL is there |
+| `ProcessGroup._register_backend`, `_set_default_backend` | a group over torch's own backend for a device | |
 | verbs named `_allgather_base` and the like (OLD_NAMES) | torch calls the older or the newer name | |
 | `distributed_c10d.<function>` | replaced by `serve` for groups of lanterne | |
 | `_world.group_count` | names of groups that their members alone make | 2.14: in the names |
@@ -110,13 +111,38 @@ def untraced(function: _Function) -> _Function:
     return function
 
 
-def register(name: str, create: Callable[[Any, Any], Any]) -> None:
-    """Have `init_process_group(name)` call `create(options, users_options)`, for CPU tensors."""
+def register(name: str, create: Callable[[Any, Any], Any], kinds: Sequence[str]) -> None:
+    """Have `init_process_group(name)` call `create(options, users_options)`, for tensors on devices of `kinds`."""
     if name.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(name, create, extended_api=True, devices=list(kinds))
     # Other backends get a recorder that raises for a ProcessGroup in Python.
     recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recorded.add(name)
+
+
+def inner_group(name: str, kind: str, asked: Any) -> Any:
+    """Return a group over torch's own backend `name` for devices of `kind`, which torch does not know of.
+
+    Args:
+        asked: the options that torch gave to `create`; their store is another from now on.
+    """
+    asked.store = dist.PrefixStore(f"lanterne {name}", asked.store)
+    plugin = dist.Backend._plugins.get(name.upper())
+    if plugin is None:
+        # Before 2.14 torch's own are no plugins.
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = asked.timeout
+        options.global_ranks_in_group, options.group_name = asked.global_ranks_in_group, f"{asked.group_id} lanterne"
+        made: Any = dist.ProcessGroupNCCL(asked.store, asked.group_rank, asked.group_size, options)
+    else:
+        made = plugin.creator_fn(asked, None)
+    if isinstance(made, dist.ProcessGroup):
+        return made
+    group = dist.ProcessGroup(asked.store, asked.group_rank, asked.group_size)
+    type_ = dist.Backend.backend_type_map.get(name, dist.ProcessGroup.BackendType.CUSTOM)
+    group._set_default_backend(type_)
+    group._register_backend(torch.device(kind), type_, made)
+    return group
 
 
 def old_names(kind: _Kind) -> _Kind:

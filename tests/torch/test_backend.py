@@ -1,16 +1,14 @@
 """torch.distributed over lanterne does what it does over gloo, and says who died; see torch_rank.py."""
 
 import functools
-import json
-import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from processes import free_port
+from torch_jobs import HANGS_S, needs_torch
+from torch_jobs import run as run_job
 from two_networks import DOCKER, TwoHosts, missing
 
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
@@ -19,40 +17,11 @@ from lanterne.failslow.record.job_log import JobLog
 JOB, WATCHED, RECONFIGURED = (
     Path(__file__).with_name(f"{name}_rank.py") for name in ("torch", "watched", "reconfigured")
 )
-SIZE = 3
-# Then a rank hangs: less than pytest's own limit, since that ends no ranks. Busy machines have needed 200.
-HANGS_S = 280
 CHECKS = re.findall(r"^def (check_\w+)", JOB.read_text(), re.MULTILINE)
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        find_spec("torch") is None and "torch" not in os.environ.get("LANTERNE_REQUIRE", "").split(","),
-        reason="PyTorch is not installed (extra torch); ./run test -m torch",
-    ),
-]
+pytestmark = needs_torch
 
 
-def run(*words, size=SIZE, job=JOB, **variables):
-    """By rank, (what it said: a dict by name, its exit code, its error output)."""
-    shared = os.environ | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **variables}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(job), *words],
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        ends = [rank.communicate(timeout=HANGS_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    said = [{line["name"]: line["said"] for line in map(json.loads, out.splitlines())} for out, _ in ends]
-    return [(said[i], rank.returncode, ends[i][1]) for i, rank in enumerate(ranks)]
+run = functools.partial(run_job, job=JOB)
 
 
 @functools.cache

@@ -1,0 +1,252 @@
+"""Calls on device tensors, staged: copied to pinned host memory, done by the host's group, and copied back.
+
+| thread | step |
+| --- | --- |
+| the caller's | checks the tensors, has a stream of the lane wait, returns a Work |
+| the lane's first | waits until the caller's stream has reached the call, copies what is read, starts the host's call |
+| the lane's second | waits for the host's call, copies what was written, lets the lane's stream go on |
+
+Collectives share one lane, since all ranks call them in one order. Messages to or from a peer have a lane of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.errors import InputError, TransportTimeout
+from lanterne.torch.accelerators import Accelerator
+from lanterne.torch.device_lanes import End, Lane, LaneCall
+from lanterne.torch.device_works import DeviceWork, JoinedWork
+from lanterne.torch.group_base import GroupBase
+from lanterne.torch.step_log import StepLog
+from lanterne.torch.tensor_views import check_dtype, check_unshared
+from lanterne.torch.torch_internals import OLD_NAMES, seconds, torch_errors
+
+# What a verb does with the tensors of its first arguments: i reads them, o writes them, b both.
+ROLES: dict[str, str] = {
+    "allreduce": "b",
+    "allreduce_coalesced": "b",
+    "broadcast": "b",
+    "reduce": "b",
+    "allgather": "oi",
+    "allgather_coalesced": "oi",
+    "all_gather_single": "oi",
+    "all_gather_single_coalesced": "oi",
+    "gather": "oi",
+    "scatter": "oi",
+    "reduce_scatter": "oi",
+    "reduce_scatter_single": "oi",
+    "reduce_scatter_single_coalesced": "oi",
+    "all_to_all_single": "oi",
+    "alltoall": "oi",
+    "send": "i",
+    "recv": "o",
+    "recv_anysource": "o",
+    "barrier": "",
+}
+MESSAGES = ("send", "recv", "recv_anysource")
+COLLECTIVES_LANE = "collectives"
+
+
+class Copy(NamedTuple):
+    """A tensor and its copy in host memory; the tensor's memory is kept as long as this is."""
+
+    on_device: torch.Tensor
+    on_host: torch.Tensor
+
+
+class DeviceLanes:
+    """The lanes of one group on one device, and the errors of their calls.
+
+    Args:
+        group: of the host; it has the defaults of timeouts.
+    """
+
+    def __init__(self, group: GroupBase, accelerator: Accelerator) -> None:
+        self._group = group
+        self.accelerator = accelerator
+        self.device: torch.device | None = None
+        self._lanes: dict[str, Lane] = {}
+        self._failed: list[LaneCall] = []
+
+    def check(self, verb: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise InputError unless `tensors` are dense and on the device of the calls before.
+
+        Raises:
+            InputError: also of another kind than this; what an earlier call failed with.
+        """
+        while self._failed:
+            self._failed.pop(0).check()
+        for tensor in tensors:
+            expected = self.device or tensors[0].device
+            if tensor.device != expected:
+                raise InputError(f"{verb}: got a tensor on {tensor.device}, expected {expected} as before")
+            if tensor.layout is not torch.strided:
+                raise InputError(f"{verb}: got a tensor of {tensor.layout}, expected a dense one")
+            check_dtype(tensor)
+        if self.accelerator.is_capturing():
+            raise InputError(f"{verb}: got a call while a graph is captured, expected none: the CPU takes part in it")
+
+    def lane(self, name: str, device: torch.device) -> Lane:
+        """Return the Lane `name`, made when first needed."""
+        if self.device is None:
+            self.device = device
+        if name not in self._lanes:
+            self._lanes[name] = Lane(self.accelerator, device, name, self._failed.append)
+        return self._lanes[name]
+
+    def close(self, limit_s: float) -> None:
+        """End all lanes; each waits at most `limit_s` for its calls."""
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.close(limit_s)
+
+
+class StagedCalls:
+    """Verbs on device tensors, through pinned host memory.
+
+    Args:
+        host: group of the same ranks that nothing else uses.
+    """
+
+    def __init__(self, host: GroupBase, accelerator: Accelerator) -> None:
+        self.host = host
+        self._accelerator = accelerator
+        self._lanes = DeviceLanes(host, accelerator)
+        self._together: list[DeviceWork] | None = None
+
+    @property
+    def steps(self) -> StepLog | None:
+        """The late ranks of the all_reduces on the device; None before the first call."""
+        return None if self._lanes.device is None else self.host.steps
+
+    @property
+    def communicator(self) -> Communicator:
+        """The Communicator that sums what was copied to the host."""
+        return self.host.communicator
+
+    def call(self, verb: str, device: torch.device, args: Sequence[Any], options: dict[str, Any]) -> DeviceWork:
+        """Queue `verb` of the group with these arguments."""
+        opts = next((each for each in (*args, *options.values()) if hasattr(each, "asyncOp")), None)
+        roles = _roles_of(verb, opts, self.host.rank())
+        tensors = list(tensors_of(args))
+        with torch_errors():
+            self._lanes.check(verb, tensors)
+            for role, arg in zip(roles, args, strict=False):
+                for tensor in tensors_of(arg) if role != "i" else ():
+                    check_unshared(tensor)
+            device = self._lanes.device or (tensors[0].device if tensors else _with_index(self._accelerator, device))
+            lane = self._lanes.lane(_lane_name(verb, args), device)
+        copies: list[list[Copy]] = []
+        host_args: list[Any] = []
+        for index, arg in enumerate(args):
+            copies.append([])
+            host_args.append(self._on_host(arg, copies[-1]) if index < len(roles) else arg)
+        read = [copy for role, made in zip(roles, copies, strict=False) if role in "ib" for copy in made]
+        written = [copy for role, made in zip(roles, copies, strict=False) if role in "ob" for copy in made]
+        result = [
+            each for role, arg in zip(roles, args, strict=False) if role != "i" for each in tensors_of(arg)
+        ] or tensors
+        if opts is not None:
+            # The lane's threads start it, and wait.
+            opts.asyncOp = True
+        limit_s = self._limit_s(opts, options)
+
+        def start(_call: LaneCall) -> End:
+            with self._accelerator.module.stream(lane.incoming):
+                for copy in read:
+                    copy.on_host.copy_(copy.on_device, non_blocking=True)
+            self._finish_copies(verb, lane, lane.incoming, limit_s)
+            work = getattr(self.host, verb)(*host_args, **options)
+            # Sources are not needed any more.
+            read.clear()
+
+            def end() -> Any:
+                work.wait()
+                with self._accelerator.module.stream(lane.outgoing):
+                    for copy in written:
+                        copy.on_device.copy_(copy.on_host, non_blocking=True)
+                self._finish_copies(verb, lane, lane.outgoing, limit_s)
+                return work
+
+            return end
+
+        call = lane.submit(verb, start, limit_s)
+        source = (lambda done: done.source_rank()) if verb in MESSAGES else None
+        blocks = verb == "barrier"
+        work = DeviceWork(self._accelerator, call, lane.stream, result, limit_s, blocks=blocks, source=source)
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _on_host(self, arg: Any, copies: list[Copy]) -> Any:
+        """Return `arg`, a tensor or lists of them, in host memory; adds the pairs to `copies`."""
+        if isinstance(arg, torch.Tensor):
+            copies.append(Copy(kept(arg), self._accelerator.pinned(arg)))
+            return copies[-1].on_host
+        return [self._on_host(each, copies) for each in arg] if isinstance(arg, (list, tuple)) else arg
+
+    def _finish_copies(self, verb: str, lane: Lane, stream: Any, limit_s: float) -> None:
+        if not lane.reached(stream.record_event(), limit_s):
+            raise TransportTimeout(f"{verb}: copies between device and host did not end within {limit_s:g} s")
+
+    def _limit_s(self, opts: Any, options: dict[str, Any]) -> float:
+        limit_s = seconds(options.get("timeout"))
+        return self.host._limit_s(opts) if limit_s is None else limit_s
+
+    def start_coalescing(self, _device: torch.device) -> None:
+        """Collect the Works of the calls from now on."""
+        self._together = []
+
+    def end_coalescing(self, _device: torch.device) -> JoinedWork:
+        """Return the Works since `start_coalescing` as one."""
+        together, self._together = self._together or [], None
+        return JoinedWork(together)
+
+    def abort(self) -> None:
+        """End all calls, those under way too."""
+        self.host.abort()
+
+    def close(self) -> None:
+        """Let the calls that are queued end, then the group of the host."""
+        self._lanes.close(self.host.communicator.timeout_s)
+        self.host.shutdown()
+
+
+def tensors_of(arg: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in `arg`, a tensor or lists of them."""
+    if isinstance(arg, torch.Tensor):
+        yield arg
+    elif isinstance(arg, (list, tuple)):
+        for each in arg:
+            yield from tensors_of(each)
+
+
+def kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of `tensor`, which autograd does not watch; it is kept until the call has ended.
+
+    A copy into `tensor.detach()` would count as a change, at any time: autograd refuses tensors that have changed.
+    """
+    return tensor.data
+
+
+def _roles_of(verb: str, opts: Any, rank: int) -> str:
+    """Return the letters of ROLES for this rank."""
+    is_root = getattr(opts, "rootRank", rank) == rank
+    if verb == "broadcast":
+        return "i" if opts is not None and is_root else "o" if opts is not None else "b"
+    if verb == "reduce" and not is_root:
+        return "i"
+    return ROLES[{old: name for name, old in OLD_NAMES.items()}.get(verb, verb)]
+
+
+def _lane_name(verb: str, args: Sequence[Any]) -> str:
+    if verb not in MESSAGES:
+        return COLLECTIVES_LANE
+    return f"{'send' if verb == 'send' else 'recv'} {'any' if verb == 'recv_anysource' else args[1]}"
+
+
+def _with_index(accelerator: Accelerator, device: torch.device) -> torch.device:
+    return device if device.index is not None else torch.device(device.type, accelerator.module.current_device())
