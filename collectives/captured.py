@@ -63,7 +63,7 @@ class Captured:
         choices = [("", -1)]
         if collective == "all_reduce" and options.algorithm == "auto" and not options.num_chunks:
             assert self._call.in_array is not None
-            self._policy = communicator.late.policy(collective, self._call.in_array.nbytes)
+            self._policy = communicator.late.policy(collective, self._call.in_array.nbytes, on_host=False)
         if self._policy is not None:
             # Graphs for every set of late ranks would be too many.
             policy = from_text(self._policy)

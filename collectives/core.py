@@ -192,7 +192,7 @@ class CommunicatorCore(CommunicatorBase):
             return self.begin_again(SharedRequest(self, self._shared_plans(call), call), asks)
         if asks:
             assert call.in_array is not None
-            policy = late.policy(call.key.collective, call.in_array.nbytes)
+            policy = late.policy(call.key.collective, call.in_array.nbytes, on_host=call.entry is None)
             if policy is None and late.reports(call.key.collective):
                 late.came()
         if policy is not None:

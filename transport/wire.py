@@ -78,6 +78,7 @@ class Kind(enum.IntEnum):
     GROW = 23
     ENTER = 24
     RESTART = 25
+    PROGRESS = 26
     DIED_NOTICE = 40
     LEFT_NOTICE = 41
     ENDED_NOTICE = 42

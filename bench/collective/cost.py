@@ -4,6 +4,7 @@
   lanterne cost all_reduce -n 8 --nbytes 1MiB,64MiB,1GiB --delay 0,1ms,5ms --algorithm ring,stragglar,late_join
   lanterne cost all_reduce -n 4 --algorithm ring,theirs.xml      schedules of files; module:function as well
   lanterne cost all_reduce --topology dgx-8x8 --nbytes 1GiB --algorithm ring,late_join,hier_ring,hier_late_join
+  lanterne cost all_reduce --arrivals 0,0.2,0.3,1.1 --algorithm ring,late_join,any_arrival      beside the bound
 
 Every line is a schedule that was made, checked and priced; nothing is measured. Columns:
 
@@ -12,6 +13,9 @@ Every line is a schedule that was made, checked and priced; nothing is measured.
   ideal delay    the delay from which on that is so
   critical delay from this delay on it beats the ring (0: always; -: never)
   at TIME        from the late rank's arrival to the end, for each TIME of --delay
+
+With --arrivals, when each rank arrives, in s/rate or as times such as 5ms, there is one line more, `bound`: no
+algorithm ends sooner after the last arrival (one port a rank, no latency).
 
 Pipelined algorithms take the chunk count that the model likes best. The plot redoes figures 2b, 6c, 7a, 7b and, for
 even rank counts that are no powers of two, 9 of the StragglAR paper (arXiv 2505.23523).
@@ -24,7 +28,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lanterne.bench.collective.schedule import model_from, topology_from
+from lanterne.bench.collective.schedule import add_arrivals, arrivals_from, model_from, topology_from
 from lanterne.bench.output.options import add_json, add_link_model, add_plot
 from lanterne.bench.output.report import envelope, print_table, progress, write_json
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
@@ -33,6 +37,7 @@ from lanterne.errors import InputError
 if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
     from lanterne.collectives.auto.predict import Links
+    from lanterne.collectives.schedule.cost import CostModel
     from lanterne.collectives.schedule.ir import CollectiveSchedule
 
 
@@ -47,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algorithm", default="all", metavar="A,A,...", help="default: all that can be used")
     add_link_model(parser)
     parser.add_argument("--delay", default="", metavar="TIME,...", help="delays of the late rank to price besides")
+    add_arrivals(parser)
     add_json(parser, "all numbers")
     add_plot(parser)
 
@@ -55,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
     from lanterne.collectives.auto.predict import fitting, leaf_sets_of, nodes_of_links
 
+    if args.arrivals is not None:
+        return run_arrivals(args)
     topology = topology_from(args)
     links = model_from(args) if topology is None else topology
     counts = sorted({_count(text) for text in (args.ranks or RANKS).split(",")})
@@ -85,6 +93,83 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         _print(results, delays, links)
     return 0
+
+
+def run_arrivals(args: argparse.Namespace) -> int:
+    """Print, and write, when each algorithm ends after the last of the arrivals that are given, and the bound."""
+    from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
+
+    model, sizes = model_from(args), sorted({parse_nbytes(text, "--nbytes") for text in args.nbytes.split(",")})
+    lines = algorithms_for(args.collective)
+    if args.algorithm != "all":
+        lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
+    results = [
+        record for nbytes in sizes for record in after_arrivals(lines, arrivals_from(args, nbytes), nbytes, model)
+    ]
+    progress("")
+    if args.json:
+        write_json(args.json, envelope(results=results, **described(model)))
+    if args.json == "-":
+        return 0
+    bounds = {record["nbytes"]: record["bound_s"] for record in results}
+    columns = [("size", ""), ("algorithm", ""), ("chunks", ""), ("after the last", ""), ("of the bound", "")]
+    rows = [
+        [
+            format_nbytes(nbytes),
+            record["algorithm"],
+            record["num_chunks"],
+            format_time(record["exposed_s"]),
+            f"{record['exposed_s'] / bound_s:.3f}",
+        ]
+        for nbytes, bound_s in bounds.items()
+        for record in [r for r in results if r["nbytes"] == nbytes]
+        + [{"algorithm": "bound", "num_chunks": "-", "exposed_s": bound_s}]
+    ]
+    note = f"{_in_words(model)}; model, not measured; arrivals {args.arrivals}; who expects one late rank, the last"
+    print_table(columns, rows, notes=[note])
+    return 0
+
+
+def after_arrivals(
+    lines: Sequence[Algorithm], arrivals_s: Sequence[float], nbytes: int, model: CostModel
+) -> list[dict[str, Any]]:
+    """Return a record (dict) of each algorithm of `lines` that can be used: when it ends after the last arrival."""
+    from lanterne.collectives.algorithms.catalogue import make_schedule
+    from lanterne.transport.board.arrival_bound import least_after
+    from lanterne.collectives.auto.predict import chunk_count
+    from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
+    from lanterne.collectives.schedule.check_schedule import check
+    from lanterne.collectives.schedule.cost import price
+
+    ranks, unit_s = len(arrivals_s), nbytes * model.beta_s_per_byte
+    bound_s = unit_s * least_after([at_s / unit_s for at_s in arrivals_s])
+    records = []
+    for line in lines:
+        if line.refuses(ranks) or line.nodes:
+            continue
+        progress(f"{line.name}, {ranks} ranks")
+        if line.any_arrivals:
+            schedule = schedule_for_arrivals(arrivals_s, nbytes, model)
+        else:
+            last = max(range(ranks), key=lambda rank: arrivals_s[rank]) if line.late else None
+            chunks = chunk_count(line, ranks, nbytes, model, min_chunk_nbytes=1)
+            schedule = make_schedule(line.collective, line.name, ranks, chunks, late_rank=last, progress=progress)
+        exposed_s = price(check(schedule).schedule, nbytes, model, arrivals_s).exposed_s
+        records.append(
+            {
+                "collective": line.collective,
+                "algorithm": line.name,
+                "ranks": ranks,
+                "nbytes": nbytes,
+                "num_chunks": schedule.num_chunks,
+                "arrivals_s": list(arrivals_s),
+                "exposed_s": exposed_s,
+                "bound_s": bound_s,
+            }
+        )
+    if not records:
+        raise InputError(f"cost: got algorithms that cannot be used with {ranks} ranks, expected one that can")
+    return records
 
 
 def described(links: Links) -> dict[str, Any]:

@@ -9,12 +9,14 @@
   lanterne schedule all_reduce --algorithm hier_ring --topology dgx-2x4 --format chakra --output trace
   lanterne schedule all_reduce --list -n 6
   lanterne schedule all_reduce --algorithm hier_late_join --topology dgx-2x4 --late-rank 7 --delay 5ms
+  lanterne schedule all_reduce --algorithm any_arrival --arrivals 0,0.2,0.3,1.1      when each of four ranks arrives
 
 In the table a cell "3>5+" says that the rank sends chunk 3 to rank 5, where it is added; without the plus it
 overwrites. The cost is that of the alpha-beta model; its defaults are those of the StragglAR paper (3 us, 450 GB/s).
 Every schedule is checked before anything is written: each contribution counted exactly once, no conflicting writes, no
-port used twice in a round. Chakra's execution traces, trace.0.et for rank 0, are what simulators such as ASTRA-sim
-replay.
+port used twice in a round. Arrivals are in multiples of s/rate, the time of the buffer on a link, or times such as 5ms;
+no algorithm ends before the bound that is printed with them. Chakra's execution traces, trace.0.et for rank 0, are what
+simulators such as ASTRA-sim replay.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lanterne.bench.output.options import add_link_model
 from lanterne.bench.output.report import progress, write_atomically, write_text
-from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from lanterne.bench.output.units import (
+    are_bare,
+    format_nbytes,
+    format_time,
+    parse_nbytes,
+    parse_rate_bytes_per_s,
+    parse_time_s,
+)
 from lanterne.errors import InputError, one_of
 
 if TYPE_CHECKING:
@@ -43,6 +52,10 @@ MAX_RANKS = 2048
 CHAKRA = "chakra"
 
 
+# Of --arrivals.
+MOST_BUFFERS = 1_000_000
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", metavar="COLLECTIVE|FILE", help="a collective such as all_reduce, or a file: our JSON, MSCCL XML"
@@ -55,11 +68,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nbytes", default="1GiB", metavar="SIZE", help="buffer size (default: 1GiB)")
     add_link_model(parser)
     parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank arrives (default: 0)")
+    add_arrivals(parser)
     parser.add_argument("--format", choices=(*FORMATS, CHAKRA), default="table", help="default: table")
     parser.add_argument(
         "--output", default="-", metavar="FILE", help="where to write ('-', the default: standard output)"
     )
     parser.add_argument("--list", action="store_true", help="list the algorithms of COLLECTIVE and stop")
+
+
+def add_arrivals(parser: argparse.ArgumentParser) -> None:
+    """Add --arrivals."""
+    parser.add_argument(
+        "--arrivals", metavar="A,A,...", help="when each rank arrives, in s/rate or as times such as 5ms"
+    )
+
+
+def arrivals_from(args: argparse.Namespace, nbytes: int) -> list[float]:
+    """The arrivals of --arrivals in seconds, by rank, the first at 0.
+
+    Raises:
+        InputError: no numbers, or options beside it that say otherwise.
+    """
+    if args.topology is not None:
+        raise InputError("--arrivals: got them beside --topology, expected links that are all equal")
+    texts = [text.strip() for text in args.arrivals.split(",")]
+    if len(texts) < 2:
+        raise InputError(f"--arrivals: got {args.arrivals!r}, expected at least two, separated by commas")
+    if args.ranks is not None and str(args.ranks) != str(len(texts)):
+        raise InputError(f"--arrivals: got {len(texts)} beside -n {args.ranks}, expected one for each rank")
+    if are_bare(texts, "--arrivals"):
+        unit_s = nbytes * model_from(args).beta_s_per_byte
+        for text in texts:
+            if not 0 <= float(text) <= MOST_BUFFERS:
+                raise InputError(f"--arrivals: got {text!r}, expected multiples of s/rate from 0 to {MOST_BUFFERS}")
+        values = [float(text) * unit_s for text in texts]
+    else:
+        values = [parse_time_s(text, "--arrivals") for text in texts]
+    return [value - min(values) for value in values]
 
 
 def model_from(args: argparse.Namespace) -> CostModel:
@@ -93,13 +138,16 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.schedule.contracts import CONTRACTS
 
     topology = topology_from(args)
-    ranks = topology.world_size if topology is not None else 8 if args.ranks is None else args.ranks
+    arrivals_s = None if args.arrivals is None else arrivals_from(args, parse_nbytes(args.nbytes, "--nbytes"))
+    ranks = 8 if args.ranks is None else args.ranks
+    if topology is not None or arrivals_s is not None:
+        ranks = topology.world_size if topology is not None else len(arrivals_s or ())
     if not 1 <= ranks <= MAX_RANKS:
         raise InputError(f"-n: got {ranks}, expected 1 to {MAX_RANKS}")
     if args.list:
         return _list(algorithms_for(args.what), ranks)
     if args.what in CONTRACTS:
-        schedule = _make(args, ranks, topology)
+        schedule = _make(args, ranks, topology, arrivals_s)
     elif Path(args.what).suffix or Path(args.what).exists():
         schedule = _read(args, topology)
     else:
@@ -115,15 +163,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make(args: argparse.Namespace, ranks: int, topology: Topology | None) -> CollectiveSchedule:
+def _make(
+    args: argparse.Namespace, ranks: int, topology: Topology | None, arrivals_s: Sequence[float] | None
+) -> CollectiveSchedule:
     """Return the schedule of the algorithm that the options name."""
     from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm, make_schedule
+    from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 
     name = args.algorithm or algorithms_for(args.what)[0].name
     nodes = None if topology is None else topology.nodes
     # An algorithm that expects no late rank can be priced with one.
-    late_rank = args.late_rank if find_algorithm(args.what, name).late else None
-    schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, late_rank, progress, nodes=nodes)
+    line = find_algorithm(args.what, name)
+    late_rank = args.late_rank if line.late else None
+    if arrivals_s is not None and line.any_arrivals:
+        schedule = schedule_for_arrivals(
+            arrivals_s, parse_nbytes(args.nbytes, "--nbytes"), model_from(args), args.chunks
+        )
+    else:
+        if arrivals_s is not None and line.late:
+            late_rank = max(range(ranks), key=lambda rank: arrivals_s[rank])
+        schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, late_rank, progress, nodes=nodes)
     progress("")
     return schedule
 
@@ -165,18 +224,14 @@ def _list(lines: Sequence[Algorithm], ranks: int) -> int:
 
 
 def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topology | None) -> str:
-    from lanterne.collectives.schedule.cost import late_start, price
+    from lanterne.collectives.schedule.cost import price
     from lanterne.collectives.schedule.draw import draw_text
     from lanterne.collectives.schedule.ir import MAX_DRAWN
 
     schedule, links = checked.schedule, model_from(args) if topology is None else topology
-    nbytes, delay_s = parse_nbytes(args.nbytes, "--nbytes"), parse_time_s(args.delay, "--delay")
-    late = schedule.late_rank if schedule.late_rank is not None else args.late_rank
-    if isinstance(late, int) and not 0 <= late < schedule.world_size:
-        raise InputError(f"--late-rank: got {late}, expected 0 to {schedule.world_size - 1}")
-    if late is None and delay_s:
-        late = schedule.world_size - 1
-    cost = price(schedule, nbytes, links, late_start(schedule.world_size, late, delay_s))
+    nbytes = parse_nbytes(args.nbytes, "--nbytes")
+    start_s, since, beyond = _start(args, schedule, nbytes)
+    cost = price(schedule, nbytes, links, start_s)
     lines = [
         f"{schedule.name}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks, "
         f"{schedule.num_transfers} transfers"
@@ -186,8 +241,7 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
     lines.append(f"scratch {scratch} chunk{'s' * (scratch != 1)}, ports {schedule.ports}, checked")
     adding = f" + {cost.added:.4g} s gamma" if links.gamma_s_per_byte else ""
     lines.append(f"cost {cost.rounds} alpha + {cost.load:.4g} s beta{adding} in lockstep; s = {format_nbytes(nbytes)}")
-    arrival = "the late rank's arrival" if late == schedule.late_rank else f"the arrival of rank {late}, late"
-    when = f", from {arrival} {format_time(cost.exposed_s)}" if late is not None else ""
+    when = f", from {since} {format_time(cost.exposed_s)}{beyond}" if since else ""
     lines.append(f"time {format_time(cost.makespan_s)}{when}")
     if schedule.num_transfers <= MAX_DRAWN:
         drawing = "3>5+: chunk 3 goes to rank 5, where it is added; without the plus it is overwritten there\n\n"
@@ -195,6 +249,28 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
     else:
         drawing = f"({schedule.num_transfers} transfers, too many to draw; --format json writes them)\n"
     return "\n".join(lines) + "\n\n" + drawing
+
+
+def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) -> tuple[Sequence[float], str, str]:
+    """Return when each rank starts in seconds, the last arrival in words ("" for none), and its bound in words."""
+    from lanterne.transport.board.arrival_bound import least_after
+    from lanterne.collectives.schedule.cost import late_start
+
+    if args.arrivals is not None:
+        arrivals_s = arrivals_from(args, nbytes)
+        unit_s = nbytes * model_from(args).beta_s_per_byte
+        least_s = unit_s * least_after([at_s / unit_s for at_s in arrivals_s])
+        return arrivals_s, "the last arrival", f"; no algorithm less than {format_time(least_s)}"
+    late, delay_s = (
+        args.late_rank if schedule.late_rank is None else schedule.late_rank,
+        parse_time_s(args.delay, "--delay"),
+    )
+    if isinstance(late, int) and not 0 <= late < schedule.world_size:
+        raise InputError(f"--late-rank: got {late}, expected 0 to {schedule.world_size - 1}")
+    if late is None and delay_s:
+        late = schedule.world_size - 1
+    since = "the late rank's arrival" if late == schedule.late_rank else f"the arrival of rank {late}, late"
+    return late_start(schedule.world_size, late, delay_s).tolist(), since if late is not None else "", ""
 
 
 def _json(checked: CheckedSchedule, *_: object) -> str:

@@ -29,6 +29,7 @@ from lanterne.collectives.algorithms import (
 from lanterne.collectives.algorithms.hierarchical import all_reduce as hier
 from lanterne.collectives.algorithms.hierarchical import spread
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
+from lanterne.collectives.algorithms.late import any_arrival, stragglar
 from lanterne.collectives.algorithms.late import broadcast as late_broadcast
 from lanterne.collectives.algorithms.late import chain as late_chain
 from lanterne.collectives.algorithms.late import direct as late_direct
@@ -36,7 +37,6 @@ from lanterne.collectives.algorithms.late import group as late_group
 from lanterne.collectives.algorithms.late import hybrid as late_hybrid
 from lanterne.collectives.algorithms.late import join as late_join
 from lanterne.collectives.algorithms.late import join_allpairs as late_join_allpairs
-from lanterne.collectives.algorithms.late import stragglar
 from lanterne.collectives.algorithms.late.stragglar_matching import Progress
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.cost import CostModel
@@ -102,6 +102,7 @@ class Algorithm(NamedTuple):
             what comes from others, where these have as many ranks each.
         leaves: takes `slow`, the nodes with slow NICs, which its name lists: "hier_slow.2.5".
         one_leaf: of those, `auto` weighs it where there is one such node; with several it is hardly ever the best.
+        any_arrivals: takes `arrivals`, ArrivalRounds; `auto` does not weigh it.
         in_turn: its ranks post few sends at once, in the order of the rounds, where receives are few (credits).
         outside: it is not of the registry (outside.py).
     """
@@ -123,6 +124,7 @@ class Algorithm(NamedTuple):
     stream: bool = False
     leaves: bool = False
     one_leaf: bool = False
+    any_arrivals: bool = False
     in_turn: bool = False
     outside: bool = False
 
@@ -171,6 +173,9 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "late_hybrid", late_hybrid.late_hybrid_all_reduce,
               "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
               late=True, cut=True, chunked=True, in_turn=True),
+    Algorithm("all_reduce", "any_arrival", any_arrival.any_arrival_all_reduce,
+              "merges what has arrived, whenever each rank does", any_arrival.refuses_many, chunked=True,
+              law=lambda p: (2 * max(1, p - 1) / p, 2 * _levels(p), 1, 1), any_arrivals=True, in_turn=True),
     Algorithm("all_reduce", "hier_ring", hier.hier_ring_all_reduce, "inside the nodes, a ring across them, inside",
               chunked=True, nodes=True, law=lambda n: (2 * max(1, n - 1) / n, 3, 1, n), least=int, stream=True),
     Algorithm("all_reduce", "hier_bruck", hier.hier_bruck_all_reduce, "as hier_ring, with few rounds across",
@@ -298,7 +303,14 @@ def given_line(schedule: CollectiveSchedule) -> Algorithm:
     """The line of a schedule from outside, of which nothing is known but that."""
     generator, refuses = outside.file_generator(schedule), outside.refuses_but(schedule.world_size)
     return Algorithm(
-        schedule.collective, schedule.algorithm, generator, "from outside", refuses, chunked=True, outside=True
+        schedule.collective,
+        schedule.algorithm,
+        generator,
+        "from outside",
+        refuses,
+        chunked=True,
+        in_turn=bool(schedule.joins),
+        outside=True,
     )
 
 
@@ -331,6 +343,7 @@ def make_schedule(
     joined: int | None = None,
     nodes: Nodes | None = None,
     only: int | None = None,
+    arrivals: any_arrival.ArrivalRounds | None = None,
 ) -> CollectiveSchedule:
     """The (unchecked) schedule of a registered algorithm.
 
@@ -342,6 +355,7 @@ def make_schedule(
         joined: of late_hybrid, 0 to num_chunks; None for its own choice.
         nodes: the ranks of each node, for those that know them; None: one rank on each.
         only: of the algorithms that are `own`: the transfers of this rank, and no others.
+        arrivals: of the algorithms that take `any_arrivals`.
 
     Raises:
         InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
@@ -364,6 +378,10 @@ def make_schedule(
         raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
     if joined is not None:
         options["joined"] = _check_joined(line, joined, num_chunks)
+    if arrivals is not None:
+        if not line.any_arrivals:
+            raise InputError(f"arrivals: got {arrivals}, but {name} {collective} takes none")
+        options["arrivals"] = arrivals
     if only is not None:
         if not line.own:
             raise InputError(f"only: got rank {only}, but {name} {collective} makes those of all ranks together")

@@ -118,7 +118,7 @@ def traffic_of(
     Args:
         stream: whether all that a rank receives comes from one peer, where `schedule` is the part of one rank.
     """
-    if schedule.late_rank is not None:
+    if schedule.late_rank is not None or schedule.joins:
         return EXCHANGES if not chunked else PIECES if nodes is None else CROSSINGS
     if stream is not None:
         return STREAM if stream else ROUNDS

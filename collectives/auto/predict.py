@@ -84,7 +84,7 @@ def candidates(
 ) -> tuple[Algorithm, ...]:
     """The lines that `auto` chooses from; otherwise as `fitting`."""
     lines = fitting(collective, over_nodes, leaf_sets)
-    return tuple(line for line in lines if not line.late and not line.refuses(world_size))
+    return tuple(line for line in lines if not (line.late or line.any_arrivals or line.refuses(world_size)))
 
 
 def can_go_through_memory(collective: str) -> bool:

@@ -10,7 +10,7 @@
 Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -80,17 +80,23 @@ def compile_program(
     schedule = checked.schedule
     cutter = MessageCutter(schedule, part_count, itemsize, segment_nbytes, align)
     rounds = list(cutter.rounds(rank))
-    compiler = _Compiler(cutter, rank, itemsize, in_place, rounds)
+    last_use = {
+        cell.chunk: index
+        for index, parts in rounds
+        for part in parts
+        if part.sends or part.reduces
+        for cell in part.cells
+    }
+    segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
+    slots = Slots([p.num_elements * itemsize for p in parts if p.reduces and not p.sends] for parts in segments)
+    compiler = RoundCompiler(cutter, rank, itemsize, in_place, last_use, slots)
     join_round = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
     join_start = None
     complete = _complete_sums(schedule, rank) if mean else np.zeros(schedule.num_transfers, bool)
     for index, parts in rounds:
         if join_start is None and index >= join_round:
             join_start = len(compiler.log.actions)
-        sent = {cell for part in parts if part.sends for cell in part.cells}
-        for segment, group in groupby(parts, key=lambda part: part.segment):
-            compiler.batches.append(len(compiler.log.actions))
-            compiler.add_segment((index, segment), list(group), sent, complete)
+        compiler.add_round(index, parts, complete)
     if join_start is None:
         join_start = len(compiler.log.actions)
     compiler.batches.append(len(compiler.log.actions))
@@ -255,28 +261,26 @@ class _ActionLog:
         return waits, successors, next_post
 
 
-class _Compiler:
+class RoundCompiler:
     """Walks the rounds: what each asks of a rank, as actions on cells."""
 
     def __init__(
-        self, cutter: MessageCutter, rank: int, itemsize: int, in_place: bool, rounds: Sequence[tuple[int, list[Part]]]
+        self,
+        cutter: MessageCutter,
+        rank: int,
+        itemsize: int,
+        in_place: bool,
+        last_use: Mapping[int, int],
+        slots: Slots,
     ) -> None:
         self.cutter = cutter
         self.itemsize = itemsize
         self.cells = _Cells(cutter, rank, itemsize, in_place)
         self.log = _ActionLog()
         self.batches: list[int] = []
-        self.last_use = {
-            cell.chunk: index
-            for index, parts in rounds
-            for part in parts
-            if part.sends or part.reduces
-            for cell in part.cells
-        }
-        segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
-        self.slots = Slots(
-            [p.num_elements * itemsize for p in parts if p.reduces and not p.sends] for parts in segments
-        )
+        # By chunk, the last round that sends or reduces it here.
+        self.last_use = last_use
+        self.slots = slots
 
     # -- storage
 
@@ -290,10 +294,22 @@ class _Compiler:
         place = self.slots.take(part.num_elements * self.itemsize, self.key, last_key)
         return place, self.log.users((SCRATCH, self.slots.index(place)))
 
-    # -- one segment of one round; what is sent is read before anything is written
+    # -- one round, segment by segment; what is sent is read before anything is written
+
+    def add_round(self, index: int, parts: Iterable[Part], complete: Sequence[bool] | NDArray[np.bool_]) -> None:
+        """Add what happens in round `index`: its `parts`, as MessageCutter sorts them."""
+        parts = list(parts)
+        sent = {cell for part in parts if part.sends for cell in part.cells}
+        for segment, group in groupby(parts, key=lambda part: part.segment):
+            self.batches.append(len(self.log.actions))
+            self.add_segment((index, segment), list(group), sent, complete)
 
     def add_segment(
-        self, key: SlotKey, parts: Iterable[Part], sent: Collection[Cell], complete: NDArray[np.bool_]
+        self,
+        key: SlotKey,
+        parts: Iterable[Part],
+        sent: Collection[Cell],
+        complete: Sequence[bool] | NDArray[np.bool_],
     ) -> None:
         """Add what happens at `key` = (round, segment). `sent`: all cells that this rank sends in the round."""
         self.key = key
@@ -368,7 +384,9 @@ class _Compiler:
         )
         self.cells.settle(cell, home, moved)
 
-    def add_contribution(self, part: Part, operands: dict[Cell, list[Operand]], complete: NDArray[np.bool_]) -> None:
+    def add_contribution(
+        self, part: Part, operands: dict[Cell, list[Operand]], complete: Sequence[bool] | NDArray[np.bool_]
+    ) -> None:
         """Receive values to be added; `operands` collects (place, action, completes the sum) per cell, as listed."""
         resident = [
             cell

@@ -171,24 +171,18 @@ class Execution:
         self.program = program
         self.transport = transport
         self._tag = tag
-        self._memory = memory = _Memory(transport, scratch, len(ranks), side)
+        self._memory = _Memory(transport, scratch, len(ranks), side)
+        self._ranks, self._op, self._dtype = ranks, op, dtype
         lanes = sorted({(action.sends, action.peer) for action in program.actions if type(action) is Message})
-        queues: dict[tuple[bool, int], UnderWay] = {lane: deque() for lane in lanes}
+        self._lanes: dict[tuple[bool, int], UnderWay] = {lane: deque() for lane in lanes}
         # Receives first: what waits for them waits longest.
-        self._queues = list(queues.values())
+        self._queues = list(self._lanes.values())
         # Of a message, (the operation, its lane's queue); else (None, what to call, its arguments...).
-        self._steps: list[tuple[Any, ...]] = []
-        for action in program.actions:
-            if type(action) is Message:
-                verb, place = Send if action.sends else Recv, action.place
-                post = (verb(memory.regions[place.buffer], place.offset, action.nbytes, ranks[action.peer], tag),)
-                self._steps.append((post, queues[action.sends, action.peer]))
-            elif type(action) is Fold:
-                self._steps.append((None, memory.fold, *memory.kernels(op, dtype, action), action))
-            else:
-                self._steps.append((None, memory.move, action))
+        self._steps: list[tuple[Any, ...]] = [self._step(action) for action in program.actions]
+        self._successors: Sequence[Sequence[int]] = program.successors
+        self._next_post: Sequence[int] = program.next_post
         ready = [index for index, waits in enumerate(program.waits) if not waits]
-        self._first = sorted(ready, key=lambda index: _first_order(program.actions[index]))
+        self._first = sorted(ready, key=lambda index: first_order(program.actions[index]))
         # Copies that nothing waits for are done when there is nothing else to do.
         self._leisurely = frozenset(
             index
@@ -201,7 +195,7 @@ class Execution:
             action = program.actions[index]
             if type(action) is Message:
                 first.setdefault((action.sends, action.peer), index)
-        self._joining = sorted(first.values(), key=lambda index: _first_order(program.actions[index]))
+        self._joining = sorted(first.values(), key=lambda index: first_order(program.actions[index]))
         # Of phase "join", and of all phases, messages that are not posted.
         self._joining_messages = sum(type(action) is Message for action in program.actions[program.join_start :])
         self._messages = sum(type(action) is Message for action in program.actions)
@@ -214,6 +208,19 @@ class Execution:
         if side is not None:
             self._queues.append(self._launched)
         self.remaining: int = 0
+
+    def _step(self, action: Action) -> tuple[Any, ...]:
+        """Return what runs `action`, an element of _steps."""
+        memory = self._memory
+        if type(action) is Message:
+            verb, place = Send if action.sends else Recv, action.place
+            operation = verb(
+                memory.regions[place.buffer], place.offset, action.nbytes, self._ranks[action.peer], self._tag
+            )
+            return (operation,), self._lanes[action.sends, action.peer]
+        if type(action) is Fold:
+            return None, memory.fold, *memory.kernels(self._op, self._dtype, action), action
+        return None, memory.move, action
 
     def bind(self, in_array: Any, out_array: Any, entry: "Entry | None" = None) -> None:
         """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none.
@@ -296,7 +303,7 @@ class Execution:
 
     def _begin(self, ready: Iterable[int]) -> None:
         """Start the actions `ready`, and all that can start as a consequence."""
-        post, steps, next_post, waits = self.transport._post, self._steps, self.program.next_post, self._waits
+        post, steps, next_post, waits = self.transport._post, self._steps, self._next_post, self._waits
         for first in ready:
             index, step = first, steps[first]
             if step[0] is None:
@@ -325,7 +332,7 @@ class Execution:
                 self._launched.append((self._side.event(), index))
                 return
         self.remaining -= 1
-        followers = self.program.successors[index]
+        followers = self._successors[index]
         if not followers:
             return
         waits, ready = self._waits, []
@@ -337,6 +344,6 @@ class Execution:
             self._begin(ready)
 
 
-def _first_order(action: Action) -> int:
+def first_order(action: Action) -> int:
     """Receives, then sends, then the rest."""
     return 2 if type(action) is not Message else int(action.sends)

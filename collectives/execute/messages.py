@@ -83,10 +83,10 @@ class MessageCutter:
         columns = (round_of, mine, schedule.src[mine], schedule.dst[mine], schedule.chunk[mine], schedule.op[mine])
         transfers = zip(*(column.tolist() for column in columns), strict=True)
         for index, group in groupby(transfers, key=lambda transfer: transfer[0]):
-            yield index, sorted(self._parts(rank, group))
+            yield index, sorted(self.parts(rank, group))
 
-    def _parts(self, rank: int, transfers: Iterable[tuple[int, ...]]) -> Iterator[Part]:
-        """The parts of one round's `transfers`: (round, transfer, src, dst, chunk, op)."""
+    def parts(self, rank: int, transfers: Iterable[tuple[int, ...]]) -> Iterator[Part]:
+        """The parts of one round's `transfers` of `rank`: (round, transfer, src, dst, chunk, op)."""
         lanes: dict[tuple[bool, int], list[tuple[int, int, int]]] = {}
         for _, transfer, src, dst, chunk, op in transfers:
             lane = (True, dst) if src == rank else (False, src)

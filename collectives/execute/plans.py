@@ -24,12 +24,13 @@ from lanterne.collectives.algorithms.catalogue import (
     make_schedule,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
-from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
+from lanterne.collectives.auto.pacing import PIECES, credits, segment_nbytes, traffic_of
 from lanterne.collectives.auto.predict import Links
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.executor import Execution
+from lanterne.collectives.execute.growing import GrowingExecution, GrowingRounds
 from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.message_lanes import AGREEMENT_LANE, PLAN_LANES
@@ -236,6 +237,25 @@ class RankPrograms:
             nodes=nodes if line.nodes and len(nodes) > 1 else (),
             in_turn=line.in_turn,
         )
+
+    def growing(self, key: Key, dtype: Dtype, in_place: bool, num_chunks: int, tag: int) -> GrowingExecution:
+        """Return an execution of an all-reduce of `key` in `num_chunks`, to which ranks come while it runs."""
+        group, model = self._group, self._group.tuning.model
+        chunk_nbytes = -(-key.part_count // num_chunks) * dtype.nbytes
+        most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, PIECES)
+        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), PIECES)
+        rounds = GrowingRounds(
+            group.rank,
+            group.world_size,
+            num_chunks,
+            key.part_count,
+            dtype.nbytes,
+            segment_nbytes=most_nbytes,
+            credits=key.credits or granted,
+            in_place=in_place,
+            mean=key.op == "mean",
+        )
+        return GrowingExecution(rounds, group.transport, group.scratch, group.ranks, tag, key.op, dtype)
 
 
 class AnyPlan(Protocol):

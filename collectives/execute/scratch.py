@@ -37,6 +37,11 @@ class Slots:
             for size, count in Counter(map(_size, segment_nbytes)).items():
                 self._least[size] = max(self._least[size], 2 * count)
 
+    @property
+    def least_nbytes(self) -> int:
+        """Return the bytes of all slots that are taken before one is used again."""
+        return sum(size * count for size, count in self._least.items())
+
     def take(self, nbytes: int, key: SlotKey, last_key: SlotKey) -> BufferPlace:
         """The BufferPlace of a slot of at least `nbytes` that is free at `key`; it is used up to `last_key`."""
         size = _size(nbytes)

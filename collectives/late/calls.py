@@ -5,6 +5,9 @@ late-rank algorithm (WITHOUT), of which only what needs the late rank waits unti
 with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
 aborted call, in place its inputs too, are undefined.
 
+Where ranks come spread, a call begins with the first two and takes in the others as they come (SPREAD): its rounds are
+made while it runs (execute/growing.py), and this rank tells the board how many of them it has done.
+
 Calls that were started behind such a call go ahead of it (turn.py): while the late rank is away the others do of each,
 one after the other, what needs no late rank, and when it comes the joins follow each other in the order of the calls,
 each beginning under the end of the one before.
@@ -27,19 +30,27 @@ from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
 from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
+from lanterne.collectives.execute.growing import GrowingExecution
 from lanterne.collectives.execute.plans import AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
-from lanterne.collectives.late.options import cut_options, group_name, make_option, single_options, undominated
+from lanterne.collectives.late.options import (
+    any_option,
+    cut_options,
+    group_name,
+    make_option,
+    single_options,
+    undominated,
+)
 from lanterne.collectives.late.ready_programs import ReadyPrograms, key_of
-from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
+from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, GO_ON, RELEASE, Turn, TurnStep
 from lanterne.collectives.message_lanes import BOARD_LANES
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
-from lanterne.transport.base import Request
-from lanterne.transport.board.late_policy import MAX_LATE, Policy, to_text
+from lanterne.transport.base import Request, make_tag
+from lanterne.transport.board.late_policy import MAX_ANY_RANKS, MAX_LATE, Policy, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
     ABORT,
@@ -49,8 +60,10 @@ from lanterne.transport.board.sequencer import (
     MISMATCH,
     NORMAL,
     SEEN,
+    SPREAD,
     TIMEOUT,
     Record,
+    rounds_ahead,
 )
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -95,7 +108,7 @@ class LateRanks:
         self._communicator = communicator
         self.key = key
         self._seat: Seat | None = None
-        self._policies: dict[tuple[str, int, CostModel], str | None] = {}
+        self._policies: dict[tuple[str, int, CostModel, bool], str | None] = {}
         self.number = 0
         # By signature, the last call that need not ask; by number, the calls that have come and are not over.
         self._free: dict[str, int] = {}
@@ -174,6 +187,16 @@ class LateRanks:
         key = key_of(call.key, choice, late_rank) if choice else call.key
         return self.plans.find(key) or self.plans.add(key, call.dtype)
 
+    def spread(self, call: CheckedCall, choice: str, lane: int) -> GrowingExecution:
+        """Return the execution of a call to which ranks come while it runs."""
+        tag = make_tag(self._communicator.communicator_id, lane)
+        chunks = int(choice.split("/")[1])
+        return self.plans.programs.growing(call.key, call.dtype, call.in_place, chunks, tag)
+
+    def progress(self, turn: Turn, done: int) -> None:
+        """This rank has done `done` rounds of a call that has begun by SPREAD."""
+        self._seated.progress(turn.number, done)
+
     def be_ready(self, turn: Turn) -> None:
         """This rank is ready to begin a call that it has come to."""
         self._seated.be_ready(turn.number)
@@ -212,8 +235,8 @@ class LateRanks:
                     turn.at_once()
                 if record.free:
                     self._set_free(turn.signature, turn.number, record.free)
-            if record.verdict in (NORMAL, JOIN):
-                self.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
+            if record.verdict in (NORMAL, JOIN) or (record.verdict == SPREAD and record.late < 0):
+                self.arrivals.note(record.rank, record.delay_s, record.verdict != NORMAL)
 
     def look(self, since: int = 0) -> Arrivals:
         """The Arrivals after `since` calls, after a look at what the board has sent, if no call is under way."""
@@ -230,18 +253,22 @@ class LateRanks:
             return False
         return communicator.tuning.model is not None and self.seat is not None
 
-    def policy(self, collective: str, nbytes: int) -> str | None:
-        """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
+    def policy(self, collective: str, nbytes: int, *, on_host: bool) -> str | None:
+        """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks.
+
+        Args:
+            on_host: of arrays in host memory; on a device no rounds are made while a call runs.
+        """
         communicator = self._communicator
         model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
         if size < LEAST_NBYTES or collective != "all_reduce" or communicator.deterministic or model is None:
             return None
-        key = collective, size, model
+        key = collective, size, model, on_host
         if key not in self._policies:
-            self._policies[key] = self._make(collective, size, model)
+            self._policies[key] = self._make(collective, size, model, on_host)
         return self._policies[key]
 
-    def _make(self, collective: str, nbytes: int, model: CostModel) -> str | None:
+    def _make(self, collective: str, nbytes: int, model: CostModel, on_host: bool) -> str | None:
         communicator = self._communicator
         n = communicator.world_size
         if not n >= 3 or override(collective, n) is not None:
@@ -267,6 +294,8 @@ class LateRanks:
             group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
+            if on_host and not over_nodes and 3 < n <= MAX_ANY_RANKS:
+                options.append(any_option(options[0], n))
         return to_text(Policy(normal_s, tuple(undominated(options))))
 
 
@@ -332,7 +361,7 @@ class LateRequest(CollectiveRequest):
 
     __slots__ = (
         *("_call", "_captured", "_complete", "_completion", "_error", "_execution", "_gave_up_s", "_goes_ahead"),
-        *("_late", "_moved", "_place", "_plan", "_policy", "_signature", "_turn"),
+        *("_late", "_moved", "_place", "_plan", "_policy", "_reported", "_signature", "_step_rounds", "_turn"),
     )
 
     def __init__(
@@ -363,6 +392,8 @@ class LateRequest(CollectiveRequest):
         self._plan: AnyPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
+        # Rounds that the board knows to be done here.
+        self._reported, self._step_rounds = 0, 1
 
     def _begin(self) -> None:
         """See QueuedCall."""
@@ -410,6 +441,8 @@ class LateRequest(CollectiveRequest):
             before = execution.remaining
             self._complete = execution.advance()
             self._moved = self._moved or execution.remaining != before
+            if isinstance(execution, GrowingExecution):
+                self._tell_progress(execution)
 
     def _do(self, step: TurnStep) -> None:
         late, turn, record = self._late, self._turn, step.record
@@ -425,6 +458,8 @@ class LateRequest(CollectiveRequest):
         elif step.what == RELEASE:
             assert self._execution is not None, "it was begun"
             self._execution.release()
+        elif step.what == GO_ON:
+            self._go_on(record)
         elif self._captured is not None:
             self._launch(self._captured, record, BEFORE if step.what == BEGIN else WHOLE)
         else:
@@ -461,11 +496,38 @@ class LateRequest(CollectiveRequest):
         execution.bind(call.in_array, call.out_array, call.entry)
         execution.start(held=held)
 
+    def _go_on(self, record: Record) -> None:
+        """Begin, or go on, with the ranks that `record` names, by the rounds that it grants."""
+        call = self._call
+        assert call is not None, "it is not over"
+        numbers = list(map(int, record.text.split()))
+        joins = list(zip(numbers[::2], numbers[1::2], strict=True))
+        execution = self._execution
+        if execution is None:
+            self._late.ran[record.choice] += 1
+            lane = BOARD_LANES[self._turn.number % len(BOARD_LANES)]
+            execution = self._execution = self._late.spread(call, record.choice, lane)
+            execution.bind(call.in_array, call.out_array)
+            execution.start()
+            self._reported = dict(joins)[self._communicator.rank]
+            self._step_rounds = max(1, rounds_ahead(record.choice) // 2)
+        assert isinstance(execution, GrowingExecution), "the board decides once"
+        execution.hear(joins, None if record.late < 0 else record.late)
+
+    def _tell_progress(self, execution: GrowingExecution) -> None:
+        """Tell the board of rounds that are done here, as long as that lets others go on."""
+        if execution.everybody or execution.is_idle or execution.done < self._reported + self._step_rounds:
+            return
+        self._reported = execution.done
+        self._late.progress(self._turn, execution.done)
+
     def _end(self, completion: Request | None) -> bool:
         """The call is over."""
         self._completion = completion
         self.done: bool = completion is None
-        if self._execution is not None and self._plan is not None and self._call is not None:
+        if isinstance(self._execution, GrowingExecution):
+            self._execution.unbind()
+        elif self._execution is not None and self._plan is not None and self._call is not None:
             self._plan.give_back(self._execution, self._call.in_place)
         call, self._call = self._call, None
         self._late.forget(self._turn)

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
+from lanterne.collectives.algorithms.late.any_arrival import CHUNKS_A_RANK, LEAST_CHUNKS
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import (
     Links,
@@ -30,7 +31,7 @@ from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.passes import waiting_part
 from lanterne.collectives.topology.topology import Topology
-from lanterne.transport.board.late_policy import Option
+from lanterne.transport.board.late_policy import ANY, Option
 
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
@@ -57,6 +58,8 @@ APART = 1.03
 _making = threading.Lock()
 
 
+# Ranks tell the board every so long how far they are; twice as long they can go on before they hear of it.
+AHEAD_S = 4e-3
 # Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
 MOST_CROWDED = 0.96  # a network likes many messages at once less than the model does
 # Of more ranks on equal links, those are none.
@@ -352,6 +355,13 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
             choice = f"late_hybrid/{chunks}/{joined}"
             options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
     return options
+
+
+def any_option(join: Option, world_size: int) -> Option:
+    """Return the Option that takes in ranks as they come, from `join`, late_join's, which joins in a port's pass."""
+    chunks = max(LEAST_CHUNKS, CHUNKS_A_RANK * world_size)
+    ahead = 2 * ceil(AHEAD_S * chunks / join.join_s)
+    return Option(f"any_arrival/{chunks}/{ahead}", 0.0, join.join_s, ANY)
 
 
 @functools.lru_cache(1024)

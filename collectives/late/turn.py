@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, TIMEOUT, WITHOUT, Record
+from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, SPREAD, TIMEOUT, WITHOUT, Record
 
 # What a rank does next in a call: say that it has come, or that it is ready; begin without the late rank; run the rest
-# of that; run all; end it, as the record says.
-ARRIVE, READY, BEGIN, RELEASE, RUN, END = range(6)
+# of that; run all; end it, as the record says; go on by rounds, as far as that says.
+ARRIVE, READY, BEGIN, RELEASE, RUN, END, GO_ON = range(7)
 # How far it is: not announced; the board has not spoken; begun without the late rank; in its last part; ended early.
 _NEW, _ASKED, _EARLY, _LAST, _OVER = range(5)
 
@@ -24,7 +24,7 @@ _NEW, _ASKED, _EARLY, _LAST, _OVER = range(5)
 # being done; is complete. What they may do: say that they are ready from NEARLY on, begin without the late rank from
 # WAITING on, join from ENDING on, begin with all from LEAVING on, end in an error once it is COMPLETE.
 BUSY, NEARLY, WAITING, ENDING, LEAVING, COMPLETE = range(6)
-_NEEDS = {WITHOUT: WAITING, NORMAL: LEAVING, JOIN: ENDING, ABORT: COMPLETE}
+_NEEDS = {WITHOUT: WAITING, SPREAD: WAITING, NORMAL: LEAVING, JOIN: ENDING, ABORT: COMPLETE}
 
 
 # Not sooner than needed: one that the board has told to begin so does, whenever its turn is, though the rank may
@@ -82,10 +82,14 @@ class Turn:
                 return TurnStep(READY)
             return None
         record = self._records[0]
+        if record.verdict == SPREAD and self._state == _EARLY:
+            return self._go_on()
         if (record.verdict, record.cause) != (ABORT, TIMEOUT) and (
             before < _NEEDS[record.verdict] or not (room or record.verdict == WITHOUT or self._state == _EARLY)
         ):
             return None
+        if record.verdict == SPREAD:
+            return self._go_on()
         self._records.popleft()
         if record.verdict == ABORT:
             self._state = _OVER
@@ -96,6 +100,13 @@ class Turn:
         begun, self._state = self._state == _EARLY, _LAST
         self._joins = record.verdict == JOIN
         return TurnStep(RELEASE if begun else RUN, record)
+
+    def _go_on(self) -> TurnStep:
+        """Take the SPREAD that comes next."""
+        record = self._records.popleft()
+        self._joins = record.late < 0
+        self._state = _LAST if self._joins else _EARLY
+        return TurnStep(GO_ON, record)
 
     @property
     def is_new(self) -> bool:

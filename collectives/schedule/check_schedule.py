@@ -3,7 +3,8 @@
 The rules, in order within a round: (1) ranks, chunks and ops in range; (2) the sender holds something; (3) nothing is
 added to nothing; (4) no conflicting writes; (5) at most `ports` messages sent, and received, per rank. Then (6) every
 result is exactly what the contract wants, with no contribution added twice (what is overwritten later may be as it
-likes); (7) scratch within its bound. The late rank takes part in nothing but the last phases, those named "join".
+likes); (7) scratch within its bound. The late rank takes part in nothing but the last phases, those named "join". A
+rank of `joins` takes part in nothing before its round.
 """
 
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class CheckedSchedule:
         contract = contract_of(schedule)
         check_ranges(schedule)
         check_late_rank(schedule)
+        _check_joins(schedule)
         cells = Cells(schedule, contract)
         marks = np.zeros(len(cells.keys), np.int64)
         for index in range(schedule.num_rounds):
@@ -122,6 +124,18 @@ def check_late_rank(schedule: CollectiveSchedule) -> None:
         wrong = (schedule.src[early] == rank) | (schedule.dst[early] == rank)
         if wrong.any():
             _fail(schedule, _first(wrong), f"late rank {rank} takes part before the join")
+
+
+def _check_joins(schedule: CollectiveSchedule) -> None:
+    """A rank takes part in nothing before the round of `joins` that it joins in."""
+    for rank, first in schedule.joins:
+        if not 0 <= rank < schedule.world_size or not 0 <= first <= schedule.num_rounds:
+            expected = f"expected ranks below {schedule.world_size} and rounds up to {schedule.num_rounds}"
+            raise ScheduleError(f"{schedule.name}: got rank {rank} joining in round {first}, {expected}")
+        early = slice(0, schedule.offsets[first])
+        wrong = (schedule.src[early] == rank) | (schedule.dst[early] == rank)
+        if wrong.any():
+            _fail(schedule, _first(wrong), f"rank {rank} takes part before round {first}, in which it joins")
 
 
 def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Ints, index: int) -> None:

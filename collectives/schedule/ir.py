@@ -71,6 +71,7 @@ class CollectiveSchedule:
         root: the root of a rooted collective, else None.
         late_rank: the rank that the schedule expects late, a tuple of them where there are several, else None.
         ports: messages that a rank may send, and receive, in one round.
+        joins: (rank, round) pairs by rank: that rank takes part in nothing before that round.
         note: one line on how it was made, where that matters (a fallback, say).
 
     Raises:
@@ -91,6 +92,7 @@ class CollectiveSchedule:
     late_rank: LateRank = None
     ports: int = 1
     note: str = ""
+    joins: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name, dtype in (
@@ -184,7 +186,7 @@ class CollectiveSchedule:
 
     def _labels(self) -> tuple[Any, ...]:
         names = "collective algorithm world_size num_chunks phases root late_rank ports note"
-        return tuple(getattr(self, name) for name in names.split())
+        return (*(getattr(self, name) for name in names.split()), *self.joins)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CollectiveSchedule):
@@ -208,7 +210,7 @@ class ScheduleBuilder:
 
     Args:
         rank_of: (world_size,) ranks by role, for algorithms written in roles; None where a role is its rank.
-        root, late_rank, ports, note: of the schedule.
+        root, late_rank, ports, note, joins: of the schedule.
         only: keep the transfers that this rank takes part in, and no others.
     """
 
@@ -224,12 +226,13 @@ class ScheduleBuilder:
         late_rank: LateRank = None,
         ports: int = 1,
         note: str = "",
+        joins: tuple[tuple[int, int], ...] = (),
         only: int | None = None,
     ):
         self._only = only
         self._head = (collective, algorithm, world_size, num_chunks)
         self._rank_of: Ints = np.arange(world_size) if rank_of is None else np.asarray(rank_of)
-        self._labels: tuple[int | None, LateRank, int, str] = (root, late_rank, ports, note)
+        self._labels: tuple[Any, ...] = (root, late_rank, ports, note, joins)
         self._columns: tuple[list[NDArray[np.integer[Any]]], ...] = ([], [], [], [])
         self._sizes: list[int] = []
         self._phases: list[tuple[str, int]] = []

@@ -4,19 +4,27 @@ The question of ski rental: each moment of waiting is lost if the rank is late, 
 started in vain if it is not. A window no longer than the critical delay, from which on starting without the rank is
 cheaper, never costs more than that window above knowing the delay; within that bound the delays of past calls choose.
 A start without several ranks takes past calls that would have gained by it; else the board waits for all but the last.
+So does a start with the first two ranks by an algorithm that takes in the others as they come (ANY).
 
 Delays of a call are its Gaps.
 """
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
+
+from lanterne.transport.board.arrival_bound import least_after
 
 # Of a call: from the last but one arrival to the last, from the one before to that, and so on; seconds.
 Gaps: TypeAlias = Sequence[float]
 MAX_OPTIONS = 16
-# Ranks without which a call may begin, at most, and gaps of a call that are kept.
+# Ranks without which a call may begin, at most.
 MAX_LATE = 4
+# The `late` of an Option that takes in ranks as they come, and how many ranks it may be of.
+ANY, MAX_ANY_RANKS = 0, 16
+# What such a call takes, in parts of the bound on it; 8 ranks in virtual time: 1.02 to 1.06.
+OVER_BOUND = 1.06
 
 
 # However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time,
@@ -38,7 +46,8 @@ FADING = 0.7  # some five calls forget the past
 class Option(NamedTuple):
     """A late algorithm as text ("late_join/56"), the seconds of what goes before the `late` ranks come, and after.
 
-    Attributes: `ranks`, which may be late; empty: any.
+    Attributes: `late`, or ANY: it begins with two ranks, and `join_s` is what a port takes for the buffer; `ranks`,
+    which may be late; empty: any.
     """
 
     choice: str
@@ -49,6 +58,8 @@ class Option(NamedTuple):
 
     def fits(self, absent: Collection[int]) -> bool:
         """Whether a call may begin by it without the ranks `absent`."""
+        if self.late == ANY:
+            return len(absent) > 1
         return len(absent) == self.late and (not self.ranks or all(rank in self.ranks for rank in absent))
 
 
@@ -88,6 +99,8 @@ def saving_s(policy: Policy, gaps_s: Gaps) -> float:
     """Seconds that starting at once without the last ranks, whoever they are, would have saved a call."""
     saved_s = [0.0]
     for option in policy.options:
+        if option.late == ANY:
+            continue
         delay_s = sum(gaps_s[: option.late])
         saved_s.append(delay_s + policy.normal_s - max(option.before_s, delay_s) - option.join_s)
     return max(saved_s)
@@ -127,7 +140,7 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, 
         found[1] = tuple(_start(Policy(policy.normal_s, tuple(options)), delays_s) for options in places.values())
     least_s = LEAST_WINDOW * policy.normal_s
     weighed = [(FADING**age, gaps_s) for age, gaps_s in enumerate(reversed(past))]
-    for late in sorted({option.late for option in policy.options} - {1}):
+    for late in sorted({option.late for option in policy.options} - {ANY, 1}):
         options = [option for option in policy.options if option.late == late]
         covers_s = {COVER * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
         windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:MAX_COVERS]]
@@ -139,7 +152,26 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, 
         best = min(candidates, key=lambda start: total_s(found | {start.option.late: (start,)}))
         if total_s(found | {late: (best,)}) < (1 - LEAST_SAVING) * total_s(found):
             found[late] = (best,)
-    return found
+    return _with_any(policy, found, weighed)
+
+
+def _with_any(
+    policy: Policy, found: dict[int, tuple[Start, ...]], weighed: Sequence[tuple[float, Gaps]]
+) -> dict[int, tuple[Start, ...]]:
+    """Return `found`, or the start with two ranks where the past calls, each with its weight, would have gained by it.
+
+    Once all but one rank have come together, they start without that as in `found`.
+    """
+    option = next((option for option in policy.options if option.late == ANY), None)
+    most = min((len(gaps_s) for _, gaps_s in weighed), default=0)
+    if option is None or most < 3:
+        return found
+    start = Start(LEAST_WINDOW * policy.normal_s, option)
+    trial = {late: starts for late, starts in found.items() if late == 1} | dict.fromkeys(range(2, most), (start,))
+    before_s, now_s = (
+        sum(weight * duration_s(policy, each, gaps_s, most) for weight, gaps_s in weighed) for each in (found, trial)
+    )
+    return trial if now_s < (1 - LEAST_SAVING) * before_s else found
 
 
 def _start(policy: Policy, delays_s: Sequence[float]) -> Start:
@@ -158,7 +190,17 @@ def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> flo
     gap_s, start = gaps_s[absent - 1] if absent <= len(gaps_s) else 0.0, next(iter(starts.get(absent, ())), None)
     if start is None or gap_s <= start.window_s:
         return gap_s + duration_s(policy, starts, gaps_s, absent - 1)
+    if start.option.late == ANY:
+        return _spread_s(start.option.join_s, tuple(gaps_s), absent)
     return max(start.window_s + start.option.before_s, sum(gaps_s[:absent])) + start.option.join_s
+
+
+@functools.lru_cache(256)
+def _spread_s(unit_s: float, gaps_s: tuple[float, ...], absent: int) -> float:
+    """Return duration_s of a call that begins while `absent` ranks are missing and takes them in as they come."""
+    arrivals_s = list(accumulate(reversed(gaps_s[:absent])))
+    after = least_after([0.0] * (len(gaps_s) + 1 - absent) + [at_s / unit_s for at_s in arrivals_s])
+    return arrivals_s[-1] + OVER_BOUND * after * unit_s
 
 
 def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
@@ -214,8 +256,8 @@ def from_text(text: str) -> Policy:
     options = []
     for part in rest:
         choice, before_s, join_s, late, *places = part.split(" ")
-        if not 1 <= int(late) <= MAX_LATE:
-            raise ValueError(f"policy: got {late} late ranks, expected 1 to {MAX_LATE}")
+        if not ANY <= int(late) <= MAX_LATE:
+            raise ValueError(f"policy: got {late} late ranks, expected {ANY} to {MAX_LATE}")
         (names,) = places or [""]
         ranks = tuple(map(int, names.split(","))) if names else ()
         options.append(Option(choice, _seconds(before_s), _seconds(join_s), int(late), ranks))

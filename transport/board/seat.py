@@ -25,6 +25,7 @@ class Seat(Protocol):
     def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None: ...
     def be_ready(self, number: int) -> None: ...
     def report(self, arrivals: Sequence[Arrival]) -> None: ...
+    def progress(self, number: int, done: int) -> None: ...
     def give_up(self, number: int) -> None: ...
     def take(self) -> Record | None: ...
 
@@ -80,6 +81,10 @@ class StoreSeat:
         """This rank came to calls that were not asked about."""
         now_ns, text = round(self._store.machine.now_s() * 1e9), pack_arrivals(arrivals)
         self._store.tell(Kind.REPORT, [self._key, self._rank, self._world_size, now_ns, text])
+
+    def progress(self, number: int, done: int) -> None:
+        """This rank has done the first `done` rounds of call `number`, which began by SPREAD."""
+        self._store.tell(Kind.PROGRESS, [self._key, self._rank, number, done])
 
     def give_up(self, number: int) -> None:
         """This rank has waited long enough in call `number` and asks for its end."""
@@ -141,6 +146,11 @@ class LocalSeat:
         with self._lock:
             now_s = self._now_s()
             self._tell(self._sequencer.report(self._rank, now_s, arrivals, now_s))
+
+    def progress(self, number: int, done: int) -> None:
+        """As StoreSeat.progress."""
+        with self._lock:
+            self._tell(self._sequencer.progress(self._rank, number, done))
 
     def give_up(self, number: int) -> None:
         """As StoreSeat.give_up."""

@@ -1,9 +1,15 @@
 """The arrival board's state machine: who has come to which call, and what all do about it. Pure; no clock, no sockets.
 
-Of every call it issues one decision, never changed: NORMAL, WITHOUT the late rank, or ABORT. After WITHOUT follows one
-outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the late rank,
-so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
-this object decides alone, and every order of events can be tried in a test.
+Of every call it issues one decision, never changed: NORMAL, WITHOUT the late rank, SPREAD, or ABORT. After WITHOUT
+follows one outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the
+late rank, so an ABORT leaves nothing behind.
+
+SPREAD begins with the ranks that are there, by rounds (any_arrival). Records that follow let them go on by a few rounds
+more than the slowest says that it has done, so a rank that comes takes part from a round that nobody has begun; the
+record that says so to the last rank is the outcome, and lets all go on to the end.
+
+Ranks act on records only; the clock is an argument here, so the process that holds this object decides alone, and every
+order of events can be tried in a test.
 
 A rank may come to several calls before the first is complete, and says of each when it has nothing left to do before
 it: no call begins without the late rank earlier, since until then that may still come. Who gives up a call gives up all
@@ -20,9 +26,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Starts, find_start, saving_s, starts
+from lanterne.transport.board.late_policy import (
+    ANY,
+    MAX_ANY_RANKS,
+    Gaps,
+    Policy,
+    Starts,
+    find_start,
+    saving_s,
+    starts,
+)
 
-NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
+NORMAL, WITHOUT, JOIN, ABORT, SEEN, SPREAD = range(6)
 # Why a call was aborted.
 MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
 
@@ -51,14 +66,15 @@ class Record(NamedTuple):
     """What all ranks do in call `number`.
 
     Attributes:
-        verdict: NORMAL, WITHOUT, JOIN, ABORT, or, of no call in particular (number 0), SEEN.
-        rank: who came last (NORMAL, JOIN), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
-        delay_s: between the last but one and the last arrival (NORMAL, JOIN), else 0.
+        verdict: NORMAL, WITHOUT, JOIN, SPREAD, ABORT, or, of no call in particular (number 0), SEEN.
+        rank: who came last (NORMAL, JOIN, SPREAD), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
+        delay_s: between the last but one and the last arrival (NORMAL, JOIN, the last SPREAD), else 0.
         cause: of an ABORT, else 0.
-        choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several; JOIN and ABORT repeat it
-            for who has not seen it, "" if there was none.
-        late: of an ABORT after WITHOUT, the late rank, else -1.
-        text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SEEN, calls whose arrivals were reported
+        choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several, or of SPREAD; JOIN and
+            ABORT repeat it for who has not seen it, "" if there was none.
+        late: of an ABORT after WITHOUT, the late rank. Of SPREAD, how many rounds may be begun; -1: all. Else -1.
+        text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SPREAD, a rank that has come, the round
+            from which on it takes part, the next such rank, and so on. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
         free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
     """
@@ -91,6 +107,22 @@ class _Call:
     outcome: Record | None = None
     choice: str = ""
     late: int = -1
+    # After SPREAD: by rank, from which round on it takes part, and how many it has done; how many may be begun.
+    joins: dict[int, int] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    granted: int = 0
+
+
+def _spread(number: int, call: _Call, rank: int, delay_s: float = 0.0, granted: int | None = None) -> Record:
+    """Return the SPREAD that tells what is known of `call` now; `granted`: None for as many rounds as it grants."""
+    text = " ".join(f"{each} {first}" for each, first in call.joins.items())
+    late = call.granted if granted is None else granted
+    return Record(number, SPREAD, rank, delay_s, choice=call.choice, late=late, text=text)
+
+
+def rounds_ahead(choice: str) -> int:
+    """Return how many rounds more than the slowest rank has done may be begun by `choice`, any_arrival/chunks/ahead."""
+    return int(choice.rpartition("/")[2])
 
 
 class PastGaps:
@@ -110,7 +142,7 @@ class PastGaps:
 
     def note(self, signature: str, times_s: Iterable[float]) -> float:
         """Ranks came to a call at `times_s`; between the last but one and the last of them, s."""
-        latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
+        latest_s = sorted(times_s, reverse=True)[:MAX_ANY_RANKS]
         gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
             self._calls += 1
@@ -201,11 +233,34 @@ class Sequencer:
             call.outcome = call.decision
             if call.decision.verdict == WITHOUT:
                 call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
+            elif call.decision.verdict == SPREAD:
+                self._take_in(call, rank)
+                call.outcome = _spread(number, call, rank, delay_s, granted=-1)
             told = self._tell(call, call.outcome)
             self._close_if_complete(number)
             return told + self._set_free(number, call)
+        if call.decision is not None and call.decision.verdict == SPREAD:
+            self._take_in(call, rank)
+            return self._tell(call, _spread(number, call, rank))
         self._set_deadline(call, now_s)
         return []
+
+    def _take_in(self, call: _Call, rank: int) -> None:
+        """Let `rank` take part from the first round on that nobody can have begun."""
+        call.joins[rank] = call.done[rank] = call.granted
+        call.granted += rounds_ahead(call.choice)
+
+    def progress(self, rank: int, number: int, done: int) -> Told:
+        """`rank` has done `done` rounds of call `number`, which began by SPREAD."""
+        call = self._calls.get(number)
+        if call is None or call.outcome is not None or not call.done.get(rank, done) < done <= call.granted:
+            return []
+        call.done[rank] = done
+        granted = min(call.done.values()) + rounds_ahead(call.choice)
+        if granted <= call.granted:
+            return []
+        call.granted = granted
+        return self._tell(call, _spread(number, call, rank))
 
     def be_ready(self, rank: int, number: int, now_s: float) -> Told:
         """`rank`, which has come to call `number`, has nothing to do before it that does not need a late rank."""
@@ -222,7 +277,7 @@ class Sequencer:
 
     def _absent(self, call: _Call) -> list[int]:
         """Who has not come to `call`, if few enough for a Start."""
-        if self.world_size - len(call.arrivals) > MAX_LATE:
+        if self.world_size - len(call.arrivals) > max(call.starts, default=0):
             return []
         return [rank for rank in range(self.world_size) if rank not in call.arrivals]
 
@@ -278,7 +333,15 @@ class Sequencer:
                 absent = self._absent(call)
                 start = find_start(call.starts, absent)
                 assert start is not None, "it set the deadline"
-                call.late, call.choice = absent[0], start.option.choice
+                call.choice = start.option.choice
+                if start.option.late == ANY:
+                    for rank in call.arrivals:
+                        call.joins[rank] = call.done[rank] = 0
+                    call.granted = rounds_ahead(call.choice)
+                    call.decision = _spread(number, call, next(reversed(call.arrivals)))
+                    told += self._tell(call, call.decision)
+                    continue
+                call.late = absent[0]
                 if len(absent) > 1:
                     call.choice += f"@{','.join(map(str, absent))}"
                 call.decision = Record(number, WITHOUT, call.late, choice=call.choice)

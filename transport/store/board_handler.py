@@ -26,6 +26,7 @@ class Board:
         store.route(Kind.ARRIVE, "biiibbi", self._arrive)
         store.route(Kind.READY, "bii", self._be_ready)
         store.route(Kind.REPORT, "biiib", self._report)
+        store.route(Kind.PROGRESS, "biii", self._progress)
         store.route(Kind.GIVE_UP, "bii", self._give_up)
 
     def _arrive(
@@ -89,6 +90,13 @@ class Board:
         if sequencer.world_size != world_size or connections.setdefault(rank, connection) is not connection:
             raise Refusal(f"got the arrival of rank {rank} of {world_size}, which it is not")
         return sequencer
+
+    def _progress(
+        self, connection: Connection, _request_id: int, key: bytes, rank: int, number: int, done: int
+    ) -> None:
+        sequencer = self._of(connection, key, rank)
+        if sequencer is not None:
+            self._tell(key, sequencer.progress(rank, number, done))
 
     def _give_up(self, connection: Connection, _request_id: int, key: bytes, rank: int, number: int) -> None:
         sequencer = self._of(connection, key, rank)

@@ -1,6 +1,7 @@
 """The JSON form of a schedule: exact both ways.
 
 {schema_version, collective, algorithm, world_size, num_chunks, late_rank, root, ports, note,
+ joins: [[rank, round], ...] (where there are any),
  phases: [{name, rounds: [[[src, dst, chunk, "copy"|"reduce"], ...], ...]}]}
 """
 
@@ -33,6 +34,7 @@ def to_json(schedule: CollectiveSchedule) -> dict[str, Any]:
         "root": schedule.root,
         "ports": schedule.ports,
         "note": schedule.note,
+        **({"joins": [list(pair) for pair in schedule.joins]} if schedule.joins else {}),
         "phases": [{"name": name, "rounds": rounds[start:stop]} for name, start, stop in schedule.phases],
     }
 
@@ -72,7 +74,10 @@ def from_json(document: Any) -> CollectiveSchedule:
     except OverflowError:
         raise ScheduleError("schedule: got a number beyond 32 bits, expected ranks and chunks") from None
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    labels |= {"phases": tuple(phases), "note": _value(document, "note", str, "")}
+    joins = _value(document, "joins", list, [])
+    if not all(type(each) is list and len(each) == 2 and all(type(number) is int for number in each) for each in joins):
+        raise ScheduleError(f"schedule: got joins {_short(joins)}, expected a list of [rank, round]")
+    labels |= {"phases": tuple(phases), "note": _value(document, "note", str, ""), "joins": tuple(map(tuple, joins))}
     return CollectiveSchedule(src=src, dst=dst, chunk=chunk, op=op, offsets=offsets, **labels)
 
 

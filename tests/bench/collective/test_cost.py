@@ -45,6 +45,19 @@ def test_plot(tmp_path, capsys, suffix, start):
 
 
 @pytest.mark.filterwarnings("error")
+def test_arrivals_are_priced_beside_the_bound(tmp_path, capsys):
+    """By hand: of ranks at 0, 0 and 1, two merge half a buffer, so the rest takes at least (4 - 1) / 3 of s/rate."""
+    path = tmp_path / "f.json"
+    words = "all_reduce --arrivals 0,0,1 --algorithm ring,any_arrival --nbytes 1GB --bandwidth 1GB/s --alpha 50us"
+    assert main(["cost", *words.split(), "--json", str(path)]) == 0
+    records = {each["algorithm"]: each for each in json.loads(path.read_text())["results"]}
+    assert {each["bound_s"] for each in records.values()} == {1.0}
+    assert records["ring"]["exposed_s"] == pytest.approx(4 / 3, 0.001)
+    assert 1.0 <= records["any_arrival"]["exposed_s"] < 1.08
+    assert "bound" in capsys.readouterr().out
+    assert main(["cost", *words.split(), "--plot", str(tmp_path / "f.svg")]) == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,0 +1,202 @@
+"""any_arrival: schedules are right and near the bound; search finds nothing below the bound; the matching is best."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import permutations, product
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ortools.linear_solver import pywraplp
+
+from lanterne.collectives.algorithms.late import any_arrival_rounds
+from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce, arrival_rounds
+from lanterne.transport.board.arrival_bound import least_after, merges_before
+from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
+from lanterne.collectives.schedule.check_schedule import check
+from lanterne.collectives.schedule.cost import CostModel, price
+from lanterne.collectives.schedule.formats.export_json import from_json, to_json
+from lanterne.collectives.schedule.ir import REDUCE
+from lanterne.errors import InputError, ScheduleError
+
+# Without latency, in which a buffer of 1 byte takes 1 s.
+UNIT = CostModel(0.0, 1.0, 0.0)
+
+
+def drawn(rng, ranks):
+    """Return arrivals in s/rate: spread evenly at random, by exponential gaps, or the last two late together."""
+    span = rng.choice([0.5, 1.1, 2.2])
+    kind = rng.integers(3)
+    if kind == 0:
+        return rng.random(ranks) * span
+    if kind == 1:
+        return rng.permutation(np.cumsum(rng.exponential(0.35, ranks)))
+    return np.r_[np.zeros(ranks - 2), span, span + 0.1]
+
+
+def after_last(ranks, arrivals):
+    """Return the time from the last arrival to the end if each round takes as long as a chunk, in s/rate."""
+    chunks = any_arrival_all_reduce(ranks).num_chunks
+    rounds = arrival_rounds(arrivals, 1 / chunks)
+    schedule = any_arrival_all_reduce(ranks, chunks, rounds)
+    check(schedule)
+    waits = sorted(arrivals)[1] + max(rounds.joins) / chunks - max(arrivals)
+    return waits + (schedule.num_rounds - max(first for _, first in schedule.joins)) / chunks
+
+
+@pytest.mark.parametrize(("ranks", "median"), [(2, 1.01), (3, 1.05), (4, 1.05), (8, 1.06), (16, 1.10)])
+def test_drawn_arrivals_end_near_the_bound(ranks, median):
+    rng = np.random.default_rng(ranks)
+    ratios = []
+    for _ in range(20):
+        arrivals = drawn(rng, ranks)
+        ratios.append(after_last(ranks, arrivals) / least_after(arrivals))
+    assert min(ratios) > 0.97 and max(ratios) <= 1.20
+    assert np.median(ratios) <= median
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 20), st.integers(0, 2))
+def test_any_join_rounds_make_a_schedule_that_is_right(joins, chunks, lag):
+    schedule = any_arrival_all_reduce(len(joins), chunks, ArrivalRounds(tuple(joins), lag))
+    assert check(schedule).scratch_chunks <= 1
+    # Rounds in which nothing could happen are left out, so a rank may join sooner than it says, never later.
+    assert all(first <= joins[rank] for rank, first in schedule.joins)
+    assert from_json(to_json(schedule)) == schedule
+
+
+def test_a_wait_of_a_thousand_buffers_is_not_planned_round_by_round():
+    schedule = any_arrival_all_reduce(4, 16, ArrivalRounds((0, 0, 16000, 32000)))
+    assert schedule.num_rounds < 100 and [first > 0 for _, first in schedule.joins] == [False, False, True, True]
+
+
+def test_who_arrives_is_all_that_matters():
+    """The same rounds by other ranks: roles are the order of arrival."""
+    one = any_arrival_all_reduce(4, 16, ArrivalRounds((0, 0, 9, 20)))
+    other = any_arrival_all_reduce(4, 16, ArrivalRounds((20, 9, 0, 0)))
+    rank_of = np.array([2, 3, 1, 0])
+    np.testing.assert_array_equal(rank_of[one.src], other.src)
+    np.testing.assert_array_equal(rank_of[one.dst], other.dst)
+
+
+def test_a_transfer_before_its_rank_joins_is_refused():
+    schedule = any_arrival_all_reduce(4, 16, ArrivalRounds((0, 0, 9, 20)))
+    for rank, first in schedule.joins[2:]:
+        later = replace(schedule, joins=((rank, first + 2),))
+        with pytest.raises(ScheduleError, match=f"rank {rank} takes part before round {first + 2}, in which it joins"):
+            check(later)
+    with pytest.raises(ScheduleError, match="rank 9 joining in round 0"):
+        check(replace(schedule, joins=((9, 0),)))
+
+
+@pytest.mark.parametrize("joins", [(0, 0), (0, 0, -1)])
+def test_joins_that_do_not_fit_are_refused(joins):
+    with pytest.raises(InputError, match="expected 3 rounds, none negative"):
+        any_arrival_all_reduce(3, 4, ArrivalRounds(joins))
+
+
+def test_it_is_planned_alike_without_the_compiler(monkeypatch):
+    planned = any_arrival_all_reduce(5, 7, ArrivalRounds((0, 3, 0, 9, 9), 1))
+    for name in ("make_round", "match", "scatter"):
+        monkeypatch.setattr(any_arrival_rounds, name, getattr(any_arrival_rounds, name).py_func)
+    assert any_arrival_all_reduce(5, 7, ArrivalRounds((0, 3, 0, 9, 9), 1)) == planned
+
+
+def test_by_the_cost_model_it_ends_sooner_than_a_ring():
+    arrivals = [0, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9, 1.1]
+    schedule = schedule_for_arrivals(arrivals, 1, UNIT, 64)
+    assert least_after(arrivals) < price(schedule, 1, UNIT, arrivals).exposed_s < 0.85 * 1.75
+
+
+# -- the bound
+
+
+def linear_program(arrivals):
+    """Return the most merges before the last arrival: transfers of each gap by the rank that arrived later."""
+    at = sorted(arrivals)
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    gaps = [(present, at[present] - at[present - 1]) for present in range(2, len(at))]
+    merges = {(gap, late): solver.NumVar(0, solver.infinity(), "") for gap, _ in gaps for late in range(1, gap)}
+    for present, length in gaps:
+        for first in range(1, present + 1):
+            if first >= 2:
+                solver.Add(sum(merges[present, late] for late in range(1, first)) <= first * length)
+            if first < present:
+                outside = sum(merges[present, late] for late in range(first, present))
+                solver.Add(outside <= 2 * (present - first) * length)
+    for first in range(2, len(at)):
+        solver.Add(sum(each for (_, late), each in merges.items() if late < first) <= first - 1)
+    solver.Maximize(sum(merges.values()))
+    assert solver.Solve() == pywraplp.Solver.OPTIMAL
+    return solver.Objective().Value()
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 8])
+def test_the_greedy_bound_is_nearly_the_linear_programs(ranks):
+    rng = np.random.default_rng(100 + ranks)
+    for _ in range(40):
+        arrivals = drawn(rng, ranks)
+        assert merges_before(arrivals) <= (most := linear_program(arrivals)) + 1e-6
+        assert least_after(arrivals) <= 1.035 * max(1.0, (2 * (ranks - 1) - most) / ranks)
+
+
+def fewest_rounds(joins, chunks):
+    """Return the fewest rounds of any all-reduce of three ranks by searching all states, breadth first."""
+    full = 0b111
+    # By chunk, in any order, what each rank has of it.
+    front, rounds = {((1, 2, 4),) * chunks}, 0
+    while ((full,) * 3,) * chunks not in front:
+        here = [rank for rank in range(3) if joins[rank] <= rounds]
+        front = set().union(*(following(each, tuple(here), chunks) for each in front))
+        rounds += 1
+    return rounds
+
+
+@cache
+def following(state, here, chunks):
+    """Return the states after one round: each rank sends one chunk at most, and receives one at most."""
+    partial = {(state, frozenset())}
+    for target in here:
+        grown = set()
+        for (after, senders), source, chunk in product(partial, here, range(chunks)):
+            if source == target or source in senders:
+                continue
+            mine, theirs = state[chunk][target], state[chunk][source]
+            for held in {theirs, theirs if mine & theirs else mine | theirs}:
+                column = (*after[chunk][:target], held, *after[chunk][target + 1 :])
+                grown.add(((*after[:chunk], column, *after[chunk + 1 :]), senders | {source}))
+        partial |= grown
+    return {tuple(sorted(after)) for after, _ in partial}
+
+
+@pytest.mark.parametrize(("joins", "chunks"), [((0, 0, 0), 1), ((0, 0, 1), 1), ((0, 0, 2), 2)])
+def test_no_schedule_of_three_ranks_beats_the_bound(joins, chunks):
+    after = fewest_rounds(joins, chunks) - max(joins)
+    assert ceil(chunks * least_after([first / chunks for first in joins]) - 1e-9) <= after
+    planned = any_arrival_all_reduce(3, chunks, ArrivalRounds(joins)).num_rounds - max(joins)
+    assert after <= planned <= after + 1
+
+
+# -- the matching
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 99), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
+def test_the_matching_is_of_the_greatest_weight(rows):
+    weights = np.array(rows, np.int64)
+    n = len(weights)
+    columns = any_arrival_rounds.match(weights)
+    assert sorted(columns) == list(range(n))
+    best = max(weights[range(n), list(order)].sum() for order in permutations(range(n)))
+    assert weights[range(n), columns].sum() == best
+
+
+def test_a_merge_that_makes_the_result_goes_both_ways():
+    last = any_arrival_all_reduce(2, 1).round(0)
+    assert [(each.src, each.dst, each.op) for each in sorted(last)] == [(0, 1, REDUCE), (1, 0, REDUCE)]
