@@ -1,5 +1,6 @@
 """Devices with streams: what lanterne needs of each kind beside torch's own module of it. CUDA is one."""
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -8,12 +9,14 @@ import torch.distributed as dist
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import join
-from lanterne.kernels.arrays import Stream
+from lanterne.kernels.arrays import CONNECTIONS_VARIABLE, MOST_CONNECTIONS, Stream
 from lanterne.kernels.dtypes import Op
 from lanterne.kernels.staging import pinned_empty
 from lanterne.torch.meeting import Meeting
 
 _WORD = 1 << 32
+# Before torch begins to use CUDA: a stream that is held up must not hold up others.
+os.environ.setdefault(CONNECTIONS_VARIABLE, str(MOST_CONNECTIONS))
 
 
 class Gate(Protocol):
@@ -51,6 +54,10 @@ class Accelerator(Protocol):
         """Return a Gate for streams of `device`."""
         ...
 
+    def new_stream(self, device: torch.device) -> Any:
+        """Return a stream of `device` that nobody else has; torch hands out its own ones more than once."""
+        ...
+
     def adopt_thread(self, device: torch.device) -> None:
         """Make a thread that lanterne started work on `device`."""
 
@@ -82,6 +89,12 @@ class Cuda:
 
     def gate(self, device: torch.device) -> Gate:
         return _CudaGate(device)
+
+    def new_stream(self, device: torch.device) -> Any:
+        stream = _runtime_of(device).new_stream()
+        made: Any = torch.cuda.ExternalStream(stream.ptr, device=device)
+        made.owner = stream
+        return made
 
     def adopt_thread(self, device: torch.device) -> None:
         _runtime_of(device).adopt_thread()

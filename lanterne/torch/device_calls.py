@@ -22,7 +22,7 @@ from lanterne.torch.device_works import DeviceWork, JoinedWork
 from lanterne.torch.group_base import GroupBase
 from lanterne.torch.step_log import StepLog
 from lanterne.torch.tensor_views import check_dtype, check_unshared
-from lanterne.torch.torch_internals import OLD_NAMES, seconds, torch_errors
+from lanterne.torch.torch_internals import seconds, torch_errors
 
 # What a verb does with the tensors of its first arguments: i reads them, o writes them, b both.
 ROLES: dict[str, str] = {
@@ -71,30 +71,34 @@ class DeviceLanes:
         self._lanes: dict[str, Lane] = {}
         self._failed: list[LaneCall] = []
 
-    def check(self, verb: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise InputError unless `tensors` are dense and on the device of the calls before.
-
-        Raises:
-            InputError: also of another kind than this; what an earlier call failed with.
-        """
+    def check(self, verb: str, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
+        """Raise InputError unless a call can take these tensors; raise what an earlier call failed with."""
         while self._failed:
             self._failed.pop(0).check()
-        for tensor in tensors:
-            expected = self.device or tensors[0].device
+        for tensor in (*read, *written):
+            expected = self.device or (*read, *written)[0].device
             if tensor.device != expected:
                 raise InputError(f"{verb}: got a tensor on {tensor.device}, expected {expected} as before")
             if tensor.layout is not torch.strided:
                 raise InputError(f"{verb}: got a tensor of {tensor.layout}, expected a dense one")
             check_dtype(tensor)
+        for tensor in written:
+            check_unshared(tensor)
+        for tensor in (*read, *written):
+            if not tensor.is_contiguous():
+                raise InputError(
+                    f"{verb}: got a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, expected a "
+                    "contiguous one"
+                )
         if self.accelerator.is_capturing():
             raise InputError(f"{verb}: got a call while a graph is captured, expected none: the CPU takes part in it")
 
     def lane(self, name: str, device: torch.device) -> Lane:
         """Return the Lane `name`, made when first needed."""
         if self.device is None:
-            self.device = device
+            self.device = device if device.index is not None else _with_index(self.accelerator, device)
         if name not in self._lanes:
-            self._lanes[name] = Lane(self.accelerator, device, name, self._failed.append)
+            self._lanes[name] = Lane(self.accelerator, self.device, name, self._failed.append)
         return self._lanes[name]
 
     def close(self, limit_s: float) -> None:
@@ -129,44 +133,36 @@ class StagedCalls:
 
     def call(self, verb: str, device: torch.device, args: Sequence[Any], options: dict[str, Any]) -> DeviceWork:
         """Queue `verb` of the group with these arguments."""
-        opts = next((each for each in (*args, *options.values()) if hasattr(each, "asyncOp")), None)
+        opts = _options_of(args, options)
         roles = _roles_of(verb, opts, self.host.rank())
-        tensors = list(tensors_of(args))
+        read, written = ([*_tensors_in(role, roles, args)] for role in ("i", "o"))
         with torch_errors():
-            self._lanes.check(verb, tensors)
-            for role, arg in zip(roles, args, strict=False):
-                for tensor in tensors_of(arg) if role != "i" else ():
-                    check_unshared(tensor)
-            device = self._lanes.device or (tensors[0].device if tensors else _with_index(self._accelerator, device))
+            self._lanes.check(verb, read, written)
             lane = self._lanes.lane(_lane_name(verb, args), device)
-        copies: list[list[Copy]] = []
-        host_args: list[Any] = []
-        for index, arg in enumerate(args):
-            copies.append([])
-            host_args.append(self._on_host(arg, copies[-1]) if index < len(roles) else arg)
-        read = [copy for role, made in zip(roles, copies, strict=False) if role in "ib" for copy in made]
-        written = [copy for role, made in zip(roles, copies, strict=False) if role in "ob" for copy in made]
-        result = [
-            each for role, arg in zip(roles, args, strict=False) if role != "i" for each in tensors_of(arg)
-        ] or tensors
         if opts is not None:
             # The lane's threads start it, and wait.
             opts.asyncOp = True
         limit_s = self._limit_s(opts, options)
+        copies: list[list[Copy]] = [[] for _ in roles]
+        # Memory is pinned here: that may wait for the device, and so for the calls whose streams the lane holds up.
+        host_args = [self._on_host(arg, copies[index]) if index < len(roles) else arg for index, arg in enumerate(args)]
+        there = [copy for role, made in zip(roles, copies, strict=True) if role != "o" for copy in made]
+        back = [copy for role, made in zip(roles, copies, strict=True) if role != "i" for copy in made]
+        del copies
 
         def start(_call: LaneCall) -> End:
             with self._accelerator.module.stream(lane.incoming):
-                for copy in read:
+                for copy in there:
                     copy.on_host.copy_(copy.on_device, non_blocking=True)
             self._finish_copies(verb, lane, lane.incoming, limit_s)
+            # What is only read is not needed any more.
+            there.clear()
             work = getattr(self.host, verb)(*host_args, **options)
-            # Sources are not needed any more.
-            read.clear()
 
             def end() -> Any:
                 work.wait()
                 with self._accelerator.module.stream(lane.outgoing):
-                    for copy in written:
+                    for copy in back:
                         copy.on_device.copy_(copy.on_host, non_blocking=True)
                 self._finish_copies(verb, lane, lane.outgoing, limit_s)
                 return work
@@ -176,6 +172,7 @@ class StagedCalls:
         call = lane.submit(verb, start, limit_s)
         source = (lambda done: done.source_rank()) if verb in MESSAGES else None
         blocks = verb == "barrier"
+        result = written or read
         work = DeviceWork(self._accelerator, call, lane.stream, result, limit_s, blocks=blocks, source=source)
         if self._together is not None:
             self._together.append(work)
@@ -232,14 +229,25 @@ def kept(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.data
 
 
+def _tensors_in(role: str, roles: str, args: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in `args` that have `role` or both."""
+    for each, arg in zip(roles, args, strict=False):
+        if each in (role, "b"):
+            yield from tensors_of(arg)
+
+
+def _options_of(args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Return torch's options among the arguments of a call; None without any."""
+    return next((each for each in (*reversed(args), *options.values()) if hasattr(each, "asyncOp")), None)
+
+
 def _roles_of(verb: str, opts: Any, rank: int) -> str:
     """Return the letters of ROLES for this rank."""
-    is_root = getattr(opts, "rootRank", rank) == rank
-    if verb == "broadcast":
-        return "i" if opts is not None and is_root else "o" if opts is not None else "b"
-    if verb == "reduce" and not is_root:
+    if opts is not None and verb == "broadcast":
+        return "i" if opts.rootRank == rank else "o"
+    if opts is not None and verb == "reduce" and opts.rootRank != rank:
         return "i"
-    return ROLES[{old: name for name, old in OLD_NAMES.items()}.get(verb, verb)]
+    return ROLES[verb]
 
 
 def _lane_name(verb: str, args: Sequence[Any]) -> str:
@@ -249,4 +257,4 @@ def _lane_name(verb: str, args: Sequence[Any]) -> str:
 
 
 def _with_index(accelerator: Accelerator, device: torch.device) -> torch.device:
-    return device if device.index is not None else torch.device(device.type, accelerator.module.current_device())
+    return torch.device(device.type, accelerator.module.current_device())

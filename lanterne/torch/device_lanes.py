@@ -96,9 +96,10 @@ class Lane:
         self._device = device
         self._report = report
         self._gate: Gate = accelerator.gate(device)
-        self.stream, self.incoming, self.outgoing = (accelerator.module.Stream(device=device) for _ in range(3))
+        self.stream, self.incoming, self.outgoing = (accelerator.new_stream(device) for _ in range(3))
         self._pauses: Pauses = THIS_MACHINE.pauses(1)
         self._lock = threading.Lock()
+        self._last: LaneCall | None = None
         self._starts: SimpleQueue[LaneCall | None] = SimpleQueue()
         self._ends: SimpleQueue[tuple[LaneCall, End | None] | None] = SimpleQueue()
         self._threads = [
@@ -116,7 +117,14 @@ class Lane:
             number = self._gate.hold(self.stream)
             call = LaneCall(verb, entry, number, self.stream.record_event(), start, limit_s)
             self._starts.put(call)
+            self._last = call
         return call
+
+    def drain(self, limit_s: float) -> bool:
+        """Have the CPU wait until all calls have ended; return whether they have within `limit_s`."""
+        with self._lock:
+            last = self._last
+        return last is None or last.wait(limit_s)
 
     def open_after(self, call: LaneCall, stream: Any) -> None:
         """Let the lane's stream go on behind `call` once `stream` reaches this point; without the CPU."""

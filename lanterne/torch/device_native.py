@@ -43,6 +43,8 @@ class NativeCalls:
         self._lanes = DeviceLanes(host, accelerator)
         self._communicator: Communicator | None = None
         self._last: LaneCall | None = None
+        # Dtype, op and size of the calls whose kernels and scratch memory are there.
+        self._prepared: set[tuple[torch.dtype, Op, int]] = set()
         self._coalesces = False
         self._steps: StepLog | None = None
 
@@ -81,13 +83,14 @@ class NativeCalls:
         if self._accelerator.is_capturing():
             return False
         with torch_errors():
-            return core_of(self.communicator).late.policy("all_reduce", tensor.nbytes) is not None
+            return core_of(self.communicator).late.policy("all_reduce", tensor.nbytes, on_host=False) is not None
 
     def _all_reduce(self, tensor: torch.Tensor, opts: Any) -> DeviceWork:
         comm, op, limit_s = self.communicator, op_of(opts.reduceOp), self._host._limit_s(opts)
         with torch_errors():
-            self._lanes.check("all_reduce", [tensor])
+            self._lanes.check("all_reduce", (), [tensor])
             lane = self._lanes.lane(COLLECTIVES_LANE, tensor.device)
+        self._prepare(tensor, op, limit_s)
         memory, steps = kept(tensor), self.steps
         assert steps is not None, "there is a communicator"
 
@@ -107,6 +110,22 @@ class NativeCalls:
 
         self._last = lane.submit("all_reduce", start, limit_s)
         return DeviceWork(self._accelerator, self._last, lane.stream, [tensor], limit_s)
+
+    def _prepare(self, tensor: torch.Tensor, op: Op, limit_s: float) -> None:
+        """Reduce another tensor like `tensor` first, if none was: on the caller's stream, with no stream held up.
+
+        What is loaded and allocated then may wait for the whole device: for ever, were a call of the lane to do it.
+        """
+        kind = tensor.dtype, op, tensor.numel()
+        if kind in self._prepared:
+            return
+        lane = self._lanes.lane(COLLECTIVES_LANE, tensor.device)
+        with torch_errors():
+            if not lane.drain(limit_s):
+                raise TransportTimeout(f"all_reduce: calls before it did not end within {limit_s:g} s")
+            stream = self._accelerator.module.current_stream(tensor.device)
+            self._accelerator.all_reduce(self.communicator, torch.zeros_like(tensor), op, stream, limit_s)
+        self._prepared.add(kind)
 
     def start_coalescing(self, device: torch.device) -> None:
         """Have torch's backend collect the calls from now on."""

@@ -1,8 +1,14 @@
-"""One rank of the jobs of test_device.py: `python device_rank.py CHECK...`, on the stand-in device of lag/.
+"""One rank of the jobs of test_device.py: `python device_rank.py CHECK...`, on the stand-in device of lag/, or on CUDA.
 
 A check is a function of this file that starts with `check_`; it raises what is wrong. Most compare the device with the
-CPU, where the same group does the same calls. `LAG_SABOTAGE` breaks lanterne on purpose; see `sabotage`. With
-`LAG_NATIVE` there is a backend of torch's for the device; see `register_native`.
+CPU, where the same group does the same calls.
+
+| variable | what it does |
+| --- | --- |
+| `LANTERNE_DEVICE_KIND` | lag, or cuda for tests/gpu/test_gpu_torch.py, which leaves out the checks of HELD |
+| `LANTERNE_DEVICE_WAY` | Options.device |
+| `LAG_NATIVE` | a backend stands for torch's own on the stand-in device; see `register_native` |
+| `LAG_SABOTAGE` | breaks lanterne on purpose; see `sabotage` |
 """
 
 import gc
@@ -21,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).with_name("lag")))
 import lag_device
 import torch
 import torch.distributed as dist
-from lag_device import KIND
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,8 +38,14 @@ from lanterne.torch.meeting import meet
 from lanterne.torch.process_group import HostGroup, LanterneGroup
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-LAG = lag_device.use()
+KIND = os.environ.get("LANTERNE_DEVICE_KIND", lag_device.KIND)
+LAG = lag_device.use() if KIND == lag_device.KIND else None
 STORE = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), SIZE, RANK == 0)
+# Needs a stream that waits until it is told, or the stand-in's memory.
+HELD = ("check_a_stream_that_does_not_come_is_named", "check_results_of_dropped_tensors")
+CYCLES_PER_S = 1.5e9  # of an H200 some 1.98e9
+# Of this rank's.
+DEVICE = 0 if LAG is not None else RANK % torch.cuda.device_count()
 LARGE = 1 << 22  # elements: ranks find out who is late
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 
@@ -48,6 +59,14 @@ def same(on_device, on_cpu):
     assert len(on_device) == len(on_cpu) > 0
     for one, other in zip(on_device, on_cpu, strict=True):
         assert torch.equal(one.cpu(), other), (one, other)
+
+
+def late_stream(late_s):
+    """Have the current stream do nothing for `late_s`, about that on CUDA; the CPU goes on."""
+    if LAG is None:
+        torch.cuda._sleep(int(late_s * CYCLES_PER_S))
+    else:
+        lag_device.late_stream(LAG, late_s)
 
 
 def verbs(device, seed=0, dtype=torch.float32):
@@ -114,12 +133,8 @@ def verbs(device, seed=0, dtype=torch.float32):
         works = dist.batch_isend_irecv(ops)
         return Waiting(works), [received]
 
-    def strided():
-        x = make(12).view(3, 4).t()
-        return dist.all_reduce(x, async_op=True), [x]
-
     found = [broadcast, reduce, all_gather, all_gather_single, gather, scatter, reduce_scatter, reduce_scatter_single]
-    found += [all_to_all, all_to_all_single, messages, strided]
+    found += [all_to_all, all_to_all_single, messages]
     ops = {f"all_reduce {op}": op for op in (SUM, MAX)}
     return {name: lambda op=op: all_reduce(op) for name, op in ops.items()} | {each.__name__: each for each in found}
 
@@ -160,7 +175,7 @@ def check_seeded_runs(runs=300):
         pending = []
         with torch.get_device_module(KIND).stream(own.choice(streams)):
             if own.random() < 0.2:
-                lag_device.late_stream(LAG, own.random() * 5e-3)
+                late_stream(own.random() * 5e-3)
             for index, name in enumerate(names):
                 work, got = verbs(KIND, seed=run + index)[name]()
                 pending.append((work, name, got, run + index))
@@ -240,7 +255,7 @@ def check_pipelines():
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()).to(device) for _ in range(num_stages)]
         own = list(range(RANK, num_stages, SIZE))
-        place = torch.device(device, 0) if device == KIND else torch.device(device)
+        place = torch.device(device) if device == "cpu" else torch.device(device, DEVICE)
         stages = [pipelining.PipelineStage(layers[index], index, num_stages, place) for index in own]
         run = schedule(
             stages if num_stages > SIZE else stages[0],
@@ -295,7 +310,7 @@ def check_wait_keeps_no_cpu():
     x.cpu()
     dist.barrier()
     if RANK == SIZE - 1:
-        lag_device.late_stream(LAG, 0.5)
+        late_stream(0.5)
     start_s = time.monotonic()
     work = dist.all_reduce(x, async_op=True)
     work.wait()
@@ -313,7 +328,7 @@ def check_late_stream_is_found():
     for _ in range(4):
         loss = ddp(torch.ones(1, 2048, device=KIND)).sum()
         if RANK == SIZE - 1:
-            lag_device.late_stream(LAG, 0.3)
+            late_stream(0.3)
         loss.backward()
         optimizer.step()
         torch.get_device_module(KIND).synchronize()
@@ -334,9 +349,10 @@ def refuses(words, call):
 
 def check_bad_input():
     here, there = torch.ones(4, device=KIND), torch.ones(4)
-    refuses(f"expected {KIND}:0", lambda: dist.group.WORLD.allreduce_coalesced([here, there]))
+    refuses(f"expected {KIND}:{DEVICE}", lambda: dist.group.WORLD.allreduce_coalesced([here, there]))
     refuses("expected the CPU", lambda: dist.group.WORLD.allreduce_coalesced([there, here]))
     refuses("share memory", lambda: dist.all_reduce(torch.ones(1, device=KIND).expand(4)))
+    refuses("expected a contiguous one", lambda: dist.all_reduce(torch.ones(2, 3, device=KIND).t()))
     unknown = torch.zeros(2, dtype=torch.complex32, device=KIND)
     refuses("NumPy has no such dtype", lambda: dist.group.WORLD.broadcast(unknown, 0))
     dist.all_reduce(here)
@@ -398,7 +414,7 @@ def check_abort():
 def check_destroy_and_init_leak_nothing(times=100):
     def state():
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), LAG.num_held()
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), 0 if LAG is None else LAG.num_held()
 
     def once(number):
         dist.destroy_process_group()
@@ -449,7 +465,7 @@ def check_results_of_dropped_tensors():
         return on_host(group, tensors, opts)
 
     group.allreduce = allreduce
-    lag_device.late_stream(LAG, 0.2)
+    late_stream(0.2)
     for _ in range(4):
         dist.all_reduce(torch.ones(1 << 10).to(KIND), async_op=True)
     torch.get_device_module(KIND).synchronize()
@@ -461,11 +477,16 @@ def begin(number=0):
     """Make the default group; the store stays, since torch's own, made again at its port, meets the one before."""
     store = dist.PrefixStore(str(number), STORE)
     backend = f"cpu:lanterne,{KIND}:lanterne"
-    dist.init_process_group(backend, store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=40))
+    options = lanterne.torch.Options(device=os.environ.get("LANTERNE_DEVICE_WAY"))
+    dist.init_process_group(
+        backend, store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=40), pg_options=options
+    )
 
 
 def main():
-    if os.environ.get("LAG_NATIVE"):
+    if LAG is None:
+        torch.cuda.set_device(DEVICE)
+    elif os.environ.get("LAG_NATIVE"):
         register_native()
     start_s = time.monotonic()
     begin()
