@@ -8,9 +8,12 @@ Needs PyTorch (extra `torch`); nothing else of lanterne imports this.
 | `tensor_views`, `drafts`, `works` | tensors as arrays, pending calls, the Works that they return |
 | `process_group`, `group_base`, `group_reductions`, `group_movements` | the process group and its verbs |
 | `monitored_barrier`, `sparse_sums` | verbs that need more than one call |
+| `accelerators`, `device_lanes`, `device_works` | streams of a device, and calls in their order |
+| `device_calls`, `device_native` | verbs on device tensors: through pinned host memory, or beside torch's own backend |
 | `joining`, `meeting`, `reconfigurable` | creation of groups |
 | `served` | functions that torch has for its own backends only |
 | `ddp_hook` | lanterne in a job of another backend |
+| `resilient` | a training loop that survives deaths |
 | `late_report`, `step_log` | stragglers, step by step |
 """
 
@@ -22,11 +25,21 @@ from lanterne.torch.joining import Options, load_libraries, register_backend
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.reconfigurable import ReconfigurableGroup
+from lanterne.torch.resilient import run_resilient
 from lanterne.torch.served import serve_all
 from lanterne.torch.step_log import LateStep
 from lanterne.torch.torch_internals import after_each_step, warn_if_untested
 
-__all__ = ["LanterneGroup", "LateReport", "LateStep", "Options", "ReconfigurableGroup", "comm_hook", "report"]
+__all__ = [
+    "LanterneGroup",
+    "LateReport",
+    "LateStep",
+    "Options",
+    "ReconfigurableGroup",
+    "comm_hook",
+    "report",
+    "run_resilient",
+]
 
 warn_if_untested(torch.__version__)
 load_libraries()

@@ -73,8 +73,7 @@ class DeviceLanes:
 
     def check(self, verb: str, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
         """Raise InputError unless a call can take these tensors; raise what an earlier call failed with."""
-        while self._failed:
-            self._failed.pop(0).check()
+        self._raise_failed()
         for tensor in (*read, *written):
             expected = self.device or (*read, *written)[0].device
             if tensor.device != expected:
@@ -100,6 +99,17 @@ class DeviceLanes:
         if name not in self._lanes:
             self._lanes[name] = Lane(self.accelerator, self.device, name, self._failed.append)
         return self._lanes[name]
+
+    def settle(self, limit_s: float) -> None:
+        """Have the CPU wait for all calls, `limit_s` for those of each lane; raise what one failed with."""
+        for name, lane in self._lanes.items():
+            if not lane.drain(limit_s):
+                raise TransportTimeout(f"calls on {self.device} ({name}) did not end within {limit_s:g} s")
+        self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        while self._failed:
+            self._failed.pop(0).check()
 
     def close(self, limit_s: float) -> None:
         """End all lanes; each waits at most `limit_s` for its calls."""
@@ -201,6 +211,10 @@ class StagedCalls:
         """Return the Works since `start_coalescing` as one."""
         together, self._together = self._together or [], None
         return JoinedWork(together)
+
+    def settle(self) -> None:
+        """Have the CPU wait for all calls; raise what one failed with."""
+        self._lanes.settle(self.host.communicator.timeout_s)
 
     def abort(self) -> None:
         """End all calls, those under way too."""

@@ -137,6 +137,10 @@ class NativeCalls:
         self._coalesces = False
         return self.inner._end_coalescing(device)
 
+    def settle(self) -> None:
+        """Have the CPU wait for the all_reduces by lanterne; raise what one failed with."""
+        self._lanes.settle(self._host.communicator.timeout_s)
+
     def abort(self) -> None:
         """End all calls, those under way too."""
         if self._communicator is not None:

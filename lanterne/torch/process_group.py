@@ -70,6 +70,7 @@ class DeviceCalls(Protocol):
     def call(self, verb: str, device: torch.device, args: Any, options: Any) -> Any: ...
     def start_coalescing(self, device: torch.device) -> None: ...
     def end_coalescing(self, device: torch.device) -> Any: ...
+    def settle(self) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...
 
@@ -137,6 +138,12 @@ class LanterneGroup(HostGroup):
         if self._devices is not None and device.type in self._kinds:
             return self._devices.end_coalescing(device)
         return super()._end_coalescing(device)
+
+    def settle(self) -> None:
+        """Have the CPU wait for the calls on the device; raise DistBackendError if one has failed."""
+        if self._devices is not None:
+            with torch_errors():
+                self._devices.settle()
 
     def abort(self) -> None:
         """End this group now; current and later calls raise, here and on the other ranks."""
