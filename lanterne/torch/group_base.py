@@ -140,6 +140,7 @@ class GroupBase(Untraced, ProcessGroup):
             )
         return self
 
+    get_backend = _get_backend
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, _device: torch.device) -> bool:

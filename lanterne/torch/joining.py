@@ -14,6 +14,7 @@ from lanterne.torch.device_calls import StagedCalls
 from lanterne.torch.device_native import NativeCalls
 from lanterne.torch.meeting import meet
 from lanterne.torch.process_group import HostGroup, LanterneGroup
+from lanterne.torch.reconfigurable import ReconfigurableGroup
 from lanterne.torch.torch_internals import forget_default, inner_group, register, torch_errors
 from lanterne.transport.registry import has_ucx
 from lanterne.transport.timeouts import LONGEST_S
@@ -76,6 +77,8 @@ def create(asked: Any, options: Any) -> LanterneGroup:
     if given.device not in (None, STAGED, NATIVE):
         raise InputError(f"pg_options: got device {given.device!r}, expected {STAGED!r}, {NATIVE!r} or None")
     timeout_s = min(asked.timeout.total_seconds(), LONGEST_S)
+    if getattr(asked, "enable_reconfigure", False):
+        return ReconfigurableGroup(asked.timeout, given.transport, deterministic=given.deterministic)
     with torch_errors():
         group = LanterneGroup(_communicator(asked, options, timeout_s), timeout_s, _forget)
         _serve_device(group, asked, given.device)

@@ -11,6 +11,7 @@ TESTED names the versions in which tests/torch passes; `./run test -m torch-all`
 | verbs named `_allgather_base` and the like (OLD_NAMES) | torch calls the older or the newer name | |
 | `distributed_c10d.<function>` | replaced by `serve` for groups of lanterne | |
 | `_world.group_count` | names of groups that their members alone make | 2.14: in the names |
+| `_world.pg_group_ranks`, `ErrorType` | groups that are reconfigured | |
 | `_FR_SELF_RECORDING_BACKENDS` | keeps torch's Flight Recorder hook off | 2.15 has it |
 | `nn.functional.*.__defaults__` | default groups that have ended | |
 | `_C._dynamo.eval_frame` | keeps torch.compile from tracing lanterne | |
@@ -223,6 +224,27 @@ def store_at(host: str, port: int, prefix: str, timeout_s: float) -> Any:
     """Return torch's store that is served at `host` and `port`, under `prefix`; gets wait `timeout_s` for a key."""
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     return dist.PrefixStore(prefix, store)
+
+
+def store_served(host: str, timeout_s: float) -> Any:
+    """Return a store of torch's that this process serves at `host`, at a free port."""
+    limit = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+
+
+def renumber(group: Any, size: int) -> None:
+    """Have torch number the ranks of `group` from 0 to `size` - 1, if it knows of it."""
+    numbers = dist.distributed_c10d._world.pg_group_ranks
+    if group in numbers:
+        numbers[group] = {rank: rank for rank in range(size)}
+
+
+def error_type(error: LanterneError | None) -> Any:
+    """Return torch's ErrorType of `error`."""
+    types = c10d.ErrorType
+    return (
+        types.SUCCESS if error is None else types.TIMEOUT if isinstance(error, TransportTimeout) else types.COMM_ERROR
+    )
 
 
 def after_each_step(hook: Callable[..., object]) -> None:
