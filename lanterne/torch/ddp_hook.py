@@ -23,7 +23,7 @@ def comm_hook(group: LanterneGroup | None, bucket: dist.GradBucket) -> torch.fut
     """Return a future of the mean of a bucket of gradients over all ranks.
 
     Call `model.register_comm_hook(None, lanterne.torch.comm_hook)` on all ranks. For a model on some ranks, pass their
-    group, `dist.new_group(ranks, backend="lanterne")`, in place of None. Gradients are on the CPU.
+    group, `dist.new_group(ranks, backend="lanterne")`, in place of None. Gradients are on the CPU or on a device.
     """
     if group is None:
         group = _group_of_all()

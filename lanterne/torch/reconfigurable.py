@@ -25,8 +25,8 @@ class ReconfigurableGroup(LanterneGroup):
     torch makes one by `init_process_group("lanterne", enable_reconfigure=True)`, since 2.14.
 
     Args:
-        timeout: of `configure`, and default timeout of calls.
-        transport, deterministic: as lanterne.join has them.
+        timeout: timeout of `configure`, and the default of calls.
+        transport, deterministic: as in lanterne.join.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class ReconfigurableGroup(LanterneGroup):
         group_world_size: int | None = None,
         global_ranks: Sequence[int] | None = None,
     ) -> None:
-        """End the group that there is, and make one of `world_size` ranks, all of which call this.
+        """End the present group, and make one of `world_size` ranks, all of which call this.
 
         Args:
-            store_addr: HOST:PORT/PREFIX of a store of torch's; the prefix is new for each call that ranks share.
-            rank: of this process in the new group.
-            replica_id, quorum_id, group_rank, group_world_size, global_ranks: what else torchft tells; not used.
+            store_addr: HOST:PORT/PREFIX of a store of torch's; the ranks of a call share the prefix, which is new.
+            rank: rank of this process in the new group.
+            replica_id, quorum_id, group_rank, group_world_size, global_ranks: further arguments of torchft; not used.
 
         Raises:
-            ValueError: arguments that cannot be; the group that there is goes on.
-            DistBackendError: a rank did not come, or died; the group has ended, until the next call.
-            DistNetworkError, DistStoreError: the store is not there, or a rank did not come to it.
+            ValueError: wrong arguments; the present group goes on.
+            DistBackendError: a rank did not arrive, or died; the group has ended, until the next call.
+            DistNetworkError, DistStoreError: the store cannot be reached, or a rank did not arrive there.
         """
         if not 0 <= rank < world_size:
             raise InputError(f"configure: got rank {rank} of {world_size}, expected 0 to {world_size - 1}")

@@ -129,7 +129,7 @@ def _share(comm: Communicator, done: int, shared: Sequence[Stateful]) -> int:
     if steps.min() != steps.max():
         root, packed = int(steps.argmax()), io.BytesIO()
         if comm.rank == root:
-            torch.save([each.state_dict() for each in shared], packed)
+            torch.save([_on_cpu(each.state_dict()) for each in shared], packed)
         nbytes = np.array([packed.tell()])
         comm.broadcast(nbytes, root=root)
         state = np.frombuffer(packed.getvalue(), np.uint8).copy() if comm.rank == root else np.empty(nbytes, np.uint8)
@@ -138,6 +138,15 @@ def _share(comm: Communicator, done: int, shared: Sequence[Stateful]) -> int:
             for each, found in zip(shared, torch.load(io.BytesIO(state.tobytes()), weights_only=True), strict=True):
                 each.load_state_dict(found)
     return max(0, int(steps.max()))
+
+
+def _on_cpu(state: Any) -> Any:
+    """Return `state` with its tensors on the CPU; other ranks have other devices."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    return type(state)(map(_on_cpu, state)) if isinstance(state, (list, tuple)) else state
 
 
 def _open_group(comm: Communicator) -> None:

@@ -1,13 +1,19 @@
 """One rank of test_resilient.py: DDP by run_resilient, where ranks die in a backward pass and behind a step.
 
-Prints a line of JSON: the weights at the end, those of one process, and how often `train_step` was called.
+Prints a line of JSON: by how much the weights differ from those of one process, and how often `train_step` was called.
+`resilient_rank.py KIND` trains on that device.
 """
 
 import json
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).with_name("lag")))
+
+import lag_device
 import torch
 import torch.distributed as dist
 
@@ -22,9 +28,9 @@ def batch(step):
     return torch.randn(ROWS, 16, generator=torch.Generator().manual_seed(step))
 
 
-def fresh():
+def fresh(kind="cpu"):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16)).to(kind)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
 
@@ -38,7 +44,10 @@ def weights_of(model):
 
 
 def main():
-    model, optimizer, schedule = fresh()
+    kind = sys.argv[1]
+    if kind == lag_device.KIND:
+        lag_device.use()
+    model, optimizer, schedule = fresh(kind)
     calls = 0
     is_first = "LANTERNE_JOIN" not in os.environ
 
@@ -51,7 +60,7 @@ def main():
         calls += 1
         rank, size = dist.get_rank(), dist.get_world_size()
         optimizer.zero_grad()
-        loss = loss_of(ddp, batch(step).chunk(size)[rank])
+        loss = loss_of(ddp, batch(step).chunk(size)[rank].to(kind))
         hook = model[0].weight.register_hook(lambda _gradient: die(step, IN_BACKWARD))
         loss.backward()
         hook.remove()
@@ -68,7 +77,7 @@ def main():
         loss_of(alone, batch(step)).backward()
         optimizer.step()
         schedule.step()
-    difference = float((weights_of(model) - weights_of(alone)).abs().max())
+    difference = float((weights_of(model).cpu() - weights_of(alone)).abs().max())
     os.write(1, f"{json.dumps({'difference': difference, 'calls': calls, 'is_first': is_first})}\n".encode())
 
 

@@ -1,6 +1,7 @@
 """run_resilient: ranks die amid a backward pass and behind a step, and come back; nothing is lost but a step."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ JOB = Path(__file__).with_name("resilient_rank.py")
 pytestmark = needs_torch
 
 
-def test_the_weights_are_those_of_one_process():
+@pytest.mark.parametrize("kind", ["cpu", "lag"])
+def test_the_weights_are_those_of_one_process(kind):
+    if kind == "lag" and shutil.which("g++") is None:
+        pytest.skip("no g++, which builds the device")
     words = [sys.executable, "-P", "-m", "lanterne", "launch", "-n", "3", "--restarts", "1", "--", sys.executable, "-P"]
-    ended = subprocess.run([*words, str(JOB)], capture_output=True, text=True, timeout=HANGS_S, check=False)
+    ended = subprocess.run([*words, str(JOB), kind], capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("SIGKILL") == 2, ended.stderr
     found = [json.loads(line) for line in ended.stdout.splitlines()]
