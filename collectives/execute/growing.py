@@ -71,6 +71,8 @@ class GrowingRounds:
         self._roles: list[int] = []
         self._joins: deque[tuple[int, int]] = deque()
         self._idle = 0
+        # The latest receives and sends.
+        self._latest: tuple[deque[int], deque[int]] = deque(maxlen=credits), deque(maxlen=credits)
         self.actions = self._compiler.log.actions
         self.events = self._compiler.log.events
         self.ends: list[int] = []
@@ -111,10 +113,18 @@ class GrowingRounds:
                 self._mean and op == REDUCE and planner.has_result(target, chunk) for _, target, chunk, op in transfers
             ]
             self._compiler.add_round(number, sorted(self._cutter.parts(self._rank, mine)), completes)
-            if self._credits is not None:
-                self._compiler.log.limit_receives(self._credits, self._rank, ())
-                self._compiler.log.limit_sends(self._credits)
+            self._limit()
         self.ends.append(len(self.actions))
+
+    def _limit(self) -> None:
+        """Let no more receives, and sends, than `credits` of the actions of the last round be posted at once."""
+        for index in range(self.ends[-1] if self.ends else 0, len(self.actions)):
+            action = self.actions[index]
+            if type(action) is Message and self._credits is not None:
+                latest = self._latest[action.sends]
+                if len(latest) == self._credits:
+                    self.events[index].add(latest[0])
+                latest.append(index)
 
 
 class GrowingExecution(Execution):

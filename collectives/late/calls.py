@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from lanterne.collectives.algorithms.late import any_arrival
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
 from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -62,6 +63,7 @@ from lanterne.transport.board.sequencer import (
     SEEN,
     SPREAD,
     TIMEOUT,
+    WANTED,
     Record,
     rounds_ahead,
 )
@@ -87,6 +89,8 @@ GRACE_S = 5.0  # chosen: a busy store answers within a second
 MAX_PLANS = 64
 # Calls go ahead of others while these have less scratch memory than this.
 AHEAD_NBYTES = 256 << 20
+# What so many calls took is told with the next one.
+MAX_TOOK = 64
 # So many calls that did not ask are reported together, or at the next one that asks.
 MAX_UNREPORTED = 64
 # Of calls of microseconds one in `short_stride` is reported, after so many that all were.
@@ -114,6 +118,8 @@ class LateRanks:
         self._free: dict[str, int] = {}
         self._turns: dict[int, Turn] = {}
         self._unreported: list[tuple[float, str]] = []
+        # Calls that are over, of which the board has not heard: (number, s).
+        self._took: list[tuple[int, float]] = []
         self._short = 0
         self.plans: Plans = Plans(communicator, [None] * MAX_PLANS)
         self.ready: ReadyPrograms = ReadyPrograms(self.plans.programs, communicator.rank, communicator.world_size)
@@ -180,7 +186,14 @@ class LateRanks:
         """This rank comes to a call that the board is asked about, `ready` to begin it."""
         self.report()
         self._turns[turn.number] = turn
-        self._seated.arrive(turn.number, turn.signature, policy, ready)
+        took, self._took = self._took, []
+        self._seated.arrive(
+            turn.number, turn.signature, policy, ready, prepared=any_arrival.is_loaded(), took=took[-MAX_TOOK:]
+        )
+
+    def took(self, turn: Turn, seconds: float) -> None:
+        """The call is over; it took so long from its outcome on."""
+        self._took.append((turn.number, seconds))
 
     def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
         """The plan of a call as a record says; "" for that of a call for which nobody is late."""
@@ -235,6 +248,8 @@ class LateRanks:
                     turn.at_once()
                 if record.free:
                     self._set_free(turn.signature, turn.number, record.free)
+            if record.text == WANTED:
+                any_arrival.load()
             if record.verdict in (NORMAL, JOIN) or (record.verdict == SPREAD and record.late < 0):
                 self.arrivals.note(record.rank, record.delay_s, record.verdict != NORMAL)
 
@@ -295,7 +310,7 @@ class LateRanks:
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
             if on_host and not over_nodes and 3 < n <= MAX_ANY_RANKS:
-                options.append(any_option(options[0], n))
+                options += filter(None, [any_option(options[0], n, nbytes)])
         return to_text(Policy(normal_s, tuple(undominated(options))))
 
 
@@ -361,7 +376,18 @@ class LateRequest(CollectiveRequest):
 
     __slots__ = (
         *("_call", "_captured", "_complete", "_completion", "_error", "_execution", "_gave_up_s", "_goes_ahead"),
-        *("_late", "_moved", "_place", "_plan", "_policy", "_reported", "_signature", "_step_rounds", "_turn"),
+        *(
+            "_late",
+            "_moved",
+            "_place",
+            "_plan",
+            "_policy",
+            "_outcome_s",
+            "_reported",
+            "_signature",
+            "_step_rounds",
+            "_turn",
+        ),
     )
 
     def __init__(
@@ -394,6 +420,8 @@ class LateRequest(CollectiveRequest):
         self._gave_up_s: float | None = None
         # Rounds that the board knows to be done here.
         self._reported, self._step_rounds = 0, 1
+        # When the last part of the call began.
+        self._outcome_s: float | None = None
 
     def _begin(self) -> None:
         """See QueuedCall."""
@@ -446,6 +474,8 @@ class LateRequest(CollectiveRequest):
 
     def _do(self, step: TurnStep) -> None:
         late, turn, record = self._late, self._turn, step.record
+        if self._captured is None and record is not None and not turn.held and step.what != END:
+            self._outcome_s = self._communicator.machine.now_s()
         if record is None:
             if step.what == ARRIVE:
                 late.arrive(turn, self._policy, turn.ready)
@@ -532,6 +562,8 @@ class LateRequest(CollectiveRequest):
         call, self._call = self._call, None
         self._late.forget(self._turn)
         if call is not None and self._error is None:
+            if self._outcome_s is not None and call.entry is None and not self._late.is_free(self._turn):
+                self._late.took(self._turn, self._communicator.machine.now_s() - self._outcome_s)
             self._late.ready.note(call, self._policy)
             if self._late.is_idle:
                 self._late.ready.make()

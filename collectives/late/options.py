@@ -13,7 +13,7 @@ import numpy as np
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.algorithms.late.any_arrival import CHUNKS_A_RANK, LEAST_CHUNKS
-from lanterne.collectives.auto.pacing import sustained
+from lanterne.collectives.auto.pacing import LEAST_HALF_NBYTES, sustained
 from lanterne.collectives.auto.predict import (
     Links,
     chunk_count,
@@ -60,6 +60,8 @@ _making = threading.Lock()
 
 # Ranks tell the board every so long how far they are; twice as long they can go on before they hear of it.
 AHEAD_S = 4e-3
+# Its rounds more than the bound, at the beginning and the end (8 ranks: 64 chunks 1.034 of it, 32 1.06, 16 1.13).
+ROUNDS_MORE = 2
 # Crowded algorithms are taken only where they are predicted to need such a part of the others' join.
 MOST_CROWDED = 0.96  # a network likes many messages at once less than the model does
 # Of more ranks on equal links, those are none.
@@ -357,11 +359,17 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
     return options
 
 
-def any_option(join: Option, world_size: int) -> Option:
-    """Return the Option that takes in ranks as they come, from `join`, late_join's, which joins in a port's pass."""
-    chunks = max(LEAST_CHUNKS, CHUNKS_A_RANK * world_size)
+def any_option(join: Option, world_size: int, nbytes: int) -> Option | None:
+    """Return the Option that takes in ranks as they come, from `join`, late_join's, which joins in a port's pass.
+
+    None where its chunks would be too few, or too short.
+    """
+    chunks = min(max(LEAST_CHUNKS, CHUNKS_A_RANK * world_size), nbytes // (2 * LEAST_HALF_NBYTES))
+    if chunks < 2 * world_size:
+        return None
     ahead = 2 * ceil(AHEAD_S * chunks / join.join_s)
-    return Option(f"any_arrival/{chunks}/{ahead}", 0.0, join.join_s, ANY)
+    choice = f"any_arrival/{chunks}/{ahead}"
+    return Option(choice, join.join_s, join.join_s * (1 + ROUNDS_MORE / chunks), ANY)
 
 
 @functools.lru_cache(1024)

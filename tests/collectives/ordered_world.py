@@ -181,12 +181,12 @@ class OrderedSeat:
         self._inner, self.letters, self._records = inner, deque(), deque()
 
     def __getattr__(self, verb):
-        return lambda *args: self.letters.append((verb, args))
+        return lambda *args, **options: self.letters.append((verb, args, options))
 
     def post_letter(self):
         """The oldest letter reaches the board."""
-        verb, args = self.letters.popleft()
-        getattr(self._inner, verb)(*args)
+        verb, args, options = self.letters.popleft()
+        getattr(self._inner, verb)(*args, **options)
 
     def bring_record(self):
         """The board looks at its clock, and its oldest record for this rank arrives."""

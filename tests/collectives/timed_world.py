@@ -175,13 +175,13 @@ class TimedSeat:
         self._all.append(self)
 
     def __getattr__(self, verb):
-        def tell(*args):
-            self._world.at(self._world.at_s + self._world.letter_s, lambda: self._reach(verb, args))
+        def tell(*args, **options):
+            self._world.at(self._world.at_s + self._world.letter_s, lambda: self._reach(verb, args, options))
 
         return tell
 
-    def _reach(self, verb, args):
-        getattr(self._inner, verb)(*args)
+    def _reach(self, verb, args, options):
+        getattr(self._inner, verb)(*args, **options)
         self._look()
 
     def _look(self):

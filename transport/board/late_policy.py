@@ -10,7 +10,7 @@ Delays of a call are its Gaps.
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
@@ -23,8 +23,8 @@ MAX_OPTIONS = 16
 MAX_LATE = 4
 # The `late` of an Option that takes in ranks as they come, and how many ranks it may be of.
 ANY, MAX_ANY_RANKS = 0, 16
-# What such a call takes, in parts of the bound on it; 8 ranks in virtual time: 1.02 to 1.06.
-OVER_BOUND = 1.06
+# What such a call takes, in parts of the bound on it; 8 ranks, 16 MiB, in virtual time: 1.03 to 1.04.
+OVER_BOUND = 1.03
 
 
 # However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time,
@@ -46,8 +46,8 @@ FADING = 0.7  # some five calls forget the past
 class Option(NamedTuple):
     """A late algorithm as text ("late_join/56"), the seconds of what goes before the `late` ranks come, and after.
 
-    Attributes: `late`, or ANY: it begins with two ranks, and `join_s` is what a port takes for the buffer; `ranks`,
-    which may be late; empty: any.
+    Attributes: `late`, or ANY: it begins with two ranks, `before_s` is what a port takes for the buffer, and `join_s`
+    what it takes where that is the bound; `ranks`, which may be late; empty: any.
     """
 
     choice: str
@@ -68,6 +68,48 @@ class Policy(NamedTuple):
 
     normal_s: float
     options: tuple[Option, ...] = ()
+
+
+def choice_name(choice: str) -> str:
+    """Return the algorithm of an Option's choice; "" stays "", the ordinary one."""
+    return choice.partition("/")[0]
+
+
+def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
+    """Return `policy` with what calls took in place of what they are predicted to take.
+
+    Args:
+        factors: by algorithm, "" the ordinary one, the time of past calls over the predicted. What has not been
+            measured is as much slower than predicted as the ordinary one.
+    """
+    if not factors:
+        return policy
+    usual = factors.get("", 1.0)
+    options = (
+        option._replace(join_s=option.join_s * factors.get(choice_name(option.choice), usual))
+        for option in policy.options
+    )
+    return Policy(policy.normal_s * usual, tuple(options))
+
+
+def without_any(policy: Policy) -> Policy:
+    """Return `policy` without the Option that takes in ranks as they come."""
+    return Policy(policy.normal_s, tuple(option for option in policy.options if option.late != ANY))
+
+
+def last_phase_s(policy: Policy, choice: str, arrivals_s: Iterable[float]) -> float:
+    """Return the seconds from the last arrival to the end that are predicted for a call that ran by `choice`.
+
+    Args:
+        arrivals_s: of all ranks.
+    """
+    option = next((option for option in policy.options if option.choice == choice), None)
+    if option is None:
+        return policy.normal_s
+    at_s = sorted(arrivals_s)
+    if option.late == ANY:
+        return after_spread_s(option, at_s)
+    return max(0.0, option.before_s - (at_s[-1] - at_s[-1 - option.late])) + option.join_s
 
 
 def critical_delay_s(policy: Policy, option: Option) -> float:
@@ -191,16 +233,20 @@ def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> flo
     if start is None or gap_s <= start.window_s:
         return gap_s + duration_s(policy, starts, gaps_s, absent - 1)
     if start.option.late == ANY:
-        return _spread_s(start.option.join_s, tuple(gaps_s), absent)
+        return _spread_s(start.option, tuple(gaps_s), absent)
     return max(start.window_s + start.option.before_s, sum(gaps_s[:absent])) + start.option.join_s
 
 
 @functools.lru_cache(256)
-def _spread_s(unit_s: float, gaps_s: tuple[float, ...], absent: int) -> float:
+def _spread_s(option: Option, gaps_s: tuple[float, ...], absent: int) -> float:
     """Return duration_s of a call that begins while `absent` ranks are missing and takes them in as they come."""
     arrivals_s = list(accumulate(reversed(gaps_s[:absent])))
-    after = least_after([0.0] * (len(gaps_s) + 1 - absent) + [at_s / unit_s for at_s in arrivals_s])
-    return arrivals_s[-1] + OVER_BOUND * after * unit_s
+    return arrivals_s[-1] + after_spread_s(option, [0.0] * (len(gaps_s) + 1 - absent) + arrivals_s)
+
+
+def after_spread_s(option: Option, arrivals_s: Iterable[float]) -> float:
+    """Return the s from the last of `arrivals_s`, of all ranks, to the end of a call that takes in any of them."""
+    return OVER_BOUND * least_after([at_s / option.before_s for at_s in arrivals_s]) * option.join_s
 
 
 def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:

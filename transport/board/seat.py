@@ -17,12 +17,23 @@ _RECORD_TYPES = "biiiiibibi"
 MAX_BOARDS = 1024
 # (when, on the machine's clock, signature of the call).
 Arrival: TypeAlias = tuple[float, str]
+# (number of a call that is over, what it took from its outcome on, s).
+TookCall: TypeAlias = tuple[int, float]
 
 
 class Seat(Protocol):
     """The seat of one rank at one board: a StoreSeat, or a LocalSeat."""
 
-    def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None: ...
+    def arrive(
+        self,
+        number: int,
+        signature: str,
+        policy: str,
+        ready: bool = True,
+        *,
+        prepared: bool = False,
+        took: Sequence[TookCall] = (),
+    ) -> None: ...
     def be_ready(self, number: int) -> None: ...
     def report(self, arrivals: Sequence[Arrival]) -> None: ...
     def progress(self, number: int, done: int) -> None: ...
@@ -64,14 +75,24 @@ class StoreSeat:
         self._records: deque[Record] = deque()
         records[self._key] = self._records
 
-    def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None:
+    def arrive(
+        self,
+        number: int,
+        signature: str,
+        policy: str,
+        ready: bool = True,
+        *,
+        prepared: bool = False,
+        took: Sequence[TookCall] = (),
+    ) -> None:
         """This rank has come to call `number` (1, 2, ...) with `signature`; `policy` is late_policy.to_text's.
 
         Args:
             ready: as if it had said so (`be_ready`), too.
+            prepared, took: see Sequencer.arrive.
         """
-        fields = (self._key, self._rank, self._world_size, number, signature.encode(), policy.encode(), ready)
-        self._store.tell(Kind.ARRIVE, fields)
+        fields = (self._key, self._rank, self._world_size, number, signature.encode(), policy.encode())
+        self._store.tell(Kind.ARRIVE, (*fields, ready, prepared, pack_took(took)))
 
     def be_ready(self, number: int) -> None:
         """This rank has nothing left to do before call `number` that does not need a late rank."""
@@ -130,11 +151,24 @@ class LocalSeat:
         self._rank = rank
         self._sequencer, self._inboxes = boards.find(key, world_size)
 
-    def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None:
+    def arrive(
+        self,
+        number: int,
+        signature: str,
+        policy: str,
+        ready: bool = True,
+        *,
+        prepared: bool = False,
+        took: Sequence[TookCall] = (),
+    ) -> None:
         """As StoreSeat.arrive."""
         parsed = from_text(policy)
         with self._lock:
-            self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, self._now_s(), ready))
+            now_s = self._now_s()
+            told = self._sequencer.arrive(
+                self._rank, number, signature, parsed, now_s, ready, prepared=prepared, took=took
+            )
+            self._tell(told)
 
     def be_ready(self, number: int) -> None:
         """As StoreSeat.be_ready."""
@@ -181,6 +215,23 @@ def unpack_record(body: bytes) -> tuple[bytes, Record]:
     key, number, verdict, rank, delay_ns, cause, choice, late, text, free = unpack_fields(body, _RECORD_TYPES)
     choice, text = choice.decode(), text.decode(errors="replace")
     return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice, late, text, free)
+
+
+def pack_took(took: Iterable[TookCall]) -> bytes:
+    """The bytes of a list of TookCall."""
+    return " ".join(f"{number} {round(took_s * 1e9)}" for number, took_s in took).encode()
+
+
+def unpack_took(text: bytes) -> list[TookCall]:
+    """The list that `pack_took` packed.
+
+    Raises:
+        ValueError: it did not.
+    """
+    numbers = list(map(int, text.decode().split()))
+    if not all(0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("got calls that took no time")
+    return [(number, took_ns / 1e9) for number, took_ns in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 def pack_arrivals(arrivals: Iterable[Arrival]) -> bytes:

@@ -32,9 +32,13 @@ from lanterne.transport.board.late_policy import (
     Gaps,
     Policy,
     Starts,
+    choice_name,
+    corrected,
     find_start,
+    last_phase_s,
     saving_s,
     starts,
+    without_any,
 )
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN, SPREAD = range(6)
@@ -58,6 +62,9 @@ ASKING_S = 1e-3  # measured: up to 1 ms where ranks share cores
 # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
 # ignored.
 MAX_REPORTS = 1 << 14
+# What calls took corrects what they are predicted to take: the median of the latest so many of an algorithm, from so
+# many on; older ones than so many calls are forgotten, so that it is tried again.
+MAX_TOOK, LEAST_TOOK, TOOK_CALLS = 5, 2, 64  # one call in 30 is tried in vain where it is always slower
 # By so much a second the clocks of two hosts may drift apart.
 MAX_DRIFT = 1e-4  # quartz drifts 1e-5 to 1e-4
 
@@ -73,7 +80,8 @@ class Record(NamedTuple):
         choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several, or of SPREAD; JOIN and
             ABORT repeat it for who has not seen it, "" if there was none.
         late: of an ABORT after WITHOUT, the late rank. Of SPREAD, how many rounds may be begun; -1: all. Else -1.
-        text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SPREAD, a rank that has come, the round
+        text: of NORMAL and JOIN, WANTED if SPREAD would have been better, for which not all ranks are prepared. Of an
+            ABORT, why; for TIMEOUT, all ranks that have not come. Of SPREAD, a rank that has come, the round
             from which on it takes part, the next such rank, and so on. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
         free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
@@ -90,6 +98,7 @@ class Record(NamedTuple):
     free: int = 0
 
 
+WANTED = "spread"
 # (rank, what it is told).
 Told: TypeAlias = list[tuple[int, Record]]
 
@@ -111,6 +120,8 @@ class _Call:
     joins: dict[int, int] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     granted: int = 0
+    # Whether it would begin by SPREAD if all ranks were prepared.
+    is_wanted: bool = False
 
 
 def _spread(number: int, call: _Call, rank: int, delay_s: float = 0.0, granted: int | None = None) -> Record:
@@ -155,6 +166,47 @@ class PastGaps:
         return gaps_s[0]
 
 
+class Took:
+    """How much longer calls took, after the last arrival, than predicted: by signature and algorithm."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        # By call that is not known to be over on all ranks: its signature, algorithm, predicted s, and s by rank.
+        self._open: OrderedDict[int, tuple[str, str, float, dict[int, float]]] = OrderedDict()
+        # By signature and algorithm, the latest (number of the call, its time over the predicted).
+        self._ratios: OrderedDict[str, dict[str, deque[tuple[int, float]]]] = OrderedDict()
+
+    def expect(self, number: int, signature: str, name: str, predicted_s: float) -> None:
+        """Call `number` runs by algorithm `name`."""
+        if predicted_s > 0:
+            self._open[number] = signature, name, predicted_s, {}
+            if len(self._open) > TOOK_CALLS:
+                self._open.popitem(last=False)
+
+    def note(self, rank: int, number: int, took_s: float) -> None:
+        """`rank` says that the call took so long there; the slowest rank counts."""
+        if number not in self._open:
+            return
+        signature, name, predicted_s, by_rank = self._open[number]
+        by_rank[rank] = took_s
+        if len(by_rank) == self._world_size:
+            del self._open[number]
+            ratios = self._ratios.setdefault(signature, {}).setdefault(name, deque(maxlen=MAX_TOOK))
+            ratios.append((number, max(by_rank.values()) / predicted_s))
+            self._ratios.move_to_end(signature)
+            if len(self._ratios) > MAX_SIGNATURES:
+                self._ratios.popitem(last=False)
+
+    def factors(self, signature: str, number: int) -> dict[str, float]:
+        """Return, by algorithm, the median ratio of calls of `signature` before call `number`."""
+        found = {}
+        for name, ratios in self._ratios.get(signature, {}).items():
+            latest = sorted(ratio for then, ratio in ratios if then >= number - TOOK_CALLS)
+            if len(latest) >= LEAST_TOOK:
+                found[name] = latest[len(latest) // 2]
+        return found
+
+
 class Reports:
     """Arrivals at calls that need not ask, which each rank reports in the same order, until all have reported one."""
 
@@ -192,9 +244,32 @@ class Sequencer:
         self._died: dict[int, str] = {}
         self._free: dict[str, int] = {}  # by signature, the last call that need not ask
         self._reports = Reports(world_size)
+        self._took = Took(world_size)
+        self._prepared: set[int] = set()  # ranks that can take part in a SPREAD
 
-    def arrive(self, rank: int, number: int, signature: str, policy: Policy, now_s: float, ready: bool = True) -> Told:
-        """`rank` comes to call `number`, which rises from 1 on every rank alike; `ready`: see `be_ready`."""
+    def arrive(
+        self,
+        rank: int,
+        number: int,
+        signature: str,
+        policy: Policy,
+        now_s: float,
+        ready: bool = True,
+        *,
+        prepared: bool = False,
+        took: Iterable[tuple[int, float]] = (),
+    ) -> Told:
+        """`rank` comes to call `number`, which rises from 1 on every rank alike.
+
+        Args:
+            ready: see `be_ready`.
+            prepared: whether it can take part in a SPREAD.
+            took: earlier calls that are over there, and the s that each took from its outcome on.
+        """
+        if prepared:
+            self._prepared.add(rank)
+        for earlier, took_s in took:
+            self._took.note(rank, earlier, took_s)
         if number <= self._free.get(signature, 0):
             return self._see(rank, [(now_s, signature)])
         if number <= self._floor:
@@ -204,7 +279,7 @@ class Sequencer:
             call = self._calls[number] = _Call(signature, policy)
             if policy.options:
                 # Here, where nobody waits for it yet.
-                call.starts = starts(policy, self._gaps.of(signature))
+                self._prepare(number, call)
             self._make_room()
         if rank in call.arrivals:
             return []
@@ -224,19 +299,34 @@ class Sequencer:
                 return self._abort(number, DIED, dead, reason)
         return self._advance(number, call, rank, now_s)
 
+    def _prepare(self, number: int, call: _Call) -> None:
+        """Find the Starts of `call`, which nobody has come to yet."""
+        past = self._gaps.of(call.signature)
+        policy = corrected(call.policy, self._took.factors(call.signature, number))
+        call.starts = starts(policy, past)
+        if len(self._prepared) < self.world_size:
+            call.is_wanted = any(start.option.late == ANY for its in call.starts.values() for start in its)
+            if call.is_wanted:
+                call.starts = starts(without_any(policy), past)
+
     def _advance(self, number: int, call: _Call, rank: int, now_s: float) -> Told:
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
             delay_s = self._gaps.note(call.signature, call.arrivals.values())
             if call.decision is None:
-                call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(number, call))
+                text, free = WANTED if call.is_wanted else "", self._free_calls(number, call)
+                call.decision = Record(number, NORMAL, rank, delay_s, text=text, free=free)
             call.outcome = call.decision
             if call.decision.verdict == WITHOUT:
-                call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
+                text = WANTED if call.is_wanted else ""
+                call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice, text=text)
             elif call.decision.verdict == SPREAD:
                 self._take_in(call, rank)
                 call.outcome = _spread(number, call, rank, delay_s, granted=-1)
             told = self._tell(call, call.outcome)
+            choice = call.choice.partition("@")[0]
+            predicted_s = last_phase_s(call.policy, choice, call.arrivals.values())
+            self._took.expect(number, call.signature, choice_name(choice), predicted_s)
             self._close_if_complete(number)
             return told + self._set_free(number, call)
         if call.decision is not None and call.decision.verdict == SPREAD:

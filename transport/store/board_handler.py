@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from lanterne.transport.board.late_policy import from_text
-from lanterne.transport.board.seat import pack_record, unpack_arrivals
+from lanterne.transport.board.seat import pack_record, unpack_arrivals, unpack_took
 from lanterne.transport.board.sequencer import Sequencer, Told
 from lanterne.transport.store.handler import MAX_WORLD_SIZE, Connection, Refusal, Service
 from lanterne.transport.store.membership.epoch import VERDICT_S
@@ -23,7 +23,7 @@ class Board:
         # By key; the connections by rank.
         self._boards: OrderedDict[bytes, tuple[Sequencer, dict[int, Connection]]] = OrderedDict()
         self._timed: set[tuple[bytes, float]] = set()  # (key, deadline) for which a timer runs
-        store.route(Kind.ARRIVE, "biiibbi", self._arrive)
+        store.route(Kind.ARRIVE, "biiibbiib", self._arrive)
         store.route(Kind.READY, "bii", self._be_ready)
         store.route(Kind.REPORT, "biiib", self._report)
         store.route(Kind.PROGRESS, "biii", self._progress)
@@ -40,16 +40,19 @@ class Board:
         signature: bytes,
         policy: bytes,
         ready: int,
+        prepared: int,
+        took: bytes,
     ) -> None:
-        if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
+        if len(signature) > MAX_KEY_NBYTES or max(len(policy), len(took)) > MAX_POLICY_NBYTES:
             raise Refusal("got an arrival with too long a text")
         sequencer = self._find(connection, key, rank, world_size)
         try:
-            parsed = from_text(policy.decode())
+            parsed, ended = from_text(policy.decode()), unpack_took(took)
         except ValueError as error:
             raise Refusal(str(error)) from None
         text, now_s = signature.decode(errors="replace"), self._store.machine.now_s()
-        self._tell(key, sequencer.arrive(rank, number, text, parsed, now_s, bool(ready)))
+        told = sequencer.arrive(rank, number, text, parsed, now_s, bool(ready), prepared=bool(prepared), took=ended)
+        self._tell(key, told)
         self._wind(key, sequencer)
 
     def _be_ready(self, connection: Connection, _request_id: int, key: bytes, rank: int, number: int) -> None:

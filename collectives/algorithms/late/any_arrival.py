@@ -6,6 +6,9 @@ Until the last rank arrives the others merge partial sums; then the rest of the 
 What no algorithm can beat is arrival_bound.py's.
 """
 
+import functools
+import logging
+import threading
 from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
@@ -14,6 +17,9 @@ import numpy as np
 
 from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints, ScheduleBuilder
 from lanterne.errors import InputError
+
+log: logging.Logger = logging.getLogger("lanterne.collectives")
+_loaded = threading.Event()
 
 # One round takes the compiled planner 0.1 ms with 16 ranks; more ranks have hosts for ports.
 MAX_RANKS = 16
@@ -106,6 +112,28 @@ def arrival_rounds(arrivals_s: Sequence[float], message_s: float, latency_s: flo
     # A rank that arrives within rounding of the start of a round is there.
     joins = tuple(max(0, ceil((at_s - second_s) / message_s - ROUNDING)) for at_s in arrivals_s)
     return ArrivalRounds(joins, round(latency_s / message_s))
+
+
+def is_loaded() -> bool:
+    """Whether rounds can be made without waiting for the compiler."""
+    return _loaded.is_set()
+
+
+@functools.cache
+def load() -> threading.Thread:
+    """Load the compiled automaton in a thread, once: 1 s, or 10 s where it is compiled for the first time."""
+    thread = threading.Thread(target=_load, name="lanterne-any-arrival", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load() -> None:
+    try:
+        any_arrival_all_reduce(2, 1)
+    except Exception:  # Whatever the compiler says: calls go on without it.
+        log.warning("any_arrival: cannot be compiled, so ranks that arrive spread gain nothing", exc_info=True)
+    else:
+        _loaded.set()
 
 
 def refuses_many(world_size: int) -> str | None:

@@ -388,7 +388,9 @@ def small(comm, calls):
 def asks(comm, ranks_here):
     comm.tuning.adopt(SLOW, "test")
     core_of(comm).pauses = THIS_MACHINE.pauses(ranks_here)
-    return [core_of(comm).late.policy("all_reduce", nbytes) is not None for nbytes in (128 << 10, 512 << 10)]
+    return [
+        core_of(comm).late.policy("all_reduce", nbytes, on_host=True) is not None for nbytes in (128 << 10, 512 << 10)
+    ]
 
 
 def test_where_ranks_share_cores_only_longer_calls_ask(monkeypatch):
@@ -420,7 +422,12 @@ def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
     monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
     asked = []
     inner = sequencer.Sequencer.arrive
-    monkeypatch.setattr(sequencer.Sequencer, "arrive", lambda self, *args: asked.append(args[0]) or inner(self, *args))
+
+    def arrive(board, rank, *rest, **options):
+        asked.append(rank)
+        return inner(board, rank, *rest, **options)
+
+    monkeypatch.setattr(sequencer.Sequencer, "arrive", arrive)
     for wrong, arrivals in spawn(4, short_then_late):
         assert wrong == 0, (wrong, arrivals)
         assert arrivals.calls == 38, (wrong, arrivals)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from ordered_world import World
 
+from lanterne.collectives.algorithms.late import any_arrival
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.board import seat as board
 from lanterne.transport.board import sequencer
-from lanterne.transport.board.late_policy import Start
+from lanterne.transport.board.late_policy import ANY, Option, Start
 
 SLOW = CostModel(1e-4, 1 / 50e6)
 COUNT = 1 << 15
@@ -188,6 +189,38 @@ def test_giving_up_with_several_late_ranks(run, several):
     assert set(ended) == {type(None), TransportTimeout}
 
 
+@pytest.fixture
+def spread(monkeypatch):
+    """Calls begin with two ranks, one time slice after these have come, and take in the others; two rounds ahead."""
+    any_arrival.load().join()
+    option = Option("any_arrival/10/2", 1.0, 1.0, ANY)
+    monkeypatch.setattr(late, "LEAST_SEVERAL_S", 0.0)
+    monkeypatch.setattr(late, "any_option", lambda *args: option)
+    monkeypatch.setattr(sequencer, "starts", lambda *args: dict.fromkeys((2, 3), (Start(1e-4, option),)))
+
+
+def test_every_order_of_ranks_that_are_taken_in(run, spread):
+    began = 0
+    for seed in range(12):
+        ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * 5)
+        check_alike(ranks, seed)
+        assert all(outcome is None for rank in ranks for outcome in rank.outcomes), seed
+        ran = [core_of(rank.comm).late.ran for rank in ranks]
+        assert all(its == ran[0] for its in ran), f"seed {seed}"
+        began += ran[0]["any_arrival/10/2"]
+    assert began > 10
+
+
+def test_giving_up_while_ranks_are_taken_in(run, spread):
+    ended, began = [], 0
+    for seed in range(12):
+        ranks = run(seed, [[CALL] * 4] * 5, impatient=lambda call: 0.002)
+        check_alike(ranks, seed)
+        ended += [type(outcome) for outcome in ranks[0].outcomes]
+        began += max(core_of(rank.comm).late.ran["any_arrival/10/2"] for rank in ranks)
+    assert set(ended) == {type(None), TransportTimeout} and began > 5
+
+
 @pytest.mark.parametrize("n", [3])
 def test_giving_up_at_any_moment_ends_the_call_alike(run, n):
     """A rank may lose its patience at any moment: then all get the result, or all TransportTimeout, and go on."""
@@ -221,8 +254,11 @@ def test_a_rank_that_never_comes_is_named_and_the_group_goes_on(run, absent):
     assert alone
 
 
-def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
+@pytest.mark.parametrize("begins", [None, "spread"])
+def test_a_rank_that_dies_before_it_comes_is_named_on_all(run, request, begins):
     n, dead = 4, 1
+    if begins:
+        request.getfixturevalue(begins)
 
     def may_start(ranks, rank):
         if rank != dead or ranks[dead].started != 1:
@@ -259,9 +295,9 @@ def test_a_lost_letter_is_found(run, monkeypatch):
     monkeypatch.setitem(globals(), "UNFAIR_STEPS", 5000)
     arrive = board.LocalSeat.arrive
 
-    def lossy(seat, number, *rest):
+    def lossy(seat, number, *rest, **options):
         if seat._rank != 1 or number != 2:
-            arrive(seat, number, *rest)
+            arrive(seat, number, *rest, **options)
 
     monkeypatch.setattr(board.LocalSeat, "arrive", lossy)
     with pytest.raises(pytest.fail.Exception, match="no end"):

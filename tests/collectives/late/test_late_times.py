@@ -12,14 +12,18 @@ import pytest
 from layer_schedules import late_all_gather, late_reduce_scatter
 from timed_world import RATE_BYTES_PER_S, TimedWorld
 
+from lanterne.collectives.algorithms.late import any_arrival
 from lanterne.collectives.auto import pacing
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.compile_program import _ActionLog
 from lanterne.collectives.late import calls as late
+from lanterne.collectives.late import options as late_options
 from lanterne.collectives.late.turn import COMPLETE, Turn
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
+from lanterne.transport.board.arrival_bound import least_after
+from lanterne.transport.board.sequencer import LEAST_TOOK
 
 HOSTS, COUNT = 8, 1 << 18
 UNIT_S = 4 * COUNT / RATE_BYTES_PER_S
@@ -130,6 +134,13 @@ def cores_do_not_matter(monkeypatch):
     monkeypatch.setattr(late, "SHARED", 1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def rounds_can_be_made():
+    """What begins with two ranks is loaded, so that the same calls begin by it in each run."""
+    any_arrival.load().join()
+    assert any_arrival.is_loaded()
+
+
 @pytest.fixture
 def one_after_the_other(monkeypatch):
     """A function that has calls end before those behind them go on."""
@@ -208,6 +219,47 @@ def test_several_late_ranks_of_large_calls(delays, bar):
     job, delays = Job(letter_s=1e-3, count=4 * COUNT), [*late_by(0.0)[len(delays) :], *delays]
     job.x(delays)
     assert job.x(delays) < bar
+
+
+EVENLY = [1.1 * rank / (HOSTS - 1) for rank in range(HOSTS)]
+
+
+def choices_of(job):
+    """How often each algorithm ran."""
+    return core_of(job.comms[0]).late.ran
+
+
+@pytest.mark.parametrize("delays", [EVENLY, EVENLY[::-1], [0.0, 0.3, 0.31, 0.5, 0.05, 0.9, 1.0, 0.2]])
+def test_ranks_that_come_one_after_the_other_are_taken_in(delays):
+    """From the first call on that knows: 1.04 to 1.07 of what ports allow; a ring takes 1.76."""
+    job = Job(letter_s=1e-3, count=4 * COUNT)
+    first = job.x(delays)
+    times = [job.x(delays) for _ in range(3)]
+    assert first > BOUND and max(times) < 1.10 * least_after(delays)
+    assert choices_of(job)["any_arrival/64/4"] == 3
+
+
+def test_ranks_that_are_taken_in_bring_letters_that_take_long():
+    """Rounds are granted in time if a letter takes as long as two of them."""
+    job = Job(letter_s=5e-3, count=4 * COUNT)
+    job.x(EVENLY)
+    assert job.x(EVENLY) < 1.25 * least_after(EVENLY)
+
+
+def test_a_queue_of_calls_to_which_ranks_come_spread():
+    job = Job(letter_s=1e-3, count=4 * COUNT)
+    job.x(EVENLY, calls=2)
+    assert job.x(EVENLY, calls=3) < BOUND + 0.02
+
+
+def test_what_takes_longer_than_predicted_is_left(monkeypatch):
+    """Nobody is really late, and rounds take twice what the board was told: from the third call on it knows."""
+    monkeypatch.setattr(late_options, "ROUNDS_MORE", -32)
+    job, delays = Job(letter_s=1e-3, count=4 * COUNT), [0.02 * rank for rank in range(HOSTS)]
+    usual = job.x(delays)
+    times = [job.x(delays) for _ in range(6)]
+    assert choices_of(job)["any_arrival/64/4"] == LEAST_TOOK + 1
+    assert max(times[: LEAST_TOOK + 1]) > usual + 0.02 and times[-1] == pytest.approx(usual, 0.01)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def test_what_the_patterns_are():
 
 def test_calls_are_compared_with_the_same_arrivals():
     results = [
-        {"pattern": pattern, "algorithm": algorithm, "x": x}
+        {"pattern": pattern, "algorithm": algorithm, "x": x, "delays": [[0.0, 0.0, 1.0]] * len(x)}
         for pattern, algorithm, x in [
             ("spread", "auto", [2.0, 1.0, 1.0]),
             ("spread", "ring", [1.0, 2.0, 2.0]),
@@ -43,6 +43,7 @@ def test_calls_are_compared_with_the_same_arrivals():
         "algorithm": "auto",
         "calls": 3,
         "x": 1.0,
+        "bound": 1.0,
         "ratio": 0.5,
         "ratio_p90": 0.5,
         "worst": 2.0,
@@ -68,9 +69,10 @@ def test_bad_input(words, part, capsys):
 @pytest.mark.slow
 def test_a_small_run(needs_lab, tmp_path):
     words = ["--hosts", "3", "--bytes", "256K", "--patterns", "steady,spread", "--calls", "2", "--json", "found.json"]
+    words += ["--algorithm", "auto,any_arrival,ring"]
     command = [sys.executable, "-m", "evaluation", "lab-arrivals", *words]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     document = json.loads((tmp_path / "found.json").read_text())
-    assert document["wrong"] == 0 and [len(record["x"]) for record in document["results"]] == [2] * 4
+    assert document["wrong"] == 0 and [len(record["x"]) for record in document["results"]] == [2] * 6
     assert "steady" in said.stdout and "of worst" in said.stdout

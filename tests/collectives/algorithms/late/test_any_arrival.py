@@ -13,13 +13,13 @@ from ortools.linear_solver import pywraplp
 
 from lanterne.collectives.algorithms.late import any_arrival_rounds
 from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce, arrival_rounds
-from lanterne.transport.board.arrival_bound import least_after, merges_before
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.formats.export_json import from_json, to_json
 from lanterne.collectives.schedule.ir import REDUCE
 from lanterne.errors import InputError, ScheduleError
+from lanterne.transport.board.arrival_bound import least_after, merges_before
 
 # Without latency, in which a buffer of 1 byte takes 1 s.
 UNIT = CostModel(0.0, 1.0, 0.0)
