@@ -72,7 +72,9 @@ class Accelerator(Protocol):
     def all_reduce(self, comm: Communicator, tensor: torch.Tensor, op: Op, stream: Stream, timeout_s: float) -> None:
         """Reduce a contiguous `tensor` in place over the ranks of `comm`, in the order of `stream`."""
 
-    def join(self, place: Meeting, rank: int, world_size: int, timeout_s: float) -> Communicator:
+    def join(
+        self, place: Meeting, rank: int, world_size: int, timeout_s: float, *, deterministic: bool
+    ) -> Communicator:
         """Return a Communicator of device memory of the ranks that meet at `place`."""
         ...
 
@@ -109,8 +111,10 @@ class Cuda:
     def all_reduce(self, comm: Communicator, tensor: torch.Tensor, op: Op, stream: Stream, timeout_s: float) -> None:
         comm.all_reduce(tensor, tensor, op, stream, timeout_s=timeout_s)
 
-    def join(self, place: Meeting, rank: int, world_size: int, timeout_s: float) -> Communicator:
-        return join(place, rank, world_size, "nccl", timeout_s)
+    def join(
+        self, place: Meeting, rank: int, world_size: int, timeout_s: float, *, deterministic: bool
+    ) -> Communicator:
+        return join(place, rank, world_size, "nccl", timeout_s, deterministic=deterministic)
 
 
 class _CudaGate:

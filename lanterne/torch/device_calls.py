@@ -61,11 +61,10 @@ class DeviceLanes:
     """The lanes of one group on one device, and the errors of their calls.
 
     Args:
-        group: of the host; it has the defaults of timeouts.
+        accelerator: of the device.
     """
 
-    def __init__(self, group: GroupBase, accelerator: Accelerator) -> None:
-        self._group = group
+    def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.device: torch.device | None = None
         self._lanes: dict[str, Lane] = {}
@@ -109,7 +108,9 @@ class DeviceLanes:
 
     def _raise_failed(self) -> None:
         while self._failed:
-            self._failed.pop(0).check()
+            call = self._failed.pop(0)
+            if not call.is_raised:
+                call.check()
 
     def close(self, limit_s: float) -> None:
         """End all lanes; each waits at most `limit_s` for its calls."""
@@ -128,7 +129,7 @@ class StagedCalls:
     def __init__(self, host: GroupBase, accelerator: Accelerator) -> None:
         self.host = host
         self._accelerator = accelerator
-        self._lanes = DeviceLanes(host, accelerator)
+        self._lanes = DeviceLanes(accelerator)
         self._together: list[DeviceWork] | None = None
 
     @property
@@ -211,6 +212,10 @@ class StagedCalls:
         """Return the Works since `start_coalescing` as one."""
         together, self._together = self._together or [], None
         return JoinedWork(together)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set the default timeout of calls."""
+        self.host.communicator.timeout_s = timeout_s
 
     def settle(self) -> None:
         """Have the CPU wait for all calls; raise what one failed with."""

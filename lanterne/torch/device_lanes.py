@@ -40,10 +40,23 @@ class LaneCall:
         number: of the lane's Gate.
         is_open: whether a stream opens the gate, which is then not opened by the CPU.
         error: what it failed with; None: nothing so far.
+        is_raised: whether the program knows of the error.
         value: what the end of the call returned.
     """
 
-    __slots__ = ("_ended", "_start", "done", "entry", "error", "is_open", "limit_s", "number", "value", "verb")
+    __slots__ = (
+        "_ended",
+        "_start",
+        "done",
+        "entry",
+        "error",
+        "is_open",
+        "is_raised",
+        "limit_s",
+        "number",
+        "value",
+        "verb",
+    )
 
     def __init__(self, verb: str, entry: Any, number: int, done: Any, start: Start, limit_s: float) -> None:
         self.verb = verb
@@ -51,7 +64,7 @@ class LaneCall:
         self.number = number
         self.done = done
         self.limit_s = limit_s
-        self.is_open = False
+        self.is_open = self.is_raised = False
         self.error: BaseException | None = None
         self.value: Any = None
         self._start: Start | None = start
@@ -78,6 +91,7 @@ class LaneCall:
     def check(self) -> None:
         """Raise what the call failed with, if that is known."""
         if self.error is not None:
+            self.is_raised = True
             raise as_torch(self.error) if isinstance(self.error, LanterneError) else self.error
 
 

@@ -40,7 +40,7 @@ class NativeCalls:
         self._accelerator = accelerator
         self.inner = inner
         self._join = join
-        self._lanes = DeviceLanes(host, accelerator)
+        self._lanes = DeviceLanes(accelerator)
         self._communicator: Communicator | None = None
         self._last: LaneCall | None = None
         # Dtype, op and size of the calls whose kernels and scratch memory are there.
@@ -136,6 +136,11 @@ class NativeCalls:
         """Return the Work of the calls since `start_coalescing`."""
         self._coalesces = False
         return self.inner._end_coalescing(device)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set the default timeout of the all_reduces by lanterne."""
+        if self._communicator is not None:
+            self._communicator.timeout_s = timeout_s
 
     def settle(self) -> None:
         """Have the CPU wait for the all_reduces by lanterne; raise what one failed with."""

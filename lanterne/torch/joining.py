@@ -79,9 +79,14 @@ def create(asked: Any, options: Any) -> LanterneGroup:
     timeout_s = min(asked.timeout.total_seconds(), LONGEST_S)
     if getattr(asked, "enable_reconfigure", False):
         return ReconfigurableGroup(asked.timeout, given.transport, deterministic=given.deterministic)
+    way = _way_here(given.device)
     with torch_errors():
         group = LanterneGroup(_communicator(asked, options, timeout_s), timeout_s, _forget)
-        _serve_device(group, asked, given.device)
+        try:
+            _serve_device(group, asked, way)
+        except BaseException:
+            group.abort()
+            raise
     if not asked.global_ranks_in_group:
         _Jobs.whole = group
     return group
@@ -103,19 +108,24 @@ def _communicator(asked: Any, options: Options | None, timeout_s: float) -> Comm
 _WAYS = (None, STAGED, NATIVE)
 
 
+def _way_here(way: str | None) -> str | None:
+    """Return how this rank serves tensors on a device, if `way` is that of Options.device; None without a device."""
+    accelerator = accelerator_here()
+    native = None if accelerator is None else accelerator.native
+    if way == NATIVE and native is None:
+        raise InputError(f"pg_options: got device {NATIVE!r}, expected {STAGED!r}: torch has no backend for it here")
+    return None if accelerator is None else way or (STAGED if native is None else NATIVE)
+
+
 def _serve_device(group: LanterneGroup, asked: Any, way: str | None) -> None:
     """Have `group` serve tensors on a device where all ranks have one, alike on all ranks.
 
     Args:
-        way: of Options.device.
+        way: of this rank.
     """
     accelerator, comm = accelerator_here(), group.communicator
-    native = None if accelerator is None else accelerator.native
-    if way == NATIVE and native is None:
-        raise InputError(f"pg_options: got device {NATIVE!r}, expected {STAGED!r}: torch has no backend for it here")
-    mine = None if accelerator is None else way or (STAGED if native is None else NATIVE)
     everyone = np.empty(comm.world_size, np.uint8)
-    comm.all_gather(np.array([_WAYS.index(mine)], np.uint8), everyone)
+    comm.all_gather(np.array([_WAYS.index(way)], np.uint8), everyone)
     agreed = _WAYS[everyone.min()]
     if accelerator is None or agreed is None:
         return
@@ -124,19 +134,16 @@ def _serve_device(group: LanterneGroup, asked: Any, way: str | None) -> None:
         host = HostGroup(comm.group(range(size), timeout_s), timeout_s, lambda _: None)
         group.serve(accelerator, StagedCalls(host, accelerator))
         return
-    store, name = asked.store, asked.group_id
+    store, name, deterministic, native = asked.store, asked.group_id, comm.deterministic, accelerator.native
     assert native is not None, "else it would be staged"
     inner = inner_group(native, accelerator.kind, asked)
-    # The place of the host's transport is another.
-    group.serve(
-        accelerator,
-        NativeCalls(
-            group,
-            accelerator,
-            inner,
-            lambda: accelerator.join(meet(store, f"{name} device", rank, size, timeout_s), rank, size, timeout_s),
-        ),
-    )
+
+    def join_device() -> Communicator:
+        # The host's transport has met under the group's own name.
+        place = meet(store, f"{name} device", rank, size, timeout_s)
+        return accelerator.join(place, rank, size, timeout_s, deterministic=deterministic)
+
+    group.serve(accelerator, NativeCalls(group, accelerator, inner, join_device))
 
 
 def _forget(group: LanterneGroup) -> None:

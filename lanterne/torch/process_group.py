@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -70,6 +71,7 @@ class DeviceCalls(Protocol):
     def call(self, verb: str, device: torch.device, args: Any, options: Any) -> Any: ...
     def start_coalescing(self, device: torch.device) -> None: ...
     def end_coalescing(self, device: torch.device) -> Any: ...
+    def set_timeout(self, timeout_s: float) -> None: ...
     def settle(self) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...
@@ -138,6 +140,12 @@ class LanterneGroup(HostGroup):
         if self._devices is not None and device.type in self._kinds:
             return self._devices.end_coalescing(device)
         return super()._end_coalescing(device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the default timeout of calls."""
+        super().set_timeout(timeout)
+        if self._devices is not None:
+            self._devices.set_timeout(self.communicator.timeout_s)
 
     def settle(self) -> None:
         """Have the CPU wait for the calls on the device; raise DistBackendError if one has failed."""

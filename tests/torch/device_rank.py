@@ -41,8 +41,12 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 KIND = os.environ.get("LANTERNE_DEVICE_KIND", lag_device.KIND)
 LAG = lag_device.use() if KIND == lag_device.KIND else None
 STORE = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), SIZE, RANK == 0)
-# Needs a stream that waits until it is told, or the stand-in's memory.
-HELD = ("check_a_stream_that_does_not_come_is_named", "check_results_of_dropped_tensors")
+# Needs the stand-in: its memory, a stream that waits until it is told, and no backend of torch's.
+HELD = (
+    "check_options_that_cannot_be",
+    "check_a_stream_that_does_not_come_is_named",
+    "check_results_of_dropped_tensors",
+)
 CYCLES_PER_S = 1.5e9  # of an H200 some 1.98e9
 # Of this rank's.
 DEVICE = 0 if LAG is not None else RANK % torch.cuda.device_count()
@@ -357,6 +361,27 @@ def check_bad_input():
     refuses("NumPy has no such dtype", lambda: dist.group.WORLD.broadcast(unknown, 0))
     dist.all_reduce(here)
     assert here.cpu().tolist() == [float(SIZE)] * 4
+
+
+def check_options_that_cannot_be():
+    for words, options in (
+        ("expected 'staged', 'native' or None", lanterne.torch.Options(device="pigeon")),
+        ("torch has no backend for it here", lanterne.torch.Options(device="native")),
+    ):
+        refuses(words, lambda options=options: dist.new_group(list(range(SIZE)), pg_options=options))
+
+
+def check_an_error_is_raised_once():
+    group = dist.new_group(list(range(SIZE)))
+    work = group.allreduce([torch.ones(4 + (RANK == 1), device=KIND)])
+    try:
+        group.settle()
+    except ValueError as error:
+        assert "rank 1" in str(error), error
+    else:
+        raise AssertionError("nothing raised")
+    assert work.exception() is not None
+    group.settle()
 
 
 def error_of(group):

@@ -484,7 +484,7 @@ def check_bad_input():
         ("a timedelta of more than 0", lambda: world.set_timeout(timedelta(0))),
     ):
         refuses(ValueError, words, call)
-    refuses(RuntimeError, "expected the CPU", lambda: world._get_backend(torch.device("cuda")))
+    refuses(RuntimeError, "expected cpu", lambda: world._get_backend(torch.device("cuda")))
     dist.barrier()
 
 

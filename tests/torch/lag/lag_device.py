@@ -154,10 +154,10 @@ class LagAccelerator:
         array, dtype = view_of(self._lag.on_host(tensor))
         comm.all_reduce(array, array, op, timeout_s=timeout_s, dtype=dtype)
 
-    def join(self, place, rank, world_size, timeout_s):
+    def join(self, place, rank, world_size, timeout_s, *, deterministic):
         from lanterne.collectives.jobs import join
 
-        return join(place, rank, world_size, None, timeout_s)
+        return join(place, rank, world_size, None, timeout_s, deterministic=deterministic)
 
 
 def late_stream(lag, late_s, stream_id=None):
