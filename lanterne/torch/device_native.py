@@ -28,17 +28,21 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class NativeCalls:
-    """Verbs on device tensors over `inner`, a group or backend of torch's own.
+    """Verbs on device tensors by torch's own backend for them and, for large all_reduces, by lanterne.
 
     Args:
         host: group of the same ranks; it has the defaults of timeouts.
+        make_inner: returns a group or backend of torch's own, at the first call: jobs on the CPU need none.
         join: returns the Communicator of device memory; all ranks call it at the first large all_reduce.
     """
 
-    def __init__(self, host: GroupBase, accelerator: Accelerator, inner: Any, join: Callable[[], Communicator]) -> None:
+    def __init__(
+        self, host: GroupBase, accelerator: Accelerator, make_inner: Callable[[], Any], join: Callable[[], Communicator]
+    ) -> None:
         self._host = host
         self._accelerator = accelerator
-        self.inner = inner
+        self._make_inner = make_inner
+        self._inner: Any = None
         self._join = join
         self._lanes = DeviceLanes(accelerator)
         self._communicator: Communicator | None = None
@@ -47,6 +51,13 @@ class NativeCalls:
         self._prepared: set[tuple[torch.dtype, Op, int]] = set()
         self._coalesces = False
         self._steps: StepLog | None = None
+
+    @property
+    def _torchs(self) -> Any:
+        """The group of torch's own backend, made when first asked for."""
+        if self._inner is None:
+            self._inner = self._make_inner()
+        return self._inner
 
     @property
     def communicator(self) -> Communicator:
@@ -72,7 +83,7 @@ class NativeCalls:
             if not self._last.done.query():
                 self._accelerator.module.current_stream().wait_event(self._last.done)
             self._last = None
-        return getattr(self.inner, verb)(*args, **options)
+        return getattr(self._torchs, verb)(*args, **options)
 
     def _is_late_call(self, tensor: torch.Tensor, opts: Any) -> bool:
         """Return whether the ranks find out who is late in this call; alike on all ranks."""
@@ -130,12 +141,12 @@ class NativeCalls:
     def start_coalescing(self, device: torch.device) -> None:
         """Have torch's backend collect the calls from now on."""
         self._coalesces = True
-        self.inner._start_coalescing(device)
+        self._torchs._start_coalescing(device)
 
     def end_coalescing(self, device: torch.device) -> Any:
         """Return the Work of the calls since `start_coalescing`."""
         self._coalesces = False
-        return self.inner._end_coalescing(device)
+        return self._torchs._end_coalescing(device)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set the default timeout of the all_reduces by lanterne."""
@@ -150,11 +161,13 @@ class NativeCalls:
         """End all calls, those under way too."""
         if self._communicator is not None:
             self._communicator.abort("aborted by its user")
-        self.inner.abort()
+        if self._inner is not None:
+            self._inner.abort()
 
     def close(self) -> None:
         """Let the calls that are queued end, then the communicator and torch's backend."""
         self._lanes.close(self._host.communicator.timeout_s)
         if self._communicator is not None:
             self._communicator.close()
-        self.inner.shutdown()
+        if self._inner is not None:
+            self._inner.shutdown()

@@ -1,6 +1,7 @@
 """Creation of process groups: the first joins the job; groups of some ranks share its transport."""
 
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,14 +137,14 @@ def _serve_device(group: LanterneGroup, asked: Any, way: str | None) -> None:
         return
     store, name, deterministic, native = asked.store, asked.group_id, comm.deterministic, accelerator.native
     assert native is not None, "else it would be staged"
-    inner = inner_group(native, accelerator.kind, asked)
 
     def join_device() -> Communicator:
         # The host's transport has met under the group's own name.
         place = meet(store, f"{name} device", rank, size, timeout_s)
         return accelerator.join(place, rank, size, timeout_s, deterministic=deterministic)
 
-    group.serve(accelerator, NativeCalls(group, accelerator, inner, join_device))
+    make_inner = partial(inner_group, native, accelerator.kind, asked)
+    group.serve(accelerator, NativeCalls(group, accelerator, make_inner, join_device))
 
 
 def _forget(group: LanterneGroup) -> None:

@@ -6,7 +6,7 @@ TESTED names the versions in which tests/torch passes; `./run test -m torch-all`
 | --- | --- | --- |
 | `_C._distributed_c10d.*Options` | options of a call, and `asyncOp` in them | |
 | `ProcessGroup`, `Work` as base classes | the group, in place of a `Backend` | 2.13: `Backend` has no constructor |
-| `Backend._plugins` | whether a backend has been registered; its creator | 2.14: NCCL is there |
+| `Backend._plugins`, `_ensure_backend_registered` | backends that are registered, their creators | 2.14: NCCL too |
 | `ProcessGroup._register_backend`, `_set_default_backend` | a group over torch's own backend for a device | |
 | verbs named `_allgather_base` and the like (OLD_NAMES) | torch calls the older or the newer name | |
 | `distributed_c10d.<function>` | replaced by `serve` for groups of lanterne | |
@@ -128,9 +128,10 @@ def inner_group(name: str, kind: str, asked: Any) -> Any:
         asked: the options that torch gave to `create`; their store is another from now on.
     """
     asked.store = dist.PrefixStore(f"lanterne {name}", asked.store)
+    # 2.13 has neither; later versions register their own backends when one is first named.
+    getattr(dist.Backend, "_ensure_backend_registered", lambda _name: None)(name)
     plugin = dist.Backend._plugins.get(name.upper())
     if plugin is None:
-        # Before 2.14 torch's own are no plugins.
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = asked.timeout
         options.global_ranks_in_group, options.group_name = asked.global_ranks_in_group, f"{asked.group_id} lanterne"

@@ -8,6 +8,7 @@ CPU, where the same group does the same calls.
 | `LANTERNE_DEVICE_KIND` | lag, or cuda for tests/gpu/test_gpu_torch.py, which leaves out the checks of HELD |
 | `LANTERNE_DEVICE_WAY` | Options.device |
 | `LAG_NATIVE` | a backend stands for torch's own on the stand-in device; see `register_native` |
+| `LAG_RUNS` | runs of `check_seeded_runs` |
 | `LAG_SABOTAGE` | breaks lanterne on purpose; see `sabotage` |
 """
 
@@ -47,6 +48,7 @@ HELD = (
     "check_a_stream_that_does_not_come_is_named",
     "check_results_of_dropped_tensors",
 )
+RUNS = int(os.environ.get("LAG_RUNS", "300"))
 CYCLES_PER_S = 1.5e9  # of an H200 some 1.98e9
 # Of this rank's.
 DEVICE = 0 if LAG is not None else RANK % torch.cuda.device_count()
@@ -170,7 +172,7 @@ def check_every_verb():
     same([x], [y])
 
 
-def check_seeded_runs(runs=300, first=49):
+def check_seeded_runs(runs=RUNS, first=49):
     """Calls in a random order, on streams that are late at random, waited for at random; 0 wrong."""
     shared, own = random.Random(first), random.Random(f"{first} {RANK}")
     streams = [torch.Stream(device=KIND) for _ in range(2)]

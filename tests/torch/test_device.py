@@ -4,6 +4,7 @@ import functools
 import re
 import shutil
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,28 @@ def test_times(check, variables):
 def test_the_checks_find_what_is_broken_on_purpose(how, check):
     # One of them sees it first, and leaves the others.
     assert any("AssertionError" in said[check] for said, _, _ in run(check, job=JOB, LAG_SABOTAGE=how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{}, {"LAG_NATIVE": "1"}], ids=["staged", "native"])
+def test_ten_thousand_seeded_runs(variables):
+    passes(run("check_seeded_runs", job=JOB, LAG_RUNS="10000", **variables), "check_seeded_runs")
+
+
+def test_a_group_over_a_backend_of_torchs_own():
+    """Gloo in the place of NCCL, which needs a GPU."""
+    import torch
+    import torch.distributed as dist
+
+    from lanterne.torch.torch_internals import inner_group
+
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        pytest.skip("before 2.14 torch makes its own backends elsewhere")
+    asked = dist.distributed_c10d._DistributedBackendOptions()
+    asked.store, asked.group_rank, asked.group_size, asked.group_id = dist.HashStore(), 0, 1, "group"
+    asked.timeout = timedelta(seconds=20)
+    group = inner_group("gloo", "cpu", asked)
+    x = torch.ones(3)
+    group.allreduce([x], dist.AllreduceOptions()).wait()
+    group.shutdown()
+    assert x.tolist() == [1.0] * 3
