@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import reduce
 from hashlib import sha256
 from operator import and_
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -413,7 +413,8 @@ class CommunicatorCore(CommunicatorBase):
         with self.failing:
             terms = Terms(__version__, self.transport.name, model)
             name = f"{self._key}/grow/{self._growths}"
-            return self._membership("grow").grow(name, self.ranks, terms, limit_s)
+            # No other membership grows.
+            return cast("Group | None", self._membership("grow").grow(name, self.ranks, terms, limit_s))
 
     def succeed(self, successor: "CommunicatorCore") -> None:
         """This one is over, with its transport; `successor`, which has another, is closed with it."""

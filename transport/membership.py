@@ -12,7 +12,6 @@ from lanterne.transport.store.terms import Terms
 
 if TYPE_CHECKING:
     from lanterne.transport.board.seat import Seat
-    from lanterne.transport.rank_group import Group
     from lanterne.transport.store.client import StoreClient
 
 
@@ -63,8 +62,8 @@ class Membership:
         """
         raise Unavailable("shrink, agree: no rank of this job outlives another")
 
-    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Group | None":
-        """Return this rank's Group in the job's next epoch; see Group.grow.
+    def grow(self, name: str, ranks: Sequence[int], terms: Terms, limit_s: float) -> "Membership | None":
+        """Return this rank's Membership of the job's next epoch; see Group.grow.
 
         Raises:
             Unavailable: this job takes no process in.

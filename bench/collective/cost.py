@@ -135,11 +135,11 @@ def after_arrivals(
 ) -> list[dict[str, Any]]:
     """Return a record (dict) of each algorithm of `lines` that can be used: when it ends after the last arrival."""
     from lanterne.collectives.algorithms.catalogue import make_schedule
-    from lanterne.transport.board.arrival_bound import least_after
     from lanterne.collectives.auto.predict import chunk_count
     from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import price
+    from lanterne.transport.board.arrival_bound import least_after
 
     ranks, unit_s = len(arrivals_s), nbytes * model.beta_s_per_byte
     bound_s = unit_s * least_after([at_s / unit_s for at_s in arrivals_s])

@@ -253,8 +253,8 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
 
 def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) -> tuple[Sequence[float], str, str]:
     """Return when each rank starts in seconds, the last arrival in words ("" for none), and its bound in words."""
-    from lanterne.transport.board.arrival_bound import least_after
     from lanterne.collectives.schedule.cost import late_start
+    from lanterne.transport.board.arrival_bound import least_after
 
     if args.arrivals is not None:
         arrivals_s = arrivals_from(args, nbytes)

@@ -30,16 +30,16 @@ from lanterne.bench.lab.network import Network, Undertaker, check_available, cre
 from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_nbytes, parse_rate_bytes_per_s, parse_sizes, whole
 from lanterne.collectives.algorithms.catalogue import find_algorithm
-from lanterne.transport.board.arrival_bound import least_after
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.formats.export_json import to_json
 from lanterne.errors import InputError
+from lanterne.transport.board.arrival_bound import least_after
 
 ITEMSIZE = 4
 # From the order to call until the instant of the first call: every rank has read it.
 MARGIN_S = 0.05
-# What a schedule that is made for arrivals counts with: from a start to the first byte; headers of TCP/IP over Ethernet.
+# What a schedule that is made for arrivals counts with: from a start to the first byte; headers of TCP/IP packets.
 START_S, HEADERS = 5e-4, 1.045
 # Of a call, by its number, for so many hosts: when each rank comes, in multiples of s/rate.
 Pattern: TypeAlias = Callable[[int, int, random.Random], list[float]]

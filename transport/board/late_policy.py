@@ -213,7 +213,8 @@ def _with_any(
     before_s, now_s = (
         sum(weight * duration_s(policy, each, gaps_s, most) for weight, gaps_s in weighed) for each in (found, trial)
     )
-    return trial if now_s < (1 - LEAST_SAVING) * before_s else found
+    waits_s = sum(weight * sum(gaps_s[:most]) for weight, gaps_s in weighed)
+    return trial if before_s - now_s > LEAST_SAVING * (before_s - waits_s) else found
 
 
 def _start(policy: Policy, delays_s: Sequence[float]) -> Start:

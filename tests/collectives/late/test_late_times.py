@@ -239,6 +239,28 @@ def test_ranks_that_come_one_after_the_other_are_taken_in(delays):
     assert choices_of(job)["any_arrival/64/4"] == 3
 
 
+@pytest.mark.parametrize(("op", "dtype"), [("mean", np.float32), ("max", np.int64), ("sum", np.float64)])
+@pytest.mark.parametrize("count", [4 * COUNT, 4 * COUNT - 77])
+def test_ranks_that_are_taken_in_get_the_right_result_in_place(op, dtype, count):
+    job = Job(letter_s=1e-3, count=count)
+    world, rng = job.world, np.random.default_rng(count)
+    for _ in range(2):
+        arrays = [rng.integers(0, 800, count).astype(dtype) for _ in range(HOSTS)]
+        expected = {"mean": np.mean, "max": np.max, "sum": np.sum}[op](arrays, axis=0).astype(dtype)
+        requests = [None] * HOSTS
+
+        def start(rank, arrays=arrays, requests=requests):
+            requests[rank] = job.comms[rank].start_all_reduce(arrays[rank], arrays[rank], op=op)
+            world.woken.add(rank)
+
+        for rank, delay in enumerate(EVENLY):
+            world.at(world.at_s + 0.01 + delay * 4 * count / RATE_BYTES_PER_S, partial(start, rank))
+        polls = [core_of(comm).progress for comm in job.comms]
+        world.run(polls, lambda requests=requests: all(each is not None and each.done for each in requests))
+        assert all(np.array_equal(array, expected) for array in arrays)
+    assert sum(count for name, count in choices_of(job).items() if name.startswith("any_arrival")) == 1
+
+
 def test_ranks_that_are_taken_in_bring_letters_that_take_long():
     """Rounds are granted in time if a letter takes as long as two of them."""
     job = Job(letter_s=5e-3, count=4 * COUNT)

@@ -9,41 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ortools.linear_solver import pywraplp
 
+from evaluation.speed.any_arrivals import after_last, draw
 from lanterne.collectives.algorithms.late import any_arrival_rounds
-from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce, arrival_rounds
+from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.formats.export_json import from_json, to_json
 from lanterne.collectives.schedule.ir import REDUCE
 from lanterne.errors import InputError, ScheduleError
-from lanterne.transport.board.arrival_bound import least_after, merges_before
+from lanterne.transport.board.arrival_bound import least_after
 
 # Without latency, in which a buffer of 1 byte takes 1 s.
 UNIT = CostModel(0.0, 1.0, 0.0)
-
-
-def drawn(rng, ranks):
-    """Return arrivals in s/rate: spread evenly at random, by exponential gaps, or the last two late together."""
-    span = rng.choice([0.5, 1.1, 2.2])
-    kind = rng.integers(3)
-    if kind == 0:
-        return rng.random(ranks) * span
-    if kind == 1:
-        return rng.permutation(np.cumsum(rng.exponential(0.35, ranks)))
-    return np.r_[np.zeros(ranks - 2), span, span + 0.1]
-
-
-def after_last(ranks, arrivals):
-    """Return the time from the last arrival to the end if each round takes as long as a chunk, in s/rate."""
-    chunks = any_arrival_all_reduce(ranks).num_chunks
-    rounds = arrival_rounds(arrivals, 1 / chunks)
-    schedule = any_arrival_all_reduce(ranks, chunks, rounds)
-    check(schedule)
-    waits = sorted(arrivals)[1] + max(rounds.joins) / chunks - max(arrivals)
-    return waits + (schedule.num_rounds - max(first for _, first in schedule.joins)) / chunks
 
 
 @pytest.mark.parametrize(("ranks", "median"), [(2, 1.01), (3, 1.05), (4, 1.05), (8, 1.06), (16, 1.10)])
@@ -51,8 +30,8 @@ def test_drawn_arrivals_end_near_the_bound(ranks, median):
     rng = np.random.default_rng(ranks)
     ratios = []
     for _ in range(20):
-        arrivals = drawn(rng, ranks)
-        ratios.append(after_last(ranks, arrivals) / least_after(arrivals))
+        arrivals = draw(rng, ranks)
+        ratios.append(after_last(arrivals) / least_after(arrivals))
     assert min(ratios) > 0.97 and max(ratios) <= 1.20
     assert np.median(ratios) <= median
 
@@ -111,35 +90,6 @@ def test_by_the_cost_model_it_ends_sooner_than_a_ring():
 
 
 # -- the bound
-
-
-def linear_program(arrivals):
-    """Return the most merges before the last arrival: transfers of each gap by the rank that arrived later."""
-    at = sorted(arrivals)
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    gaps = [(present, at[present] - at[present - 1]) for present in range(2, len(at))]
-    merges = {(gap, late): solver.NumVar(0, solver.infinity(), "") for gap, _ in gaps for late in range(1, gap)}
-    for present, length in gaps:
-        for first in range(1, present + 1):
-            if first >= 2:
-                solver.Add(sum(merges[present, late] for late in range(1, first)) <= first * length)
-            if first < present:
-                outside = sum(merges[present, late] for late in range(first, present))
-                solver.Add(outside <= 2 * (present - first) * length)
-    for first in range(2, len(at)):
-        solver.Add(sum(each for (_, late), each in merges.items() if late < first) <= first - 1)
-    solver.Maximize(sum(merges.values()))
-    assert solver.Solve() == pywraplp.Solver.OPTIMAL
-    return solver.Objective().Value()
-
-
-@pytest.mark.parametrize("ranks", [3, 4, 5, 8])
-def test_the_greedy_bound_is_nearly_the_linear_programs(ranks):
-    rng = np.random.default_rng(100 + ranks)
-    for _ in range(40):
-        arrivals = drawn(rng, ranks)
-        assert merges_before(arrivals) <= (most := linear_program(arrivals)) + 1e-6
-        assert least_after(arrivals) <= 1.035 * max(1.0, (2 * (ranks - 1) - most) / ranks)
 
 
 def fewest_rounds(joins, chunks):
