@@ -60,9 +60,10 @@ def register_backend() -> None:
 
 
 class _Jobs:
-    """The group of all ranks, while there is one."""
+    """The group of all ranks, while there is one, and how its ranks serve tensors on a device."""
 
     whole: LanterneGroup | None = None
+    way: str | None = None
 
 
 def create(asked: Any, options: Any) -> LanterneGroup:
@@ -80,29 +81,33 @@ def create(asked: Any, options: Any) -> LanterneGroup:
     timeout_s = min(asked.timeout.total_seconds(), LONGEST_S)
     if getattr(asked, "enable_reconfigure", False):
         return ReconfigurableGroup(asked.timeout, given.transport, deterministic=given.deterministic)
-    way = _way_here(given.device)
+    way, ranks = _way_here(given.device), tuple(asked.global_ranks_in_group)
+    shared = _Jobs.whole if ranks and options is None else None
     with torch_errors():
-        group = LanterneGroup(_communicator(asked, options, timeout_s), timeout_s, _forget)
+        group = LanterneGroup(_communicator(asked, given, timeout_s, shared), timeout_s, _forget)
         try:
-            _serve_device(group, asked, way)
+            # Of the ranks of the whole group each knows what they have.
+            agreed = _agreed_way(group.communicator, way) if shared is None else _Jobs.way
+            _serve_device(group, asked, agreed)
         except BaseException:
             group.abort()
             raise
-    if not asked.global_ranks_in_group:
-        _Jobs.whole = group
+    if not ranks:
+        _Jobs.whole, _Jobs.way = group, agreed
     return group
 
 
-def _communicator(asked: Any, options: Options | None, timeout_s: float) -> Communicator:
-    """Return the Communicator of the group that torch asks for."""
-    ranks, whole = tuple(asked.global_ranks_in_group), _Jobs.whole
-    if ranks and whole is not None and options is None:
-        return whole.communicator.group(ranks, timeout_s)
-    transport, deterministic, own, _ = options or Options()
+def _communicator(asked: Any, given: Options, timeout_s: float, shared: LanterneGroup | None) -> Communicator:
+    """Return the Communicator of the group that torch asks for, of ranks of `shared` if that is one."""
+    ranks, own = tuple(asked.global_ranks_in_group), given.communicator
+    if shared is not None:
+        return shared.communicator.group(ranks, timeout_s)
     if own is not None and not ranks:
         return own.group(range(own.world_size), timeout_s)
     place = meet(asked.store, asked.group_id, asked.group_rank, asked.group_size, timeout_s)
-    return join(place, asked.group_rank, asked.group_size, transport, timeout_s, deterministic=deterministic)
+    return join(
+        place, asked.group_rank, asked.group_size, given.transport, timeout_s, deterministic=given.deterministic
+    )
 
 
 # What a rank has for tensors on a device, from nothing on.
@@ -118,16 +123,16 @@ def _way_here(way: str | None) -> str | None:
     return None if accelerator is None else way or (STAGED if native is None else NATIVE)
 
 
-def _serve_device(group: LanterneGroup, asked: Any, way: str | None) -> None:
-    """Have `group` serve tensors on a device where all ranks have one, alike on all ranks.
-
-    Args:
-        way: of this rank.
-    """
-    accelerator, comm = accelerator_here(), group.communicator
+def _agreed_way(comm: Communicator, way: str | None) -> str | None:
+    """Return how all ranks of `comm` serve tensors on a device, if this one can do it as `way` says."""
     everyone = np.empty(comm.world_size, np.uint8)
     comm.all_gather(np.array([_WAYS.index(way)], np.uint8), everyone)
-    agreed = _WAYS[everyone.min()]
+    return _WAYS[everyone.min()]
+
+
+def _serve_device(group: LanterneGroup, asked: Any, agreed: str | None) -> None:
+    """Have `group` serve tensors on a device as the ranks have `agreed`."""
+    accelerator, comm = accelerator_here(), group.communicator
     if accelerator is None or agreed is None:
         return
     rank, size, timeout_s = comm.rank, comm.world_size, comm.timeout_s
