@@ -54,7 +54,7 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(HERE.parent / ".pytest_cache" / "bytecode")
 sys.path[:0] = [
     str(HERE / folder)
-    for folder in ("bench", "collectives", "evaluation", "failslow", "kernels", "pipeline", "transport")
+    for folder in ("bench", "collectives", "evaluation", "failslow", "kernels", "pipeline", "torch", "transport")
 ]
 from processes import marked, new_mark  # noqa: E402
 

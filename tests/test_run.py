@@ -16,6 +16,7 @@ case $1 in
           chmod +x "$venv/bin/python" ;;
     pip) case "$*" in *" -r "*) for lock; do :; done
          echo "installs ${lock##*/}${UV_CACHE_DIR:+ by $UV_CACHE_DIR}" ;; esac
+         case "$*" in ${LACKS:-nothing}) exit 1 ;; esac
          [ -z "${OFFLINE:-}" ] ;;
     cache) echo /home/me/.cache/uv ;;
 esac
@@ -134,6 +135,72 @@ def test_every_download_is_checked_by_a_hash():
         assert named and all("--hash=sha256:" in each for each in named), lock
 
 
+TORCH = {"2.13": ".venv-torch", "2.14": ".venv-torch-2.14", "2.15": ".venv-torch-2.15"}
+
+
+@pytest.mark.parametrize(
+    ("words", "versions", "tests"),
+    [
+        ("torch", ["2.13"], "tests/torch"),
+        ("torch-2.15 -k ddp", ["2.15"], "-k ddp"),
+        ("torch-all", [*TORCH], "tests/torch"),
+        ("torch-all -k ddp", [*TORCH], "-k ddp"),
+    ],
+)
+def test_each_version_of_pytorch_has_an_environment_of_its_own(tmp_path, words, versions, tests):
+    result = run(tmp_path, "exit 127", f"test -m {words}", {"TELLS": "LANTERNE_REQUIRE"})
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "cuda_stubs" not in line and "pip" not in line]
+    expected = []
+    for version in versions:
+        python = tmp_path / TORCH[version] / "bin" / "python"
+        expected.append("installs test.txt")
+        expected.append(f"{python} -P -m pytest -m torch and not slow {tests} torch")
+    assert lines == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "lacks", "fails", "code"),
+    [
+        ("torch", "*torch-2.13.txt", "nothing", 75),
+        ("torch-all", "*torch-2.13.txt", "nothing", 75),
+        ("torch-all", "*torch-2.15.txt", "nothing", 75),
+        ("torch-all", "*torch-2.15.txt", "pytest*", 1),
+        ("torch-all", "nothing", "pytest*", 1),
+    ],
+)
+def test_what_could_not_be_installed_is_told_from_what_failed(tmp_path, words, lacks, fails, code):
+    result = run(tmp_path, "exit 127", f"test -m {words}", {"LACKS": lacks, "FAILS": fails})
+    assert result.returncode == code
+    assert ("run: could not install PyTorch" in result.stderr) == (lacks != "nothing")
+    ran = [version for version, venv in TORCH.items() if f"{tmp_path}/{venv}/bin/python -P -m pytest" in result.stdout]
+    asked = TORCH if words == "torch-all" else ["2.13"]
+    assert ran == [version for version in asked if f"*torch-{version}.txt" != lacks]
+
+
+def test_an_unknown_version_of_pytorch_is_refused(tmp_path):
+    result = run(tmp_path, "exit 127", "test -m torch-2.12", {})
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr == "run: torch-2.12: got PyTorch '2.12', expected one of 2.13 2.14 2.15 or all\n"
+
+
+def test_continuous_integration_tests_one_version_of_pytorch_by_turn(tmp_path):
+    for name in (".ci", "locks"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "run").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "run").chmod(0o755)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    tested = set()
+    for _ in TORCH:
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one more"], check=True)
+        ended = subprocess.run(["sh", tmp_path / ".ci" / "run"], capture_output=True, text=True, check=True)
+        types, torch, tests = ended.stdout.splitlines()
+        assert (types, tests) == ("types", "test")
+        tested.add(torch)
+    assert tested == {f"test -m torch-{version}" for version in TORCH}
+
+
 @pytest.mark.parametrize(
     ("more", "tests"),
     [
@@ -155,6 +222,8 @@ def run(tmp_path, driver, words, variables):
     for name in ("run", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks", dirs_exist_ok=True)
+    (tmp_path / "tests" / "torch").mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "tests" / "torch" / "cuda_stubs.py", tmp_path / "tests" / "torch")
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
     for name, text in (("uv", UV), ("python-stand-in", PYTHON), ("nvidia-smi", f"#!/bin/sh\n{driver}\n")):

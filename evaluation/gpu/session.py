@@ -99,6 +99,8 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
     collectives, two = "tests/gpu/test_gpu_collectives.py", "nccl, 2 ranks"
     return (
         SessionStep("environment", ("-c", VERSIONS), 40),
+        # Its group, unlike lanterne's core, has seen no device yet.
+        SessionStep("torch", ("tests/gpu/test_gpu_torch.py",), 60, 60),
         SessionStep("delays and staging", ("tests/gpu/test_gpu_delay.py", "tests/gpu/test_gpu_staging.py"), 70, 25),
         SessionStep("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, 60),
         # A process each: after a fault on the device it can do nothing more.
@@ -106,12 +108,12 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
         SessionStep("figures of staging", (*bench, *into, "staging,gemm,delegates"), 40),
         SessionStep("figures of delays", (*bench, *into, "delays"), 30),
         SessionStep(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
-        SessionStep("figures over nccl", (*bench, *into, "collectives"), 70, needs=two),
-        SessionStep("staged", (collectives, "-k", "staged"), 60, 25),
-        SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 75, 30),
+        SessionStep("figures over nccl", (*bench, *into, "collectives"), 60, needs=two),
+        SessionStep("staged", (collectives, "-k", "staged"), 45, 25),
+        SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 60, 30),
         SessionStep("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 75, 75, needs=two),
         SessionStep(
-            "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 85, 30
+            "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 65, 30
         ),
     )
 

@@ -1,26 +1,49 @@
 """lanterne as a backend of torch.distributed: `import lanterne.torch`, then `init_process_group("lanterne")`.
 
-Needs PyTorch (extra `torch`); nothing else of lanterne imports this. `torch_internals` has all that depends on how
-torch is made inside, `tensor_views` tensors as arrays, `drafts` calls in the making, `works` what they return,
-`process_group` the verbs over `group_base`, `monitored_barrier` a barrier that says who did not come, `joining` how
-groups come to be, `reconfigurable` one that comes to be again, `served` functions that torch has for its own backends
-only, `ddp_hook` lanterne in a job of another backend, `late_report` who was late.
+Needs PyTorch (extra `torch`); nothing else of lanterne imports this.
+
+| module | what it has |
+| --- | --- |
+| `torch_internals` | everything that depends on how torch is made inside |
+| `tensor_views`, `drafts`, `works` | tensors as arrays, pending calls, the Works that they return |
+| `process_group`, `group_base`, `group_reductions`, `group_movements` | the process group and its verbs |
+| `monitored_barrier`, `sparse_sums` | verbs that need more than one call |
+| `accelerators`, `device_lanes`, `device_works` | streams of a device, and calls in their order |
+| `device_calls`, `device_native` | verbs on device tensors: through pinned host memory, or beside torch's own backend |
+| `joining`, `meeting`, `reconfigurable` | creation of groups |
+| `served` | functions that torch has for its own backends only |
+| `ddp_hook` | lanterne in a job of another backend |
+| `resilient` | a training loop that survives deaths |
+| `late_report`, `step_log` | stragglers, step by step |
 """
+
+import torch
 
 from lanterne.kernels.cpu.jit import unmap_compiler
 from lanterne.torch.ddp_hook import comm_hook
-from lanterne.torch.joining import NAME, Options, create, load_libraries
+from lanterne.torch.joining import Options, load_libraries, register_backend
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.reconfigurable import ReconfigurableGroup
+from lanterne.torch.resilient import run_resilient
 from lanterne.torch.served import serve_all
 from lanterne.torch.step_log import LateStep
-from lanterne.torch.torch_internals import after_each_step, register
+from lanterne.torch.torch_internals import after_each_step, warn_if_untested
 
-__all__ = ["LanterneGroup", "LateReport", "LateStep", "Options", "ReconfigurableGroup", "comm_hook", "report"]
+__all__ = [
+    "LanterneGroup",
+    "LateReport",
+    "LateStep",
+    "Options",
+    "ReconfigurableGroup",
+    "comm_hook",
+    "report",
+    "run_resilient",
+]
 
+warn_if_untested(torch.__version__)
 load_libraries()
-register(NAME, create)
+register_backend()
 serve_all()
 # The first steps compile all that training needs.
 after_each_step(lambda *_: unmap_compiler())

@@ -1,4 +1,4 @@
-"""lanterne for the gradients of a DDP model whose job runs over another backend."""
+"""DDP communication hook: lanterne sums the gradients of a job that runs over another backend."""
 
 from typing import Any
 
@@ -7,22 +7,23 @@ import torch.distributed as dist
 
 from lanterne.torch.joining import NAME
 from lanterne.torch.process_group import LanterneGroup
-from lanterne.torch.torch_internals import OPTIONS
+from lanterne.torch.torch_internals import OPTIONS, untraced
 
 
 class _Made:
-    """The group of all ranks that `comm_hook` has made, and the default group that they were of then."""
+    """The group of all ranks that `comm_hook` made, and the default group of that time."""
 
     whole: Any = None
     group: LanterneGroup | None = None
 
 
-# DDP refuses a hook of another annotation.
+# DDP refuses a hook with other annotations.
+@untraced
 def comm_hook(group: LanterneGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean of a bucket of gradients over all ranks, by lanterne; a future of the tensor.
+    """Return a future of the mean of a bucket of gradients over all ranks.
 
-    `model.register_comm_hook(None, lanterne.torch.comm_hook)` on all ranks; for a model on some of them `None` is a
-    group of theirs, `dist.new_group(ranks, backend="lanterne")`. Gradients are of the CPU.
+    Call `model.register_comm_hook(None, lanterne.torch.comm_hook)` on all ranks. For a model on some ranks, pass their
+    group, `dist.new_group(ranks, backend="lanterne")`, in place of None. Gradients are on the CPU or on a device.
     """
     if group is None:
         group = _group_of_all()
@@ -37,7 +38,7 @@ def _first(future: Any) -> torch.Tensor:
 
 
 def default_group() -> Any:
-    """The default group, if it is lanterne's, else that of `comm_hook`."""
+    """Return the default group if it is lanterne's, else that of `comm_hook`."""
     whole = dist.group.WORLD
     return whole if isinstance(whole, LanterneGroup) else _Made.group
 

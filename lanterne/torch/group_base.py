@@ -1,4 +1,4 @@
-"""What is behind every verb of a process group: how calls begin and end, names, numbers, the group's end."""
+"""Base of the process group: start and end of calls, coalescing, names, timeouts, shutdown."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,15 +11,15 @@ from lanterne.errors import InputError, LanterneError
 from lanterne.torch.drafts import Draft, Tensors, check_dtypes
 from lanterne.torch.monitored_barrier import MonitoredBarrier
 from lanterne.torch.step_log import StepLog
-from lanterne.torch.torch_internals import ProcessGroup, limit_of, seconds, torch_errors
+from lanterne.torch.torch_internals import ProcessGroup, Untraced, limit_of, seconds, torch_errors
 from lanterne.torch.works import RequestWork
 
 
-class GroupBase(ProcessGroup):
-    """The ranks of a torch process group, over `communicator`, without verbs; see LanterneGroup.
+class GroupBase(Untraced, ProcessGroup):
+    """A torch process group over `communicator`, without verbs; see LanterneGroup.
 
     Args:
-        timeout_s: of calls that are given none.
+        timeout_s: default timeout of calls.
         on_shutdown: called once this group has ended.
     """
 
@@ -30,7 +30,7 @@ class GroupBase(ProcessGroup):
         self._adopt(communicator, timeout_s)
 
     def _adopt(self, communicator: Communicator, timeout_s: float) -> None:
-        """Go over `communicator` from now on."""
+        """Use `communicator` from now on."""
         self.communicator: Communicator = communicator
         communicator.timeout_s = timeout_s
         self._sequence = 0
@@ -41,7 +41,7 @@ class GroupBase(ProcessGroup):
     # -- calls
 
     def _begin(self, draft: Draft, opts: Any, verb: str, *args: Any, **options: Any) -> None:
-        """Start `verb` of the communicator, or run it where the caller waits anyway."""
+        """Start `verb` of the communicator; run it to its end if the caller waits for it anyway."""
         comm = self.communicator
         self._sequence += 1
         if opts.asyncOp or self._together is not None:
@@ -59,7 +59,7 @@ class GroupBase(ProcessGroup):
         return self.communicator.timeout_s if limit_s is None else limit_s
 
     def _counts_of(self, verb: str, parts: Tensors, tensor: torch.Tensor) -> list[int]:
-        """Return the elements of each of `parts`, of which this rank's is to be like `tensor`."""
+        """Return the element count of each of `parts`; raise unless this rank's part fits `tensor`."""
         if len(parts) != self.size():
             raise InputError(f"{verb}: got a list of {len(parts)} tensors, expected {self.size()}")
         for part in parts:
@@ -128,18 +128,23 @@ class GroupBase(ProcessGroup):
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Self:
-        """What serves `device`: torch asks it what it can, and this says of what lanterne does not have that it cannot.
+        """Return this group, which torch asks for the capabilities of `device`.
 
-        RuntimeError is what torch expects where there is none.
+        Raises:
+            RuntimeError: another device, as torch expects it.
         """
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"lanterne: got device {device}, expected the CPU, which lanterne serves")
+        served = [each.type for each in self._device_types]
+        if torch.device(device).type not in served:
+            raise RuntimeError(
+                f"lanterne: got device {device}, expected {' or '.join(served)}, which this group serves"
+            )
         return self
 
+    get_backend = _get_backend
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
-        """Whether it has memory of its own for tensors."""
+        """Return whether the backend allocates tensors."""
         return False
 
     def _set_sequence_number_for_group(self) -> None:
@@ -149,17 +154,17 @@ class GroupBase(ProcessGroup):
         return self._sequence
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Calls that are given no timeout have this one from now on."""
+        """Set the default timeout of calls."""
         self.communicator.timeout_s = limit_of("set_timeout", timeout)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
-        """Return once every rank has called it; rank 0 says who has not: the first, or all if `wait_all_ranks`.
+        """Return once every rank has called it; rank 0 names the first missing rank, or all if `wait_all_ranks`.
 
         Args:
             timeout: None for the group's; a number is seconds.
 
         Raises:
-            DistBackendError: on every rank that has come.
+            DistBackendError: on every rank that arrived, if one did not.
         """
         if timeout is None:
             limit_s = self.communicator.timeout_s
@@ -171,11 +176,11 @@ class GroupBase(ProcessGroup):
             self._monitored.wait(limit_s, all_ranks=wait_all_ranks)
 
     def errored(self) -> LanterneError | None:
-        """What has ended this group; None: it works."""
+        """Return the error that ended this group; None while it works."""
         return self.communicator.failure
 
     def abort(self) -> None:
-        """End this group now: calls under way, and later ones, raise, here and on the other ranks."""
+        """End this group now; current and later calls raise, here and on the other ranks."""
         self.communicator.abort("aborted by its user")
 
     def shutdown(self) -> None:

@@ -1,8 +1,8 @@
-"""Who was late in each step of a training loop, by how much, and what the others' early start saved.
+"""Report of late ranks: for each step of a training loop the late rank, its delay, and what an early start saved.
 
-What is known of arrivals comes from the board of each group (Arrivals): who came last to each all_reduce, and how long
-after the last but one. Beside it each rank notes when its own calls began and ended, and what the cost model says that
-they take by the ordinary algorithm once all are there (step_log.py).
+Arrivals are those of each group's board (Arrivals): the last rank of each all_reduce, and its delay after the last but
+one. Each rank also logs when its own calls began and ended, and the cost model's time of them by the ordinary algorithm
+(step_log.py).
 """
 
 from io import StringIO
@@ -12,17 +12,18 @@ from lanterne.bench.output.report import print_table, write_json
 from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.errors import InputError
 from lanterne.torch.ddp_hook import default_group
-from lanterne.torch.step_log import LateStep, StepLog
+from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.step_log import LateStep
 
 
 class LateReport(NamedTuple):
-    """What `report` returns: `steps`, oldest first, of this rank; `str` of it is a table."""
+    """Steps of this rank, oldest first; `str` of it is a table."""
 
     rank: int
     steps: tuple[LateStep, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """A document; times in seconds."""
+        """Return a document; times in seconds."""
         return {"schema_version": 1, "rank": self.rank, "steps": [step._asdict() for step in self.steps]}
 
     def __str__(self) -> str:
@@ -43,21 +44,22 @@ class LateReport(NamedTuple):
 
 
 def report(group: Any = None, last: int | None = None, file: str | None = None) -> LateReport:
-    """Who was late in the last steps, by how much, what the early start saved: as this rank knows it.
+    """Return the late rank of each of the last steps, its delay, and what the early start saved, as far as known here.
+
+    Once the group has had calls on a device, the report is of those.
 
     Args:
         group: a process group of lanterne; None: the default one, or that of `comm_hook`.
-        last: so many steps; None: all that are kept (10,000).
-        file: written as JSON, too.
+        last: number of steps; None: all that are kept (10,000).
+        file: name of a file for the same as JSON.
 
     Raises:
         InputError: no group of lanterne, or a file that cannot be written.
     """
     found = default_group() if group is None else group
-    log = getattr(found, "steps", None)
-    if not isinstance(log, StepLog):
+    if not isinstance(found, LanterneGroup):
         raise InputError(f"report: got {type(found).__name__}, expected a process group of lanterne")
-    comm = found.communicator
+    log, comm = found.device_steps()
     made = LateReport(comm.ranks[comm.rank], log.steps(last))
     if file is not None:
         write_json(file, made.to_json())

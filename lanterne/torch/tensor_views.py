@@ -1,62 +1,96 @@
-"""Tensors of the CPU as the arrays that lanterne takes: the same memory wherever it is contiguous."""
+"""Views of CPU tensors as the NumPy arrays that lanterne takes; contiguous tensors share their memory."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lanterne.errors import InputError
 
-# dtype -> (what NumPy sees in its memory, or None: itself; lanterne's name of it, or None: NumPy's).
-_SEEN: dict[torch.dtype, tuple[torch.dtype | None, str | None]] = {
-    torch.bfloat16: (torch.int16, "bfloat16"),
+# NumPy's type string of every dtype whose memory NumPy can show; float8 can be moved, but not summed.
+_TYPESTRS = {
     **{
-        getattr(torch, name): (torch.uint8, None)
-        for name in dir(torch)
-        if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
+        getattr(torch, name): np.dtype(name).str
+        for name in (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "complex64", "complex128"),
+        )
     },
+    **{dtype: "|u1" for name, dtype in vars(torch).items() if name.startswith("float8_")},
+    torch.bfloat16: "<i2",
 }
+# lanterne's names of the dtypes that the array does not say.
+_NAMES = {torch.bfloat16: "bfloat16"}
 
 
 class View(NamedTuple):
-    """A tensor's memory: a flat `array`, and its `dtype` for lanterne where the array does not say it."""
+    """Memory of a tensor: a flat `array`, and the `dtype` for lanterne where the array does not say it."""
 
     array: NDArray[Any]
     dtype: str | None
 
 
+class _Memory:
+    """Memory of a contiguous tensor, in NumPy's array interface.
+
+    Tensor.numpy() would forbid that tensor's storage to be resized for ever, which FSDP1 does after each use;
+    np.from_dlpack gives arrays that NumPy before 2.1 holds to be read-only.
+    """
+
+    def __init__(self, tensor: torch.Tensor, typestr: str) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": typestr,
+            "shape": (tensor.numel(),),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
 def view_of(tensor: torch.Tensor) -> View:
-    """The View of a contiguous tensor.
+    """Return the View of a contiguous tensor.
 
     Raises:
-        InputError: it is not dense, of another device, or of a dtype that NumPy cannot show.
+        InputError: the tensor is not dense, is of another device, or has a dtype that NumPy cannot show.
     """
     check_tensor(tensor)
-    flat = tensor.detach().view(-1)
-    seen, name = _SEEN.get(tensor.dtype, (None, None))
-    try:
-        return View((flat if seen is None else flat.view(seen)).numpy(), name)
-    except (TypeError, RuntimeError) as error:
-        raise InputError(f"tensor: got one of {tensor.dtype}, which lanterne cannot move: {error}") from error
+    typestr = check_dtype(tensor)
+    # An empty tensor has no address, which some versions of NumPy refuse.
+    array = np.asarray(_Memory(tensor, typestr)) if tensor.numel() else np.empty(0, typestr)
+    return View(array, _NAMES.get(tensor.dtype))
+
+
+def check_dtype(tensor: torch.Tensor) -> str:
+    """Return NumPy's type string of the elements of `tensor`; raise InputError if NumPy has none."""
+    typestr = _TYPESTRS.get(tensor.dtype)
+    if typestr is None:
+        raise InputError(f"tensor: got one of {tensor.dtype}, which lanterne cannot move: NumPy has no such dtype")
+    return typestr
 
 
 def check_device(tensor: torch.Tensor) -> None:
-    """Raise InputError unless `tensor` is of the CPU."""
+    """Raise InputError unless `tensor` is on the CPU."""
     if tensor.device.type != "cpu":
         raise InputError(f"tensor: got one on {tensor.device}, expected the CPU, which lanterne serves")
 
 
 def check_tensor(tensor: torch.Tensor) -> None:
-    """Raise InputError unless `tensor` is dense and of the CPU."""
+    """Raise InputError unless `tensor` is dense and on the CPU."""
     check_device(tensor)
     if tensor.layout is not torch.strided:
         raise InputError(f"tensor: got one of {tensor.layout}, expected a dense one")
 
 
 def check_written(tensor: torch.Tensor) -> None:
-    """Raise InputError unless `tensor` is dense, of the CPU, and each of its elements has memory of its own."""
+    """Raise InputError unless `tensor` is dense, on the CPU, and each of its elements has memory of its own."""
     check_tensor(tensor)
+    check_unshared(tensor)
+
+
+def check_unshared(tensor: torch.Tensor) -> None:
+    """Raise InputError unless each element of `tensor` has memory of its own."""
     if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise InputError(
             f"tensor: got one of shape {tuple(tensor.shape)} whose elements share memory, as expand() makes it, "
@@ -65,7 +99,7 @@ def check_written(tensor: torch.Tensor) -> None:
 
 
 def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The flat tensor of which `tensors`, of one size, are the parts in order; None: their memory is not one piece."""
+    """Return the flat tensor whose parts in order are `tensors`, of one size; None if their memory is not one piece."""
     first = tensors[0]
     place = first.storage_offset()
     for tensor in tensors:

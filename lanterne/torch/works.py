@@ -1,4 +1,4 @@
-"""What a call of torch.distributed returns: a Work over requests of lanterne."""
+"""The Work that a call of torch.distributed returns, over requests of lanterne."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -8,26 +8,34 @@ from typing import Any, Protocol
 import torch
 
 from lanterne.errors import LanterneError
-from lanterne.torch.torch_internals import Work, as_torch, is_settling, make_future, seconds, torch_errors
+from lanterne.torch.torch_internals import (
+    Untraced,
+    Work,
+    as_torch,
+    is_settling,
+    make_future,
+    seconds,
+    torch_errors,
+)
 from lanterne.transport.machine import THIS_MACHINE
 
 
 class Started(Protocol):
-    """What a Work needs of a request; see CollectiveRequest."""
+    """Methods of a request that a Work needs; see CollectiveRequest."""
 
     def test(self) -> bool: ...
     def wait(self, timeout_s: float | None = None) -> None: ...
     def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None: ...
 
 
-class RequestWork(Work):
-    """Complete once all `requests` are, and what they received is where the user wants it.
+class RequestWork(Untraced, Work):
+    """Work that completes once all `requests` are complete and `finish` has run.
 
     Args:
-        limit_s: of `wait`, where that is given none.
-        result: the tensors that `get_future` and `result` give.
+        limit_s: default timeout of `wait`.
+        result: tensors that `get_future` and `result` return.
         finish: called once, when the requests are complete.
-        source: the rank that a message is from, where it is known.
+        source: returns the rank that sent a message, once that is known.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class RequestWork(Work):
         self._over = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True once it is complete; raises DistBackendError, ValueError."""
+        """Return True once the call is complete; raise DistBackendError or ValueError if it failed."""
         if not self._over:
             limit_s = seconds(timeout)
             self._wait(self._limit_s if limit_s is None else limit_s)
@@ -78,7 +86,7 @@ class RequestWork(Work):
             self._finish, self._over = None, True
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether the call has ended, successfully or not."""
         if not self._over:
             try:
                 if all([request.test() for request in self._requests]):
@@ -88,41 +96,41 @@ class RequestWork(Work):
         return self._over
 
     def is_success(self) -> bool:
-        """Whether it is complete, and well."""
+        """Return whether the call has ended successfully."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """What it failed with."""
+        """Return the error of the call, or None."""
         self.is_completed()
         return None if self._error is None else as_torch(self._error)
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Do as `wait`."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that were written."""
+        """Return the tensors that were written."""
         return list(self._result)
 
     def source_rank(self) -> int:
-        """The rank that a message came from."""
+        """Return the rank that sent the message."""
         with torch_errors():
             return -1 if self._source is None else self._source()
 
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A future of `result`, completed by whichever thread sees the end."""
+        """Return a future of `result`; the thread that sees the end completes it."""
         if self._future is None:
             if is_settling():
-                # This thread runs what was to follow another call, and would wait for itself.
+                # This thread runs a callback of another call, and would wait for itself.
                 self._wait(self._limit_s)
             self._future, complete = make_future(self._outcome)
             self._follow(0, complete)
         return self._future
 
     def _follow(self, index: int, complete: Callable[[], None]) -> None:
-        """Call `complete` once the requests from `index` on are over."""
+        """Call `complete` once the requests from `index` on have ended."""
         if self._over or index == len(self._requests):
             complete()
         else:

@@ -6,18 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from torch_jobs import needs_torch
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        find_spec("torch") is None and "torch" not in os.environ.get("LANTERNE_REQUIRE", "").split(","),
-        reason="PyTorch is not installed (extra torch); ./run test -m torch",
-    ),
-]
+pytestmark = needs_torch
 
 
 @pytest.fixture

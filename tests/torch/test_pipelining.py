@@ -1,20 +1,12 @@
 """torch.distributed.pipelining runs our plans from their CSV, and learns what a Trainer learns from them."""
 
 import json
-import os
-from importlib.util import find_spec
 
-import pytest
+from torch_jobs import needs_torch
 
 from evaluation.__main__ import EVALUATE
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        find_spec("torch") is None and "torch" not in os.environ.get("LANTERNE_REQUIRE", "").split(","),
-        reason="PyTorch is not installed (extra torch); ./run test -m torch",
-    ),
-]
+pytestmark = needs_torch
 
 
 def test_the_same_plans_give_the_same_losses(tmp_path):
