@@ -55,7 +55,7 @@ def main() -> None:
             loss = loss_of(model, batch(step))
             loss.backward()
             optimizer.step()
-            assert abs(losses[step] - loss.detach()) < 1e-4 * losses[step], (step, losses[step], loss)
+            assert abs(losses[step] - loss.detach()) < 1e-5 * losses[step], (step, losses[step], loss)
         os.write(1, f"{STEPS} losses are those of one process: {losses[0]:.4f} to {losses[STEPS - 1]:.4f}\n".encode())
 
 
