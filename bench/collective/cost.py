@@ -14,8 +14,8 @@ Every line is a schedule that was made, checked and priced; nothing is measured.
   critical delay from this delay on it beats the ring (0: always; -: never)
   at TIME        from the late rank's arrival to the end, for each TIME of --delay
 
-With --arrivals, when each rank arrives, in s/rate or as times such as 5ms, there is one line more, `bound`: no
-algorithm ends sooner after the last arrival (one port a rank, no latency).
+With --arrivals, when each rank arrives, in s/rate or as times such as 5ms, there is one line more, `bound`: what ports
+allow after the last arrival, without latency (docs/any-arrivals.md).
 
 Pipelined algorithms take the chunk count that the model likes best. The plot redoes figures 2b, 6c, 7a, 7b and, for
 even rank counts that are no powers of two, 9 of the StragglAR paper (arXiv 2505.23523).
@@ -104,7 +104,9 @@ def run_arrivals(args: argparse.Namespace) -> int:
     if args.algorithm != "all":
         lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
     results = [
-        record for nbytes in sizes for record in after_arrivals(lines, arrivals_from(args, nbytes), nbytes, model)
+        record
+        for nbytes in sizes
+        for record in after_arrivals(lines, arrivals_from(args, args.collective, nbytes), nbytes, model)
     ]
     progress("")
     if args.json:

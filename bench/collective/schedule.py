@@ -15,7 +15,7 @@ In the table a cell "3>5+" says that the rank sends chunk 3 to rank 5, where it 
 overwrites. The cost is that of the alpha-beta model; its defaults are those of the StragglAR paper (3 us, 450 GB/s).
 Every schedule is checked before anything is written: each contribution counted exactly once, no conflicting writes, no
 port used twice in a round. Arrivals are in multiples of s/rate, the time of the buffer on a link, or times such as 5ms;
-no algorithm ends before the bound that is printed with them. Chakra's execution traces, trace.0.et for rank 0, are what
+what ports allow is printed with them (docs/any-arrivals.md). Chakra's execution traces, trace.0.et for rank 0, are what
 simulators such as ASTRA-sim replay.
 """
 
@@ -83,12 +83,14 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def arrivals_from(args: argparse.Namespace, nbytes: int) -> list[float]:
-    """The arrivals of --arrivals in seconds, by rank, the first at 0.
+def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> list[float]:
+    """The arrivals of --arrivals at an all-reduce of `nbytes` in seconds, by rank, the first at 0.
 
     Raises:
         InputError: no numbers, or options beside it that say otherwise.
     """
+    if collective != "all_reduce" or not nbytes:
+        raise InputError(f"--arrivals: got them beside {collective} of {nbytes} bytes, expected an all_reduce of some")
     if args.topology is not None:
         raise InputError("--arrivals: got them beside --topology, expected links that are all equal")
     texts = [text.strip() for text in args.arrivals.split(",")]
@@ -138,7 +140,9 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.schedule.contracts import CONTRACTS
 
     topology = topology_from(args)
-    arrivals_s = None if args.arrivals is None else arrivals_from(args, parse_nbytes(args.nbytes, "--nbytes"))
+    arrivals_s = None
+    if args.arrivals is not None and args.what in CONTRACTS:
+        arrivals_s = arrivals_from(args, args.what, parse_nbytes(args.nbytes, "--nbytes"))
     ranks = 8 if args.ranks is None else args.ranks
     if topology is not None or arrivals_s is not None:
         ranks = topology.world_size if topology is not None else len(arrivals_s or ())
@@ -257,10 +261,10 @@ def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) 
     from lanterne.transport.board.arrival_bound import least_after
 
     if args.arrivals is not None:
-        arrivals_s = arrivals_from(args, nbytes)
+        arrivals_s = arrivals_from(args, schedule.collective, nbytes)
         unit_s = nbytes * model_from(args).beta_s_per_byte
         least_s = unit_s * least_after([at_s / unit_s for at_s in arrivals_s])
-        return arrivals_s, "the last arrival", f"; no algorithm less than {format_time(least_s)}"
+        return arrivals_s, "the last arrival", f"; ports allow {format_time(least_s)}"
     late, delay_s = (
         args.late_rank if schedule.late_rank is None else schedule.late_rank,
         parse_time_s(args.delay, "--delay"),

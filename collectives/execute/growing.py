@@ -171,6 +171,11 @@ class GrowingExecution(Execution):
         return self._rounds.is_idle
 
     @property
+    def waits_for_grant(self) -> bool:
+        """Whether all rounds that may be begun are complete here."""
+        return self.done >= self._granted
+
+    @property
     def left(self) -> float:
         """See Execution.left: 1 or 0 as long as ranks are missing; later, by rounds that are not complete."""
         if not self.everybody:

@@ -51,7 +51,7 @@ from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request, make_tag
-from lanterne.transport.board.late_policy import MAX_ANY_RANKS, MAX_LATE, Policy, to_text
+from lanterne.transport.board.late_policy import MAX_LATE, Policy, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
     ABORT,
@@ -90,7 +90,7 @@ MAX_PLANS = 64
 # Calls go ahead of others while these have less scratch memory than this.
 AHEAD_NBYTES = 256 << 20
 # What so many calls took is told with the next one.
-MAX_TOOK = 64
+MAX_UNTOLD = 64
 # So many calls that did not ask are reported together, or at the next one that asks.
 MAX_UNREPORTED = 64
 # Of calls of microseconds one in `short_stride` is reported, after so many that all were.
@@ -188,7 +188,7 @@ class LateRanks:
         self._turns[turn.number] = turn
         took, self._took = self._took, []
         self._seated.arrive(
-            turn.number, turn.signature, policy, ready, prepared=any_arrival.is_loaded(), took=took[-MAX_TOOK:]
+            turn.number, turn.signature, policy, ready, prepared=any_arrival.is_loaded(), took=took[-MAX_UNTOLD:]
         )
 
     def took(self, turn: Turn, seconds: float) -> None:
@@ -309,7 +309,7 @@ class LateRanks:
             group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
-            if on_host and not over_nodes and 3 < n <= MAX_ANY_RANKS:
+            if on_host and not over_nodes and 3 < n <= any_arrival.MAX_RANKS:
                 options += filter(None, [any_option(options[0], n, nbytes)])
         return to_text(Policy(normal_s, tuple(undominated(options))))
 
@@ -546,7 +546,9 @@ class LateRequest(CollectiveRequest):
 
     def _tell_progress(self, execution: GrowingExecution) -> None:
         """Tell the board of rounds that are done here, as long as that lets others go on."""
-        if execution.everybody or execution.is_idle or execution.done < self._reported + self._step_rounds:
+        if execution.everybody or execution.is_idle or execution.done == self._reported:
+            return
+        if execution.done < self._reported + self._step_rounds and not execution.waits_for_grant:
             return
         self._reported = execution.done
         self._late.progress(self._turn, execution.done)

@@ -82,10 +82,12 @@ class Turn:
                 return TurnStep(READY)
             return None
         record = self._records[0]
-        if record.verdict == SPREAD and self._state == _EARLY:
+        joins = record.verdict == SPREAD and record.late < 0
+        if record.verdict == SPREAD and self._state == _EARLY and not joins:
             return self._go_on()
         if (record.verdict, record.cause) != (ABORT, TIMEOUT) and (
-            before < _NEEDS[record.verdict] or not (room or record.verdict == WITHOUT or self._state == _EARLY)
+            before < (ENDING if joins else _NEEDS[record.verdict])
+            or not (room or record.verdict == WITHOUT or self._state == _EARLY)
         ):
             return None
         if record.verdict == SPREAD:

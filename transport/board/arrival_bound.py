@@ -1,4 +1,7 @@
-"""What no all-reduce beats, however its ranks arrive, if each port sends and receives at one rate and nothing is free.
+"""How soon an all-reduce can end, however its ranks arrive, if each port sends and receives at one rate.
+
+docs/any-arrivals.md has the proof of the bound by a linear program. This is its greedy form, gap by gap: up to 3.5 %
+above the program on 1 vector in 20, else equal.
 
 For one element, let the contributions be in c groups when the last rank arrives: itself, and sums that the others have
 merged. Then c - 1 transfers make the result at one rank, and p - 1 more bring it to the others, each a receive of its
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 
 
 def least_after(arrivals: Sequence[float]) -> float:
-    """Return the least time from the last arrival to the end, in multiples of s/rate.
+    """Return about the least time from the last arrival to the end, in multiples of s/rate.
 
     Args:
         arrivals: by rank, in the same multiples, in any order.
@@ -20,7 +23,7 @@ def least_after(arrivals: Sequence[float]) -> float:
 
 
 def merges_before(arrivals: Sequence[float]) -> float:
-    """Return how many merges of partial sums an element can have had before the last arrival, on average.
+    """Return about how many merges of partial sums an element can have had before the last arrival, on average.
 
     Between two arrivals, d apart, those of the first k ranks merge at most k d, and at most k - 1 in all; ranks that
     arrived later add 2 d each, since each merge with one takes a port of it. What the first ranks can merge is best

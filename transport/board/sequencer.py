@@ -4,9 +4,9 @@ Of every call it issues one decision, never changed: NORMAL, WITHOUT the late ra
 follows one outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the
 late rank, so an ABORT leaves nothing behind.
 
-SPREAD begins with the ranks that are there, by rounds (any_arrival). Records that follow let them go on by a few rounds
-more than the slowest says that it has done, so a rank that comes takes part from a round that nobody has begun; the
-record that says so to the last rank is the outcome, and lets all go on to the end.
+SPREAD begins with the ranks that are there, by rounds (any_arrival). Records that follow grant some rounds more than
+the slowest has reported as done. So a rank that arrives takes part from the first round that is not granted, which nobody
+has begun. The record that says so to the last rank is the outcome, and grants all rounds.
 
 Ranks act on records only; the clock is an argument here, so the process that holds this object decides alone, and every
 order of events can be tried in a test.
@@ -28,8 +28,10 @@ from typing import NamedTuple, TypeAlias
 
 from lanterne.transport.board.late_policy import (
     ANY,
-    MAX_ANY_RANKS,
+    MAX_GAPS,
+    MAX_OPTIONS,
     Gaps,
+    Option,
     Policy,
     Starts,
     choice_name,
@@ -63,8 +65,8 @@ ASKING_S = 1e-3  # measured: up to 1 ms where ranks share cores
 # ignored.
 MAX_REPORTS = 1 << 14
 # What calls took corrects what they are predicted to take: the median of the latest so many of an algorithm, from so
-# many on; older ones than so many calls are forgotten, so that it is tried again.
-MAX_TOOK, LEAST_TOOK, TOOK_CALLS = 5, 2, 64  # one call in 30 is tried in vain where it is always slower
+# many on; older ones than so many calls of the signature are forgotten, so that it is tried again.
+MAX_TOOK, LEAST_TOOK, TOOK_CALLS = 5, 2, 64  # three calls in 65 are tried in vain where it is always slower
 # By so much a second the clocks of two hosts may drift apart.
 MAX_DRIFT = 1e-4  # quartz drifts 1e-5 to 1e-4
 
@@ -116,6 +118,7 @@ class _Call:
     outcome: Record | None = None
     choice: str = ""
     late: int = -1
+    option: Option | None = None  # by which it begins, as its policy has it
     # After SPREAD: by rank, from which round on it takes part, and how many it has done; how many may be begun.
     joins: dict[int, int] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
@@ -153,7 +156,7 @@ class PastGaps:
 
     def note(self, signature: str, times_s: Iterable[float]) -> float:
         """Ranks came to a call at `times_s`; between the last but one and the last of them, s."""
-        latest_s = sorted(times_s, reverse=True)[:MAX_ANY_RANKS]
+        latest_s = sorted(times_s, reverse=True)[: MAX_GAPS + 1]
         gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
             self._calls += 1
@@ -167,20 +170,29 @@ class PastGaps:
 
 
 class Took:
-    """How much longer calls took, after the last arrival, than predicted: by signature and algorithm."""
+    """How much longer calls took, after the last arrival, than predicted: by signature and algorithm.
+
+    A rank's time ends when it knows that the call is over: with the user's work in it, if that keeps it from looking.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         # By call that is not known to be over on all ranks: its signature, algorithm, predicted s, and s by rank.
         self._open: OrderedDict[int, tuple[str, str, float, dict[int, float]]] = OrderedDict()
-        # By signature and algorithm, the latest (number of the call, its time over the predicted).
-        self._ratios: OrderedDict[str, dict[str, deque[tuple[int, float]]]] = OrderedDict()
+        # By signature, how many calls there were; by algorithm, the latest (how many then, time over the predicted).
+        self._calls: OrderedDict[str, int] = OrderedDict()
+        self._ratios: dict[str, dict[str, deque[tuple[int, float]]]] = {}
 
     def expect(self, number: int, signature: str, name: str, predicted_s: float) -> None:
         """Call `number` runs by algorithm `name`."""
+        self._calls[signature] = self._calls.get(signature, 0) + 1
+        self._calls.move_to_end(signature)
+        if len(self._calls) > MAX_SIGNATURES:
+            oldest, _ = self._calls.popitem(last=False)
+            self._ratios.pop(oldest, None)
         if predicted_s > 0:
             self._open[number] = signature, name, predicted_s, {}
-            if len(self._open) > TOOK_CALLS:
+            if len(self._open) > MAX_OPEN_CALLS:
                 self._open.popitem(last=False)
 
     def note(self, rank: int, number: int, took_s: float) -> None:
@@ -189,21 +201,23 @@ class Took:
             return
         signature, name, predicted_s, by_rank = self._open[number]
         by_rank[rank] = took_s
-        if len(by_rank) == self._world_size:
-            del self._open[number]
-            ratios = self._ratios.setdefault(signature, {}).setdefault(name, deque(maxlen=MAX_TOOK))
-            ratios.append((number, max(by_rank.values()) / predicted_s))
-            self._ratios.move_to_end(signature)
-            if len(self._ratios) > MAX_SIGNATURES:
-                self._ratios.popitem(last=False)
+        if len(by_rank) < self._world_size:
+            return
+        del self._open[number]
+        if signature in self._calls:
+            names = self._ratios.setdefault(signature, {})
+            latest = names.setdefault(name, deque(maxlen=MAX_TOOK))
+            latest.append((self._calls[signature], max(by_rank.values()) / predicted_s))
+            if len(names) > MAX_OPTIONS:
+                del names[next(iter(names))]
 
-    def factors(self, signature: str, number: int) -> dict[str, float]:
-        """Return, by algorithm, the median ratio of calls of `signature` before call `number`."""
-        found = {}
+    def factors(self, signature: str) -> dict[str, float]:
+        """Return, by algorithm, the median ratio of the latest calls of `signature`."""
+        found, since = {}, self._calls.get(signature, 0) - TOOK_CALLS
         for name, ratios in self._ratios.get(signature, {}).items():
-            latest = sorted(ratio for then, ratio in ratios if then >= number - TOOK_CALLS)
+            latest = sorted(ratio for then, ratio in ratios if then >= since)
             if len(latest) >= LEAST_TOOK:
-                found[name] = latest[len(latest) // 2]
+                found[name] = latest[(len(latest) - 1) // 2]
         return found
 
 
@@ -279,7 +293,7 @@ class Sequencer:
             call = self._calls[number] = _Call(signature, policy)
             if policy.options:
                 # Here, where nobody waits for it yet.
-                self._prepare(number, call)
+                self._prepare(call)
             self._make_room()
         if rank in call.arrivals:
             return []
@@ -299,10 +313,10 @@ class Sequencer:
                 return self._abort(number, DIED, dead, reason)
         return self._advance(number, call, rank, now_s)
 
-    def _prepare(self, number: int, call: _Call) -> None:
+    def _prepare(self, call: _Call) -> None:
         """Find the Starts of `call`, which nobody has come to yet."""
         past = self._gaps.of(call.signature)
-        policy = corrected(call.policy, self._took.factors(call.signature, number))
+        policy = corrected(call.policy, self._took.factors(call.signature))
         call.starts = starts(policy, past)
         if len(self._prepared) < self.world_size:
             call.is_wanted = any(start.option.late == ANY for its in call.starts.values() for start in its)
@@ -324,9 +338,8 @@ class Sequencer:
                 self._take_in(call, rank)
                 call.outcome = _spread(number, call, rank, delay_s, granted=-1)
             told = self._tell(call, call.outcome)
-            choice = call.choice.partition("@")[0]
-            predicted_s = last_phase_s(call.policy, choice, call.arrivals.values())
-            self._took.expect(number, call.signature, choice_name(choice), predicted_s)
+            predicted_s = last_phase_s(call.policy, call.option, call.arrivals.values())
+            self._took.expect(number, call.signature, choice_name(call.choice), predicted_s)
             self._close_if_complete(number)
             return told + self._set_free(number, call)
         if call.decision is not None and call.decision.verdict == SPREAD:
@@ -336,9 +349,10 @@ class Sequencer:
         return []
 
     def _take_in(self, call: _Call, rank: int) -> None:
-        """Let `rank` take part from the first round on that nobody can have begun."""
+        """Let `rank` take part from the first round on that nobody can have begun, and grant that round."""
+        slowest = min(call.done.values())
         call.joins[rank] = call.done[rank] = call.granted
-        call.granted += rounds_ahead(call.choice)
+        call.granted = max(call.granted + 1, slowest + rounds_ahead(call.choice))
 
     def progress(self, rank: int, number: int, done: int) -> Told:
         """`rank` has done `done` rounds of call `number`, which began by SPREAD."""
@@ -424,6 +438,14 @@ class Sequencer:
                 start = find_start(call.starts, absent)
                 assert start is not None, "it set the deadline"
                 call.choice = start.option.choice
+                call.option = next(
+                    (
+                        option
+                        for option in call.policy.options
+                        if option._replace(join_s=0.0) == start.option._replace(join_s=0.0)
+                    ),
+                    None,
+                )
                 if start.option.late == ANY:
                     for rank in call.arrivals:
                         call.joins[rank] = call.done[rank] = 0

@@ -6,7 +6,6 @@ Until the last rank arrives the others merge partial sums; then the rest of the 
 What no algorithm can beat is arrival_bound.py's.
 """
 
-import functools
 import logging
 import threading
 from collections.abc import Sequence
@@ -19,7 +18,8 @@ from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints, ScheduleB
 from lanterne.errors import InputError
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
-_loaded = threading.Event()
+_loaded, _failed, _starting = threading.Event(), threading.Event(), threading.Lock()
+_threads: list[threading.Thread] = []
 
 # One round takes the compiled planner 0.1 ms with 16 ranks; more ranks have hosts for ports.
 MAX_RANKS = 16
@@ -119,18 +119,21 @@ def is_loaded() -> bool:
     return _loaded.is_set()
 
 
-@functools.cache
 def load() -> threading.Thread:
     """Load the compiled automaton in a thread, once: 1 s, or 10 s where it is compiled for the first time."""
-    thread = threading.Thread(target=_load, name="lanterne-any-arrival", daemon=True)
-    thread.start()
-    return thread
+    with _starting:
+        # After a fork the thread is gone.
+        if not _threads or not (_threads[-1].is_alive() or _loaded.is_set() or _failed.is_set()):
+            _threads.append(threading.Thread(target=_load, name="lanterne-any-arrival", daemon=True))
+            _threads[-1].start()
+    return _threads[-1]
 
 
 def _load() -> None:
     try:
         any_arrival_all_reduce(2, 1)
     except Exception:  # Whatever the compiler says: calls go on without it.
+        _failed.set()
         log.warning("any_arrival: cannot be compiled, so ranks that arrive spread gain nothing", exc_info=True)
     else:
         _loaded.set()

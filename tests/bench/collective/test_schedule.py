@@ -97,6 +97,11 @@ def test_an_invalid_file_names_round_and_transfer(capsys, tmp_path):
         (["all_reduce", "--delay", "-1s"], "expected"),
         (["all_reduce", "--arrivals", "0,-1"], "--arrivals: got '-1', expected multiples of s/rate from 0 to 1000000"),
         (["all_reduce", "--arrivals", "0,nan"], "--arrivals: got 'nan', expected a number, or a time with its unit"),
+        (
+            ["all_gather", "--arrivals", "0,1"],
+            "--arrivals: got them beside all_gather of 1073741824 bytes, expected an",
+        ),
+        (["all_reduce", "--arrivals", "0,1", "--nbytes", "0"], "--arrivals: got them beside all_reduce of 0 bytes"),
         (["all_reduce", "--arrivals", "0"], "--arrivals: got '0', expected at least two, separated by commas"),
         (["all_reduce", "--arrivals", "0,1,2", "-n", "4"], "--arrivals: got 3 beside -n 4, expected one for each rank"),
         (["all_reduce", "--output", "/nowhere/x"], "cannot write /nowhere/x"),

@@ -173,6 +173,7 @@ def test_text():
     [
         *("", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17),
         *("1;a/64/4 1 1 0", "1;any_arrival/64/0 1 1 0", "1;any_arrival/64/x 1 1 0", "1;any_arrival/64/4 0 1 0"),
+        *("1; 1 1 1", "1;any_arrival/64/4 1 1 1", "1;any_arrival/99999/4 1 1 0"),
     ],
 )
 def test_bad_texts(text):
@@ -202,12 +203,9 @@ def test_what_calls_took_corrects_what_they_are_predicted_to_take():
 
 
 @pytest.mark.parametrize(
-    ("choice", "arrivals", "predicted_s"),
-    [("", [0, 0, 5], 1.75), ("late_join/4", [0, 0, 0.3], 1.5), ("late_join/4", [0, 0, 2], 1.0)],
+    ("number", "arrivals", "predicted_s"),
+    [(None, [0, 0, 5], 1.75), (0, [0, 0, 0.3], 1.5), (0, [0, 0, 2], 1.0), (1, [0, 0, 1], OVER_BOUND)],
 )
-def test_the_last_phase_of_a_call(choice, arrivals, predicted_s):
-    assert last_phase_s(SPREAD, choice, arrivals) == pytest.approx(predicted_s)
-
-
-def test_the_last_phase_of_a_call_that_takes_ranks_in():
-    assert last_phase_s(SPREAD, "any_arrival/64/4", [0, 0, 1.0]) == pytest.approx(OVER_BOUND)
+def test_the_last_phase_of_a_call(number, arrivals, predicted_s):
+    option = None if number is None else SPREAD.options[number]
+    assert last_phase_s(SPREAD, option, arrivals) == pytest.approx(predicted_s)

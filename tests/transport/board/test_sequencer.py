@@ -459,9 +459,9 @@ def test_ranks_are_taken_in_from_the_first_round_that_nobody_can_have_begun(spre
     # Only what the slowest has done counts, and no more than is granted.
     assert not sequencer.progress(3, 1, 2) and not sequencer.progress(1, 1, 9)
     assert spread_of(sequencer.progress(1, 1, 1)) == dict.fromkeys((1, 3), ("3 0 1 0", 5))
-    assert spread_of(arrive_prepared(sequencer, 0)) == dict.fromkeys((0, 1, 3), ("3 0 1 0 0 5", 9))
+    assert spread_of(arrive_prepared(sequencer, 0)) == dict.fromkeys((0, 1, 3), ("3 0 1 0 0 5", 6))
     last = arrive_prepared(sequencer, 2)
-    assert spread_of(last) == dict.fromkeys(range(4), ("3 0 1 0 0 5 2 9", -1))
+    assert spread_of(last) == dict.fromkeys(range(4), ("3 0 1 0 0 5 2 6", -1))
     assert {record.rank for _, record in last} == {2} and not sequencer.progress(1, 1, 3)
 
 
@@ -508,6 +508,29 @@ def test_calls_that_took_longer_than_predicted_are_begun_otherwise():
         without.append(any(record.verdict == WITHOUT for _, record in told))
         took = [(number, 4 * 0.6)]
     assert without == [True, True, True, False]
+
+
+def test_what_calls_took_counts_for_as_many_calls_of_a_signature():
+    """Others between them do not age it; options of one choice are told apart by the late ranks that they are for."""
+    took = board.Took(2)
+    for number in range(1, 300):
+        took.expect(number, "often" if number % 30 else "seldom", "a", 1.0)
+        for rank in range(2):
+            took.note(rank, number, 2.0 + rank)
+    assert took.factors("seldom") == took.factors("often") == {"a": 3.0}
+    for number in range(300, 301 + board.TOOK_CALLS):
+        took.expect(number, "seldom", "b", 1.0)
+    assert took.factors("seldom") == {} and took.factors("often") == {"a": 3.0}
+
+
+def test_a_policy_that_no_rank_would_send_does_not_raise():
+    sequencer = Sequencer(3)
+    policy = Policy(0.4, (Option("x/1", 0.0, 0.1, 4), Option("x/1", 0.0, 0.1, 1)))
+    told = []
+    for rank in range(3):
+        told += sequencer.arrive(rank, 1, "f", policy, rank * 1.0)
+        told += sequencer.expire(rank * 1.0 + 0.9)
+    assert {record.verdict for _, record in told} == {WITHOUT, JOIN}
 
 
 def arrive_prepared(sequencer, rank):
