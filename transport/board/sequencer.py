@@ -5,8 +5,8 @@ follows one outcome: JOIN, as soon as the late rank is there, or ABORT. Before J
 late rank, so an ABORT leaves nothing behind.
 
 SPREAD begins with the ranks that are there, by rounds (any_arrival). Records that follow grant some rounds more than
-the slowest has reported as done. So a rank that arrives takes part from the first round that is not granted, which nobody
-has begun. The record that says so to the last rank is the outcome, and grants all rounds.
+the slowest has reported as done. So a rank that arrives takes part from the first round that is not granted, which
+nobody has begun. The record that says so to the last rank is the outcome, and grants all rounds.
 
 Ranks act on records only; the clock is an argument here, so the process that holds this object decides alone, and every
 order of events can be tried in a test.
