@@ -124,7 +124,8 @@ def load() -> threading.Thread:
     with _starting:
         # After a fork the thread is gone.
         if not _threads or not (_threads[-1].is_alive() or _loaded.is_set() or _failed.is_set()):
-            _threads.append(threading.Thread(target=_load, name="lanterne-any-arrival", daemon=True))
+            # An exit waits for it: the compiler must not be at work while its library is unloaded.
+            _threads.append(threading.Thread(target=_load, name="lanterne-any-arrival"))
             _threads[-1].start()
     return _threads[-1]
 
