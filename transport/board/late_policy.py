@@ -41,6 +41,8 @@ COVER = 1.25  # jitter of past delays
 JITTER_CALLS = 3  # a job's first call has delays of its own
 # Windows that past delays suggest, at most so many are weighed.
 MAX_COVERS = 4  # 50 us a decision
+# What calls took corrects what they are predicted to take by such a factor at most.
+MOST_FACTOR = 2.0  # chosen: more is a disturbance, not an algorithm
 # A start without several ranks is to save such a part of what the past calls would have taken otherwise.
 # noise of a model; 8 hosts at 25 MB/s over tcp, three late by 0.5, 1, 1.5: with 0.05 1.43 of s/rate, now 1.23
 LEAST_SAVING = 0.03
@@ -81,20 +83,19 @@ def choice_name(choice: str) -> str:
 
 
 def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
-    """Return `policy` with what calls took in place of what they are predicted to take.
+    """Return `policy` with its options as much slower or faster as they were beside the ordinary algorithm.
 
     Args:
-        factors: by algorithm, "" the ordinary one, the time of past calls over the predicted. What has not been
-            measured is as much slower than predicted as the ordinary one.
+        factors: by algorithm, "" the ordinary one, the time of past calls over the predicted. What slows all alike, or
+            is not the network's, such as a first call's compiler, changes nothing; so an algorithm counts by its factor
+            over the ordinary one's.
     """
-    if not factors:
-        return policy
     usual = factors.get("", 1.0)
-    options = (
-        option._replace(join_s=option.join_s * factors.get(choice_name(option.choice), usual))
-        for option in policy.options
-    )
-    return Policy(policy.normal_s * usual, tuple(options))
+    options = []
+    for option in policy.options:
+        factor = factors.get(choice_name(option.choice), usual) / usual
+        options.append(option._replace(join_s=option.join_s * min(MOST_FACTOR, max(1 / MOST_FACTOR, factor))))
+    return Policy(policy.normal_s, tuple(options))
 
 
 def without_any(policy: Policy) -> Policy:

@@ -195,11 +195,14 @@ def test_ranks_that_arrive_spread_are_taken_in_where_past_calls_would_have_gaine
 
 
 def test_what_calls_took_corrects_what_they_are_predicted_to_take():
-    slow = corrected(SPREAD, {"": 1.1, "any_arrival": 2.0})
-    assert slow.normal_s == pytest.approx(1.1 * SPREAD.normal_s)
-    assert [option.join_s for option in slow.options] == pytest.approx([1.1, 2.0])
+    slow = corrected(SPREAD, {"": 1.25, "any_arrival": 2.0})
+    assert slow.normal_s == SPREAD.normal_s
+    assert [option.join_s for option in slow.options] == pytest.approx([1.0, 1.6])
     assert all(start.option.late == 1 for (start,) in starts(slow, [EVENLY]).values())
-    assert corrected(SPREAD, {}) == SPREAD
+    # A disturbance of all calls, or an absurd one, does not.
+    for factors in ({}, {"": 30.0}, {"": 30.0, "any_arrival": 30.0, "late_join": 30.0}):
+        assert corrected(SPREAD, factors) == SPREAD
+    assert [option.join_s for option in corrected(SPREAD, {"late_join": 99.0}).options] == [2.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -504,7 +504,7 @@ def test_calls_that_took_longer_than_predicted_are_begun_otherwise():
         for rank in range(3):
             now_s = number * 9 + (rank == 2) * 1.0
             told += sequencer.arrive(rank, number, "f", POLICY, now_s, took=took)
-            told += sequencer.expire(now_s + 0.9)
+            told += sequencer.expire(now_s + 0.7)
         without.append(any(record.verdict == WITHOUT for _, record in told))
         took = [(number, 4 * 0.6)]
     assert without == [True, True, True, False]
