@@ -85,6 +85,8 @@ def choice_name(choice: str) -> str:
 def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
     """Return `policy` with its options as much slower or faster as they were beside the ordinary algorithm.
 
+    Those that are slower than that in any case are left out.
+
     Args:
         factors: by algorithm, "" the ordinary one, the time of past calls over the predicted. What slows all alike, or
             is not the network's, such as a first call's compiler, changes nothing; so an algorithm counts by its factor
@@ -94,7 +96,10 @@ def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
     options = []
     for option in policy.options:
         factor = factors.get(choice_name(option.choice), usual) / usual
-        options.append(option._replace(join_s=option.join_s * min(MOST_FACTOR, max(1 / MOST_FACTOR, factor))))
+        join_s = option.join_s * min(MOST_FACTOR, max(1 / MOST_FACTOR, factor))
+        # What takes longer than the ordinary one whenever the late rank arrives is left.
+        if factor <= 1 or join_s < policy.normal_s:
+            options.append(option._replace(join_s=join_s))
     return Policy(policy.normal_s, tuple(options))
 
 

@@ -202,7 +202,7 @@ def test_what_calls_took_corrects_what_they_are_predicted_to_take():
     # A disturbance of all calls, or an absurd one, does not.
     for factors in ({}, {"": 30.0}, {"": 30.0, "any_arrival": 30.0, "late_join": 30.0}):
         assert corrected(SPREAD, factors) == SPREAD
-    assert [option.join_s for option in corrected(SPREAD, {"late_join": 99.0}).options] == [2.0, 1.0]
+    assert [option.join_s for option in corrected(SPREAD, {"late_join": 99.0, "any_arrival": 1.5}).options] == [1.5]
 
 
 @pytest.mark.parametrize(
