@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "transport/rails/delegate_process.py": "its end of that pair",
     "transport/nccl/binding.py": "NCCL blocks, in a thread of its own",
     "transport/nccl/watchdog.py": "its thread looks while NCCL blocks",
+    "collectives/algorithms/late/any_arrival.py": "its thread loads a compiler, and waits for nothing",
     "collectives/jobs.py": "the ranks of spawn are threads",
     "collectives/auto/learn.py": "says on which day this machine was measured",
     "collectives/auto/trials.py": "measures how fast this machine is",
