@@ -38,9 +38,11 @@ store.set(f"called {{rank}}", "yes")
 store.wait([f"called {{other}}" for other in range({SIZE})])
 open(f"{{folder}}/pickle/fr_trace_rank_{{rank}}", "wb").write(_dump_fr_trace())
 open(f"{{folder}}/json/rank{{rank}}.json", "wb").write(_dump_fr_trace_json())
-store.set(f"dumped {{rank}}", "yes")
-if rank == 0:
-    store.wait([f"dumped {{other}}" for other in range({SIZE})])
+# A call that waits for a rank is over once that has ended; the store ends with rank 0.
+for moment in ("dumped", "through"):
+    store.set(f"{{moment}} {{rank}}", "yes")
+    if moment == "dumped" or rank == 0:
+        store.wait([f"{{moment}} {{other}}" for other in range({SIZE})])
 os._exit(0)
 """
 
