@@ -141,10 +141,9 @@ def after_arrivals(
     from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import price
-    from lanterne.transport.board.arrival_bound import least_after
+    from lanterne.transport.board.arrival_bound import least_after_s
 
-    ranks, unit_s = len(arrivals_s), nbytes * model.beta_s_per_byte
-    bound_s = unit_s * least_after([at_s / unit_s for at_s in arrivals_s])
+    ranks, bound_s = len(arrivals_s), least_after_s(arrivals_s, nbytes * model.beta_s_per_byte)
     records = []
     for line in lines:
         if line.refuses(ranks) or line.nodes:

@@ -258,12 +258,11 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
 def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) -> tuple[Sequence[float], str, str]:
     """Return when each rank starts in seconds, the last arrival in words ("" for none), and its bound in words."""
     from lanterne.collectives.schedule.cost import late_start
-    from lanterne.transport.board.arrival_bound import least_after
+    from lanterne.transport.board.arrival_bound import least_after_s
 
     if args.arrivals is not None:
         arrivals_s = arrivals_from(args, schedule.collective, nbytes)
-        unit_s = nbytes * model_from(args).beta_s_per_byte
-        least_s = unit_s * least_after([at_s / unit_s for at_s in arrivals_s])
+        least_s = least_after_s(arrivals_s, nbytes * model_from(args).beta_s_per_byte)
         return arrivals_s, "the last arrival", f"; ports allow {format_time(least_s)}"
     late, delay_s = (
         args.late_rank if schedule.late_rank is None else schedule.late_rank,

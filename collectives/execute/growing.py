@@ -79,8 +79,8 @@ class GrowingRounds:
         totals = self._compiler.cells.totals
         self.empty = RankProgram((), (), (), (), totals[0], totals[1], slots.least_nbytes, (), 0)
 
-    def hear(self, joins: Sequence[tuple[int, int]]) -> None:
-        """Take all (rank, round from which on it takes part), in order; those that were known come first."""
+    def take_in(self, joins: Sequence[tuple[int, int]]) -> None:
+        """Take in all (rank, round from which on it takes part), in order; those that were known come first."""
         self._joins.extend(joins[len(self._roles) + len(self._joins) :])
 
     @property
@@ -130,9 +130,8 @@ class GrowingRounds:
 class GrowingExecution(Execution):
     """One call whose rounds are made while it runs; never used again.
 
-    Attributes:
-        done: rounds that are complete here.
-        everybody: whether all ranks have arrived, so that all rounds may be begun.
+    Args:
+        ahead: how many rounds more than the slowest rank has done the board grants.
     """
 
     def __init__(
@@ -144,6 +143,7 @@ class GrowingExecution(Execution):
         tag: int,
         op: str | None,
         dtype: Dtype,
+        ahead: int,
     ) -> None:
         super().__init__(rounds.empty, transport, scratch, ranks, tag, op, dtype)
         self._rounds = rounds
@@ -155,32 +155,33 @@ class GrowingExecution(Execution):
         self._complete: list[bool] = []
         self._last: dict[tuple[bool, int], int] = {}
         self._first_open = 0
-        self._granted = 0
-        self.done: int = 0
-        self.everybody: bool = False
+        # How many rounds may be begun; None: all, since all ranks have arrived.
+        self._granted: int | None = 0
+        # Rounds that are complete here, those of them that were reported, and how many are reported together.
+        self._done = 0
+        self._reported = 0
+        self._step_rounds = max(1, ahead // 2)
 
-    def hear(self, joins: Sequence[tuple[int, int]], granted: int | None) -> None:
-        """Take the board's word: who takes part from which round on; `granted` rounds may be begun, None: all."""
-        self._rounds.hear(joins)
-        self.everybody = granted is None
-        self._granted = self._granted if granted is None else granted
+    def go_on(self, joins: Sequence[tuple[int, int]], granted: int | None) -> None:
+        """Take part with the ranks of `joins`, (rank, its first round) in order, in `granted` rounds; None: in all."""
+        self._rounds.take_in(joins)
+        self._granted = granted
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether all that can be done before another rank joins has been planned."""
-        return self._rounds.is_idle
-
-    @property
-    def waits_for_grant(self) -> bool:
-        """Whether all rounds that may be begun are complete here."""
-        return self.done >= self._granted
+    def progress(self) -> int | None:
+        """Return how many rounds are complete here, if the board does not know and waits for it; else None."""
+        if self._granted is None or self._rounds.is_idle or self._done == self._reported:
+            return None
+        if self._done < min(self._granted, self._reported + self._step_rounds):
+            return None
+        self._reported = self._done
+        return self._done
 
     @property
     def left(self) -> float:
         """See Execution.left: 1 or 0 as long as ranks are missing; later, by rounds that are not complete."""
-        if not self.everybody:
+        if self._granted is not None:
             return float(not self._is_settled)
-        return 1.0 if not self._rounds.is_done else float(self.done < len(self._rounds.ends) - AHEAD)
+        return 1.0 if not self._rounds.is_done else float(self._done < len(self._rounds.ends) - AHEAD)
 
     @property
     def drained(self) -> bool:
@@ -189,8 +190,7 @@ class GrowingExecution(Execution):
 
     @property
     def _is_settled(self) -> bool:
-        ends = len(self._rounds.ends)
-        return not self.remaining and (ends >= self._granted or self._rounds.is_idle)
+        return not self.remaining and len(self._rounds.ends) >= (self._granted or 0)
 
     def advance(self) -> bool:
         """As Execution.advance; has rounds made when few are left."""
@@ -206,15 +206,15 @@ class GrowingExecution(Execution):
     @property
     def _most(self) -> int:
         """How many rounds may be made now."""
-        ahead = self.done + AHEAD
-        return ahead if self.everybody else min(ahead, self._granted)
+        ahead = self._done + AHEAD
+        return ahead if self._granted is None else min(ahead, self._granted)
 
     def _count_done(self) -> None:
         complete, ends = self._complete, self._rounds.ends
         while self._first_open < len(complete) and complete[self._first_open]:
             self._first_open += 1
-        while self.done < len(ends) and ends[self.done] <= self._first_open:
-            self.done += 1
+        while self._done < len(ends) and ends[self._done] <= self._first_open:
+            self._done += 1
 
     def _finish(self, index: int, run: bool = False) -> None:
         self._complete[index] = True

@@ -238,7 +238,9 @@ class RankPrograms:
             in_turn=line.in_turn,
         )
 
-    def growing(self, key: Key, dtype: Dtype, in_place: bool, num_chunks: int, tag: int) -> GrowingExecution:
+    def growing(
+        self, key: Key, dtype: Dtype, in_place: bool, num_chunks: int, ahead: int, tag: int
+    ) -> GrowingExecution:
         """Return an execution of an all-reduce of `key` in `num_chunks`, to which ranks arrive while it runs."""
         group, model = self._group, self._group.tuning.model
         chunk_nbytes = -(-key.part_count // num_chunks) * dtype.nbytes
@@ -257,7 +259,7 @@ class RankPrograms:
             in_place=in_place,
             mean=key.op == "mean",
         )
-        return GrowingExecution(rounds, group.transport, group.scratch, group.ranks, tag, key.op, dtype)
+        return GrowingExecution(rounds, group.transport, group.scratch, group.ranks, tag, key.op, dtype, ahead)
 
 
 class AnyPlan(Protocol):

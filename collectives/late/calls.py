@@ -65,7 +65,6 @@ from lanterne.transport.board.sequencer import (
     TIMEOUT,
     WANTED,
     Record,
-    rounds_ahead,
 )
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -203,8 +202,8 @@ class LateRanks:
     def spread(self, call: CheckedCall, choice: str, lane: int) -> GrowingExecution:
         """Return the execution of a call to which ranks arrive while it runs."""
         tag = make_tag(self._communicator.communicator_id, lane)
-        chunks = int(choice.split("/")[1])
-        return self.plans.programs.growing(call.key, call.dtype, call.in_place, chunks, tag)
+        chunks, ahead = map(int, choice.split("/")[1:])
+        return self.plans.programs.growing(call.key, call.dtype, call.in_place, chunks, ahead, tag)
 
     def progress(self, turn: Turn, done: int) -> None:
         """This rank has done `done` rounds of a call that has begun by SPREAD."""
@@ -418,8 +417,6 @@ class LateRequest(CollectiveRequest):
         self._plan: AnyPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
-        # Rounds that the board knows to be done here.
-        self._reported, self._step_rounds = 0, 1
         # When the last part of the call began.
         self._outcome_s: float | None = None
 
@@ -469,8 +466,9 @@ class LateRequest(CollectiveRequest):
             before = execution.remaining
             self._complete = execution.advance()
             self._moved = self._moved or execution.remaining != before
-            if isinstance(execution, GrowingExecution):
-                self._tell_progress(execution)
+            done = execution.progress() if isinstance(execution, GrowingExecution) else None
+            if done is not None:
+                late.progress(turn, done)
 
     def _do(self, step: TurnStep) -> None:
         late, turn, record = self._late, self._turn, step.record
@@ -539,19 +537,8 @@ class LateRequest(CollectiveRequest):
             execution = self._execution = self._late.spread(call, record.choice, lane)
             execution.bind(call.in_array, call.out_array)
             execution.start()
-            self._reported = dict(joins)[self._communicator.rank]
-            self._step_rounds = max(1, rounds_ahead(record.choice) // 2)
         assert isinstance(execution, GrowingExecution), "the board decides once"
-        execution.hear(joins, None if record.late < 0 else record.late)
-
-    def _tell_progress(self, execution: GrowingExecution) -> None:
-        """Tell the board of rounds that are done here, as long as that lets others go on."""
-        if execution.everybody or execution.is_idle or execution.done == self._reported:
-            return
-        if execution.done < self._reported + self._step_rounds and not execution.waits_for_grant:
-            return
-        self._reported = execution.done
-        self._late.progress(self._turn, execution.done)
+        execution.go_on(joins, None if record.late < 0 else record.late)
 
     def _end(self, completion: Request | None) -> bool:
         """The call is over."""

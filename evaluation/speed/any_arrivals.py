@@ -27,6 +27,7 @@ from lanterne.collectives.algorithms.late.any_arrival import MAX_RANKS, any_arri
 from lanterne.collectives.algorithms.late.any_arrival_rounds import Planner
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.errors import InputError
+from lanterne.transport.board.arrival_bound import after_merges
 
 # Spans of arrivals that are spread evenly at random, and the mean of gaps that are exponential.
 SPANS, MEAN_GAP = (0.5, 1.1, 2.2), 0.35
@@ -94,7 +95,7 @@ def measure(vectors: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
     records = []
     for number, vector in enumerate(vectors):
         report.progress(f"vector {number + 1}/{len(vectors)}")
-        bound = max(1.0, (2 * (len(vector) - 1) - most_merges(vector)) / len(vector))
+        bound = after_merges(len(vector), most_merges(vector))
         ring = 2 * (len(vector) - 1) / len(vector)
         records.append({"arrivals": vector.tolist(), "x": after_last(vector), "bound": bound, "ring": ring})
     report.progress("")

@@ -18,8 +18,17 @@ def least_after(arrivals: Sequence[float]) -> float:
     Args:
         arrivals: by rank, in the same multiples, in any order.
     """
-    world_size = len(arrivals)
-    return max(1.0, (2 * (world_size - 1) - merges_before(arrivals)) / world_size) if world_size > 1 else 0.0
+    return after_merges(len(arrivals), merges_before(arrivals))
+
+
+def least_after_s(arrivals_s: Sequence[float], pass_s: float) -> float:
+    """Return the same in seconds, of arrivals in seconds, where a port carries the buffer in `pass_s`."""
+    return pass_s * least_after([at_s / pass_s for at_s in arrivals_s])
+
+
+def after_merges(world_size: int, merges: float) -> float:
+    """Return the least time of `world_size` ranks where an element has had so many `merges` before the last arrival."""
+    return max(1.0, (2 * (world_size - 1) - merges) / world_size) if world_size > 1 else 0.0
 
 
 def merges_before(arrivals: Sequence[float]) -> float:

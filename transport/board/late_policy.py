@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from lanterne.transport.board.arrival_bound import least_after
+from lanterne.transport.board.arrival_bound import least_after_s
 
 # Of a call: from the last but one arrival to the last, from the one before to that, and so on; seconds.
 Gaps: TypeAlias = Sequence[float]
@@ -253,12 +253,12 @@ def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> flo
 def _bound(pass_s: float, gaps_s: tuple[float, ...], absent: int) -> float:
     """Return after_spread_s, in multiples of join_s, of a call that begins while `absent` ranks are missing."""
     arrivals_s = [0.0] * (len(gaps_s) + 1 - absent) + list(accumulate(reversed(gaps_s[:absent])))
-    return OVER_BOUND * least_after([at_s / pass_s for at_s in arrivals_s])
+    return OVER_BOUND * least_after_s(arrivals_s, pass_s) / pass_s
 
 
 def after_spread_s(option: Option, arrivals_s: Iterable[float]) -> float:
     """Return the s from the last of `arrivals_s`, of all ranks, to the end of a call that takes in any of them."""
-    return OVER_BOUND * least_after([at_s / option.before_s for at_s in arrivals_s]) * option.join_s
+    return OVER_BOUND * least_after_s(list(arrivals_s), option.before_s) * option.join_s / option.before_s
 
 
 def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:

@@ -11,8 +11,7 @@ A round is a matching of senders and receivers, one chunk each, of the greatest 
 Weights are integers, so that all ranks make the same rounds. ONE is the weight of 1.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeAlias
 
 import numpy as np
 from numba import njit
@@ -20,18 +19,12 @@ from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.ir import COPY, REDUCE
 
-Compiled = TypeVar("Compiled", bound=Callable[..., Any])
-Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+Integers: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 
 ONE = 1 << 16
 # A matching leaves pairs out whose chunks clash; so often what is left is matched again.
 ATTEMPTS = 4
-
-
-def compiled(function: Compiled) -> Compiled:
-    """Return `function` compiled by Numba, which keeps it on disk."""
-    return cast("Compiled", njit(cache=True)(function))
 
 
 class Planner:
@@ -82,7 +75,7 @@ class Planner:
         return self._transfers[:count].copy()
 
 
-@compiled
+@njit(cache=True)
 def make_round(
     holds: Flags,
     has: Flags,
@@ -208,7 +201,7 @@ def make_round(
     return count
 
 
-@compiled
+@njit(cache=True)
 def scatter(source: int, target: int, chunk: int, number: int) -> int:
     """Return a number from 0 to ONE - 1 that looks drawn, so that equal choices are not all made alike."""
     mixed = (source * 73856093) ^ (target * 19349663) ^ (chunk * 83492791) ^ (number * 2654435761)
@@ -216,7 +209,7 @@ def scatter(source: int, target: int, chunk: int, number: int) -> int:
     return (mixed ^ (mixed >> 16)) & (ONE - 1)
 
 
-@compiled
+@njit(cache=True)
 def match(weights: Integers) -> Integers:
     """Return, by row, the column of an assignment of the greatest weight: the Hungarian algorithm, on integers.
 

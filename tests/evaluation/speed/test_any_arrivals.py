@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluation.speed.any_arrivals import draw, main, most_merges
-from lanterne.transport.board.arrival_bound import merges_before
+from lanterne.transport.board.arrival_bound import after_merges, merges_before
 
 
 def test_drawn_vectors_end_near_the_bound(tmp_path, capsys):
@@ -51,5 +51,4 @@ def test_the_greedy_bound_is_nearly_the_linear_programs(ranks):
         arrivals = draw(rng, ranks)
         merges, most = merges_before(arrivals), most_merges(arrivals)
         assert merges <= most + 1e-6
-        greedy, least = (max(1.0, (2 * (ranks - 1) - each) / ranks) for each in (merges, most))
-        assert greedy <= 1.035 * least
+        assert after_merges(ranks, merges) <= 1.035 * after_merges(ranks, most)
