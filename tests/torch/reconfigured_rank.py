@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from refusals import refuses
 
 import lanterne.torch
 
@@ -30,16 +31,6 @@ def total_of(group, count=1 << 16):
     return float(x[0])
 
 
-def refused(kind, words, call):
-    """Whether `call` raises `kind` with `words` in its line."""
-    try:
-        call()
-    except kind as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"nothing was raised, expected {words!r}")
-
-
 def configure(group, number, rank=RANK, size=SIZE):
     """As torchft calls it."""
     group.configure(f"{STORE}/torchft/{number}/0", f"replica_{RANK}", rank, size, number, 0, 1, list(range(size)))
@@ -52,11 +43,11 @@ def of_itself(group):
     assert (group.rank(), group.size(), group.errored()) == (0, 1, None)
     assert total_of(group) == RANK + 1
     for address in ("", "host", "host:port/x", ":1/x", "host:0/x"):
-        refused(ValueError, "expected HOST:PORT/PREFIX", lambda address=address: group.configure(address, "", 0, 1))
-    refused(ValueError, "got rank 3 of 3", lambda: group.configure(STORE, "", 3, 3))
-    refused(ValueError, "expected a timedelta", lambda: group.set_timeout(3.0))
-    refused(ValueError, "expected a timedelta", lambda: lanterne.torch.ReconfigurableGroup(timedelta(0)))
-    refused(ValueError, "transport", lambda: lanterne.torch.ReconfigurableGroup(transport="pigeon"))
+        refuses(ValueError, "expected HOST:PORT/PREFIX", lambda address=address: group.configure(address, "", 0, 1))
+    refuses(ValueError, "got rank 3 of 3", lambda: group.configure(STORE, "", 3, 3))
+    refuses(ValueError, "expected a timedelta", lambda: group.set_timeout(3.0))
+    refuses(ValueError, "expected a timedelta", lambda: lanterne.torch.ReconfigurableGroup(timedelta(0)))
+    refuses(ValueError, "transport", lambda: lanterne.torch.ReconfigurableGroup(transport="pigeon"))
 
 
 def whole(group):
@@ -65,7 +56,7 @@ def whole(group):
     assert total_of(group) == 6
     if RANK == VICTIM:
         os.execv(sys.executable, [sys.executable, *sys.argv, "back"])
-    refused(RuntimeError, "rank 2 failed", lambda: total_of(group))
+    refuses(RuntimeError, "rank 2 failed", lambda: total_of(group))
     assert "rank 2 failed" in str(group.errored())
 
 
@@ -89,7 +80,7 @@ def late(group):
     """A rank that does not come is waited for as long as set_timeout says, and named."""
     group.set_timeout(timedelta(milliseconds=300))
     if RANK != 0:
-        refused(RuntimeError, "Timed out", lambda: total_of(group))
+        refuses(RuntimeError, "Timed out", lambda: total_of(group))
         assert "rank 2" in str(group.errored()), group.errored()
         BOARD.set(f"late/{RANK}", "1")
     else:
@@ -124,14 +115,14 @@ def without_one(group):
     """A rank that is counted on but does not come: the others are told, after the timeout, and go on without it."""
     group.set_timeout(timedelta(seconds=2))
     if RANK != 0:
-        refused(RuntimeError, "", lambda: configure(group, 6))
+        refuses(RuntimeError, "", lambda: configure(group, 6))
         assert group.errored() is not None
         group.set_timeout(TIMEOUT)
         configure(group, 7, RANK - 1, 2)
         assert total_of(group) == 5
     group.shutdown()
     group.shutdown()
-    refused(dist.DistBackendError, "closed", lambda: total_of(group))
+    refuses(dist.DistBackendError, "closed", lambda: total_of(group))
 
 
 def main():

@@ -3,22 +3,14 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
-import pytest
 from processes import free_port
+from torch_jobs import needs_torch
 
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats.folder import read_folder
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(
-        find_spec("torch") is None and "torch" not in os.environ.get("LANTERNE_REQUIRE", "").split(","),
-        reason="PyTorch is not installed (extra torch); ./run test -m torch",
-    ),
-]
-
+pytestmark = needs_torch
 SIZE, ABSENT = 4, 2
 # Rank, folder: five calls of all, one of a group, and one to which a rank does not come.
 PROGRAM = f"""

@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from refusals import refuses
 from torch.nn.parallel import DistributedDataParallel
 
 import lanterne.torch
@@ -400,15 +401,6 @@ def check_compiled():
         return x * 2
 
     assert broken(torch.full((2,), float(RANK))).tolist() == [12.0, 12.0]
-
-
-def refuses(kind, words, call):
-    try:
-        call()
-    except kind as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"nothing was raised, expected {kind}")
 
 
 def check_errors():
