@@ -329,11 +329,12 @@ def check_wait_keeps_no_cpu():
 
 
 def check_late_stream_is_found():
-    model = nn.Linear(2048, 2048, bias=False).to(KIND)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=64)
+    # 64 MiB: ranks that share cores look for late ones only in calls that take 8 ms, and 16 MiB take 5 of a quick host.
+    model = nn.Linear(4096, 4096, bias=False).to(KIND)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=128)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
     for _ in range(4):
-        loss = ddp(torch.ones(1, 2048, device=KIND)).sum()
+        loss = ddp(torch.ones(1, 4096, device=KIND)).sum()
         if RANK == SIZE - 1:
             late_stream(0.3)
         loss.backward()
