@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+import numpy as np
+
 from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.bound import Bound
@@ -477,3 +479,13 @@ class Communicator(Verbs):
 def core_of(communicator: Communicator) -> CommunicatorCore:
     """What lanterne's own modules use of `communicator` beside what users do."""
     return communicator._core
+
+
+def gather_bytes(comm: Communicator, mine: bytes) -> list[bytes]:
+    """Return the bytes of every rank; all call it."""
+    nbytes = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([len(mine)], np.int64), nbytes)
+    padded = np.frombuffer(mine.ljust(int(nbytes.max())), np.uint8)
+    every = np.empty((comm.world_size, len(padded)), np.uint8)
+    comm.all_gather(padded, every.reshape(-1))
+    return [row[:count].tobytes() for row, count in zip(every, nbytes.tolist(), strict=True)]

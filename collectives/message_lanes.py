@@ -22,7 +22,6 @@ Lane = IntEnum(
         "ADAPT_REPORT",
         "ADAPT_VERDICT",
         "STATE",
-        "HANDOVER",
         "REPLICA",
         "PROBE_HEAD",
         "PROBE_DATA",

@@ -256,13 +256,13 @@ def measure_training(
 def nbytes_of(training: "Trainer | Enduring") -> tuple[int, int, int]:
     """What this rank keeps in memory beside its state; what is more while ranks step; its state."""
     from lanterne.pipeline.train.enduring import Enduring
-    from lanterne.pipeline.train.state import seat_values
+    from lanterne.pipeline.train.state import seat_state
 
     trainer = training.trainer if isinstance(training, Enduring) else training
     assert trainer is not None, "nobody is out"
     own = training.kept if isinstance(training, Enduring) else None
     kept, passing = (0, 0) if own is None else (own.nbytes, own.passing_nbytes)
-    return kept, passing, seat_values(trainer.copies).nbytes
+    return kept, passing, seat_state(trainer.copies, 0).values.nbytes
 
 
 # -- what is made of it

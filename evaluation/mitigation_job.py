@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from lanterne.bench.output import report
 from lanterne.bench.pipeline.measure import on_ranks
-from lanterne.bench.train.disturbances import Disturbances
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
-from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.adapt.injection import InjectedEvent, Replay
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.trainer import Trainer, plans
+from lanterne.transport.shaped import ShapedTransport
 
 ROWS, WIDTH = 4, 16
 PACE_S, SCHEDULER = 2.5e-3, "zb_h1"
@@ -67,7 +67,9 @@ def run_job(
 def train(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     """The work on one rank; on rank 0 a dict: seconds and loss per iteration, what was done, and why."""
     copies, places, total, pace_s = (work[key] for key in ("copies", "places", "microbatches", "pace_s"))
-    disturbances = Disturbances(comm, [InjectedEvent.from_dict(event) for event in work["events"]], pace_s)
+    events = [InjectedEvent.from_dict(event) for event in work["events"]]
+    transport = ShapedTransport(comm.transport, {}, separate=True)
+    replay = Replay(events, transport.set_link, comm.rank, pace_s=pace_s)
 
     def batches(number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         draw = np.random.default_rng(number)
@@ -78,7 +80,7 @@ def train(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
         model = mlp((WIDTH,) * (2 * places + 1), ROWS)
         return Trainer(
             comm, model, batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed,
-            transport=disturbances.transport,
+            transport=transport,
         )  # fmt: skip
 
     problem = Problem(places, total // copies, pace_s, pace_s, pace_s)
@@ -88,16 +90,16 @@ def train(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
         plans(problem, SCHEDULER, (total // copies,) * copies),
         make_layout(copies * places, places, copies),
         settings=ControllerSettings(**work["settings"]),
-        transport=disturbances.transport,
-        wrap=disturbances.wrap,
-        slowdown=lambda: disturbances.slowdown,
+        transport=transport,
+        wrap=replay.wrap,
+        slowdown=lambda: replay.slowdown,
         acts=work["acts"],
     )
     times_s, losses = [], []
     for number in range(work["iterations"]):
         if comm.rank == 0:
             report.progress(f"iteration {number + 1} of {work['iterations']}")
-        disturbances.begin(number)
+        replay.begin(number)
         began_s = time.monotonic()
         done = loop.iteration()
         times_s.append(time.monotonic() - began_s)

@@ -77,7 +77,7 @@ class _Job:
         self.work = work
         self.trainer, self.tokens = make_trainer(comm, work)
         self.disturbed = Disturbed(self.trainer, [InjectedEvent.from_dict(work["event"])], adapts=True)
-        for stage in self.disturbed.replay.stages.values():
+        for stage in self.disturbed.stages.values():
             stage.pace_s = work["pace_s"]
         assert self.disturbed.adapter is not None
         self.adapter = self.disturbed.adapter

@@ -201,7 +201,8 @@ class _ModeRun:
             comm.rank, usual, lambda pair: make_plane("delegate", comm, links, pairs=[pair], **delegates)
         )
         stages = timed_stages(problem, self.checked.plan.placement, comm.rank, 1.0)
-        self.replay = Replay(events, self.plane, comm.rank, stages, links)
+        self.replay = Replay(events, self.plane.set_link, comm.rank, links)
+        self.stages = self.replay.wrap(stages)
         self.known = {iteration: rest for iteration, *rest in document["known"]}
         self.adapter: Adapter | None = None
         if self.kind == ADAPT:
@@ -227,7 +228,7 @@ class _ModeRun:
         comm.barrier()
         wait_until(agree_start_s(comm))
         run, checked = (self.adapter.execute, self.adapter.checked) if self.adapter else (execute, self.checked)
-        measured = run(checked, self.replay.stages, comm, plane=self.plane)
+        measured = run(checked, self.stages, comm, plane=self.plane)
         if self.adapter:
             self.adapter.agree()
         mine = np.array([measured.start_s[0], measured.end_s[-1], time.monotonic(), changed_s])

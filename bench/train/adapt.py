@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output.units import format_time
-from lanterne.pipeline.adapt.injection import InjectedEvent, Replay
+from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, SlowStage
 from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planes.plane_makers import make_plane
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lanterne.pipeline.adapt.decide import Change, Held
     from lanterne.pipeline.execute.stage import Stage
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
-    from lanterne.pipeline.train.checkpoint import TrainingState
+    from lanterne.pipeline.train.state import TrainingState
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 
@@ -41,7 +41,8 @@ class Disturbed:
 
     def __init__(self, trainer: Trainer, events: Iterable[InjectedEvent], *, adapts: bool) -> None:
         self.trainer = trainer
-        self.replay: Replay = Replay(events, trainer.plane, trainer.place, trainer.running)
+        self.replay: Replay = Replay(events, trainer.plane.set_link, trainer.place)
+        self.stages: dict[int, SlowStage] = self.replay.wrap(trainer.running)
         self.adapter: Adapter | None = None
         self._told = 0, 0
         if adapts:
@@ -123,7 +124,7 @@ class Disturbed:
         self, checked: CheckedPlan, stages: Mapping[int, Stage], comm: Communicator, *args: Any, **options: Any
     ) -> Measured:
         run = self.adapter.execute if self.adapter else execute
-        return run(checked, self.replay.stages, comm, *args, **options)
+        return run(checked, self.stages, comm, *args, **options)
 
 
 def told(change: Change) -> str:

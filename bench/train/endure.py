@@ -126,21 +126,13 @@ def told(change: GroupChange) -> str:
 
 
 def merged(comm: Communicator, results: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results of all iterations that any rank heard of, on rank 0. A collective call."""
-    import numpy as np
+    """Return the results of all iterations that any rank heard of. A collective call."""
+    from lanterne.collectives.communicator import gather_bytes
 
-    mine = np.frombuffer(json.dumps(list(results.values())).encode(), np.uint8)
-    sizes = np.empty(comm.world_size, np.int64)
-    comm.all_gather(np.array([len(mine)]), sizes)
-    every = np.empty(int(sizes.sum()), np.uint8)
-    comm.gather(mine, every if comm.rank == 0 else None, counts=sizes.tolist())
     found: dict[int, dict[str, Any]] = {}
-    if comm.rank == 0:
-        at = 0
-        for size in sizes.tolist():
-            for record in json.loads(every[at : at + size].tobytes()):
-                found.setdefault(record["iteration"], record)
-            at += size
+    for heard in gather_bytes(comm, json.dumps(list(results.values())).encode()):
+        for record in json.loads(heard):
+            found.setdefault(record["iteration"], record)
     return [found[number] for number in sorted(found)]
 
 

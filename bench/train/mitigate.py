@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lanterne.bench.output.units import format_time
-from lanterne.bench.train.disturbances import Disturbances
 from lanterne.bench.train.job import Setup
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.baseline import NOBODY
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
-from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.adapt.injection import InjectedEvent, Replay
 from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.rank_layout import Layout
+from lanterne.pipeline.train.state import TrainingState
 from lanterne.pipeline.train.trainer import Iteration, Trainer
+from lanterne.transport.shaped import ShapedTransport
 
 
 class Mitigated:
@@ -45,17 +45,17 @@ class Mitigated:
         before: Mapping[int, float] = NOBODY,
         prepare: Callable[[Trainer], Trainer] = lambda trainer: trainer,
     ) -> None:
-        self.disturbances: Disturbances = Disturbances(comm, events, pace_s)
-        options = {**options, "plane": observed, "transport": self.disturbances.transport}
+        transport = ShapedTransport(comm.transport, {}, separate=True)
+        self.replay: Replay = Replay(events, transport.set_link, comm.rank, pace_s=pace_s)
+        options = {**options, "plane": observed, "transport": transport}
         options.pop("layout", None)
 
         def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
             return prepare(setup.trainer(comm, plans, layout=layout, **options))
 
         self.loop: ClosedLoop = ClosedLoop(
-            comm, make, plans, setup.layout, settings=ControllerSettings(), transport=self.disturbances.transport,
-            wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
-            acts=acts, before=before,
+            comm, make, plans, setup.layout, settings=ControllerSettings(), transport=transport,
+            wrap=self.replay.wrap, slowdown=lambda: self.replay.slowdown, acts=acts, before=before,
         )  # fmt: skip
         self._told = 0
 
@@ -69,7 +69,7 @@ class Mitigated:
 
     def iteration(self) -> Iteration | None:
         """An Iteration; None on a rank that is out."""
-        self.disturbances.begin(self.loop.iterations)
+        self.replay.begin(self.loop.iterations)
         return self.loop.iteration()
 
     def restore(self, state: TrainingState) -> None:

@@ -303,9 +303,10 @@ def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> S
 def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
     """As `train`, with whoever lives."""
     from lanterne.pipeline.adapt.injection import renumbered
-    from lanterne.pipeline.train.checkpoint import TrainingState, load, save
+    from lanterne.pipeline.train.checkpoint import load, save
     from lanterne.pipeline.train.enduring import Enduring
     from lanterne.pipeline.train.rank_layout import fit_layout
+    from lanterne.pipeline.train.state import TrainingState
 
     comm.deterministic = comm.deterministic or args.deterministic
     path = args.checkpoint or args.resume

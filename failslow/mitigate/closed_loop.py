@@ -5,8 +5,8 @@
         loop.iteration()
 
 Rank 0 decides; the ranks hand over their reports and learn the decision at the end of each iteration. Nothing is
-restarted for S2 and S3: microbatches change at once, ranks change places by move_state. For S4 the state goes to the
-disk, and a new trainer of the remaining ranks takes it from there; the others wait.
+restarted for S2 and S3: microbatches change at once, ranks change places by move_state. For S4 a new trainer of the
+remaining ranks takes over the state; the others wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from lanterne.failslow.mitigate.baseline import NOBODY
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision
-from lanterne.failslow.mitigate.handoff import Handoff
 from lanterne.failslow.mitigate.observation import Observation, Wrap
 from lanterne.failslow.mitigate.reports import see
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, problem_of, stage_work_s
@@ -37,8 +35,8 @@ from lanterne.pipeline.execute.execute import Measured
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.rank_layout import Layout
+from lanterne.pipeline.train.state import TrainingState, move_state
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 from lanterne.pipeline.train.trainer import plans as make_plans
 
@@ -65,7 +63,6 @@ class ClosedLoop:
         transport: what the work goes over, as the trainers have it.
         wrap: a function of {stage: Stage} that gives those to run; to slow them on purpose.
         slowdown: a function that gives this rank's, for experiments.
-        checkpoint: where S4 keeps the state: a file; None for a temporary one.
         acts: False: only train, and watch nothing.
         before: rank -> factor of those that were blamed when the job had other ranks.
 
@@ -87,14 +84,12 @@ class ClosedLoop:
         transport: Transport | None = None,
         wrap: Wrap | None = None,
         slowdown: Callable[[], float] | None = None,
-        checkpoint: str | Path | None = None,
         acts: bool = True,
         before: Mapping[int, float] = NOBODY,
     ) -> None:
         self.comm = comm
         self._make = make_trainer
         self._acts = acts
-        self._checkpoint = checkpoint
         self.iterations: int = 0
         self.acted: list[dict[str, Any]] = []
         self.plans: Sequence[CheckedPlan] = plans
@@ -218,10 +213,10 @@ class ClosedLoop:
             self.controller.took(verdict["strategy"], self.acted[-1]["seconds"])
 
     def _restart(self, members: tuple[int, ...]) -> None:
-        """Through a checkpoint to a trainer on other ranks."""
-        handoff = Handoff(self.comm, self._members[0], self._checkpoint)
+        """Go on with a trainer on other ranks, with the state of those before."""
+        held = []
         if self.trainer is not None:
-            handoff.give(self.trainer.state())
+            held = [self.trainer.held()]
             self.trainer.close()
         # What those that are out compare themselves with, to know when they are well again.
         self._examiner.compare(members)
@@ -232,10 +227,10 @@ class ClosedLoop:
         self._team = self.comm.split(0 if self.comm.rank in members else -1, self.comm.rank)
         if self._team is not None:
             self.trainer = trainer = self._make(self._team, self.plans, self.now.layout())
-            trainer.restore(handoff.take())
+            trainer.take_over(self.comm, held)
             self._adopt(trainer)
-        self.comm.barrier()
-        handoff.end()
+        else:
+            move_state(self.comm, held, np.empty((0, 2), np.int64))
 
     def _adopt(self, trainer: Trainer) -> None:
         """The trainer has other stages or planes."""

@@ -8,25 +8,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, TypeAlias, TypeVar
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.adapt.suspect import Suspect
-from lanterne.pipeline.execute.stage import Message, Samples, Stage
+from lanterne.pipeline.execute.stage import Result, Stage, WrappedStage
+from lanterne.pipeline.execute.stage_timed import SPIN_S
 from lanterne.pipeline.plan.fields import as_number, check_keys
-from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.transport.shaped import Link, Links
 
 # Link i is between ranks i and i + 1, link (a, b) between any two ranks.
 EventLink: TypeAlias = int | Pair
-Result = TypeVar("Result")
-
-# Ranks that share cores leave them to each other: a stage that is slow on purpose polls only so long before its time.
-SPIN_S = 100e-6
 
 
 @dataclass(frozen=True)
@@ -175,94 +169,75 @@ def _slowed(link: Link, event: InjectedEvent) -> Link:
 
 
 class Replay:
-    """Makes events come true on one rank of a pipeline, over emulated links.
+    """Makes events come true on one rank, over emulated links.
 
     Args:
-        events: of the whole run.
-        plane: the DataPlane whose links change.
-        rank: this rank of the pipeline.
-        stages: stage -> Stage of this rank; run `stages` of this object instead.
+        events: of the whole run, about the ranks that `set_link` counts.
+        set_link: changes a link, of the data plane or transport that the work goes over.
+        rank: this rank.
         usual: as for `conditions`.
+        pace_s: as SlowStage has it.
+
+    Attributes: `slowdown`, of this rank now.
     """
 
     def __init__(
         self,
         events: Iterable[InjectedEvent],
-        plane: DataPlane,
+        set_link: Callable[[int, int, Link], object],
         rank: int,
-        stages: Mapping[int, Stage],
         usual: Links | None = None,
+        pace_s: float = 0.0,
     ) -> None:
         self.events: tuple[InjectedEvent, ...] = tuple(events)
-        self.plane = plane
-        self.rank = rank
-        self.usual: Links = usual or {}
-        self.stages: dict[int, SlowStage] = {number: SlowStage(stage) for number, stage in stages.items()}
+        self.slowdown: float = 1.0
+        self._set_link = set_link
+        self._rank = rank
+        self._usual: Links = usual or {}
+        self._pace_s = pace_s
         self._links: dict[Pair, Link] = {}
+        self._stages: dict[int, SlowStage] = {}
+
+    def wrap(self, stages: Mapping[int, Stage]) -> "dict[int, SlowStage]":
+        """Return what to run in place of `stages`."""
+        self._stages = {number: SlowStage(stage, self._pace_s) for number, stage in stages.items()}
+        self._slow_down(self.slowdown)
+        return self._stages
 
     def begin(self, iteration: int) -> set[Pair]:
-        """Set the conditions of `iteration`, which is about to begin; every rank calls it. Returns the pairs down."""
-        links, slowdowns, down = conditions(self.events, iteration, self.usual)
+        """Set the conditions of `iteration`, which is about to begin; every rank calls it. Return the pairs down."""
+        links, slowdowns, down = conditions(self.events, iteration, self._usual)
         for pair in {**self._links, **links}:
-            wanted = links.get(pair, self.usual.get(pair, Link()))
-            if self._links.get(pair, self.usual.get(pair, Link())) != wanted:
-                self.plane.set_link(*pair, wanted)
+            wanted = links.get(pair, self._usual.get(pair, Link()))
+            if self._links.get(pair, self._usual.get(pair, Link())) != wanted:
+                self._set_link(*pair, wanted)
         self._links = links
-        for stage in self.stages.values():
-            stage.slowdown = slowdowns.get(self.rank, 1.0)
+        self._slow_down(slowdowns.get(self._rank, 1.0))
         return down
 
+    def _slow_down(self, slowdown: float) -> None:
+        self.slowdown = slowdown
+        for stage in self._stages.values():
+            stage.slowdown = slowdown
 
-class SlowStage(Stage):
-    """A stage each of whose actions takes `slowdown` times as long as it would; else as `stage`.
+
+class SlowStage(WrappedStage):
+    """Stage each of whose actions takes `slowdown` times as long as that of `inner`.
 
     Args:
         pace_s: what an action takes at least, before that: ranks that share cores then compute as if they did not.
     """
 
-    def __init__(self, stage: Stage, pace_s: float = 0.0) -> None:
-        self.stage = stage
+    def __init__(self, inner: Stage, pace_s: float = 0.0) -> None:
+        super().__init__(inner)
         self.slowdown: float = 1.0
         self.pace_s = pace_s
-        self.input_shape: tuple[int, ...] | None = stage.input_shape
-        self.output_shape: tuple[int, ...] | None = stage.output_shape
-        self.dtype: np.dtype[Any] = stage.dtype
 
-    @property
-    def losses(self) -> dict[int, float]:
-        return self.stage.losses
-
-    @property
-    def nbytes_held(self) -> int:
-        return self.stage.nbytes_held
-
-    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
-        self.stage.begin(microbatches, inputs, targets)
-
-    def forward(
-        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
-    ) -> Message:
-        return self._slowly(self.stage.forward, microbatch, x, out, part, parts)
-
-    def backward_input(
-        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
-    ) -> Message:
-        return self._slowly(self.stage.backward_input, microbatch, dy, out, part, parts)
-
-    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
-        return self._slowly(self.stage.backward_weight, microbatch, part, parts)
-
-    def step(self) -> None:
-        self.stage.step()
-
-    def waited(self) -> None:
-        self.stage.waited()
-
-    def _slowly(self, work: Callable[..., Result], *args: Any) -> Result:
+    def around(self, kind: str, work: Callable[..., Result], microbatch: int, *args: Any) -> Result:
         began_s = time.monotonic()
-        result = work(*args)
+        result = work(microbatch, *args)
         took_s = time.monotonic() - began_s
         if self.slowdown > 1 or took_s < self.pace_s:
             wait_until(began_s + self.slowdown * max(took_s, self.pace_s), SPIN_S)
-            self.stage.waited()  # A timed stage would else make up for it.
+            self.inner.waited()  # A timed stage would else make up for it.
         return result

@@ -6,8 +6,8 @@ into a buffer that it is lent, and reads what it was sent where it was received.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ Message: TypeAlias = StageArray | None
 # Inputs or targets, indexed by microbatch; None for stages that need none.
 Batch: TypeAlias = NDArray[Any] | Sequence[Any]
 Samples: TypeAlias = Batch | None
+Result = TypeVar("Result")
 
 
 class Stage(ABC):
@@ -88,3 +89,47 @@ class Stage(ABC):
     def nbytes_held(self) -> int:
         """Bytes of the arrays held for B and W, those of other owners included."""
         return 0
+
+
+class WrappedStage(Stage):
+    """Stage that passes all calls on to the stage `inner`; subclasses say what happens around F, B and W."""
+
+    def __init__(self, inner: Stage) -> None:
+        self.inner = inner
+        self.input_shape: tuple[int, ...] | None = inner.input_shape
+        self.output_shape: tuple[int, ...] | None = inner.output_shape
+        self.dtype: np.dtype[Any] = inner.dtype
+
+    @abstractmethod
+    def around(self, kind: str, work: Callable[..., Result], microbatch: int, *args: Any) -> Result:
+        """Return work(microbatch, *args), an action of `kind` F, B or W."""
+
+    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
+        self.inner.begin(microbatches, inputs, targets)
+
+    def forward(
+        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
+        return self.around("F", self.inner.forward, microbatch, x, out, part, parts)
+
+    def backward_input(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
+        return self.around("B", self.inner.backward_input, microbatch, dy, out, part, parts)
+
+    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
+        return self.around("W", self.inner.backward_weight, microbatch, part, parts)
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def waited(self) -> None:
+        self.inner.waited()
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return self.inner.losses
+
+    @property
+    def nbytes_held(self) -> int:
+        return self.inner.nbytes_held

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.communicator import Communicator, core_of, gather_bytes
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout, Unavailable
 from lanterne.pipeline.device.message_staging import MessageStaging
@@ -83,7 +83,7 @@ class DelegatePlane(DataPlane):
         self.delegates: Delegates = Delegates(
             comm.rank,
             self._peers,
-            lambda told: _exchange(comm, told),
+            lambda told: gather_bytes(comm, told),
             queues,
             rails,
             memory_nbytes,
@@ -244,7 +244,7 @@ def near_pairs(comm: Communicator) -> list[tuple[int, int]]:
         host = network_host()
     except Unavailable:
         host = f"rank {comm.rank}"
-    hosts = _exchange(comm, host.encode())
+    hosts = gather_bytes(comm, host.encode())
     return [pair for pair in combinations(range(comm.world_size), 2) if hosts[pair[0]] == hosts[pair[1]]]
 
 
@@ -403,14 +403,3 @@ def _delegated_peers(
     if direct is None:
         raise InputError("pairs: got no data plane for the others, expected `direct`")
     return frozenset(peer for pair in both if rank in pair for peer in pair - {rank})
-
-
-def _exchange(comm: Communicator, told: bytes) -> list[bytes]:
-    """The bytes of every rank, a list."""
-    nbytes = np.empty(comm.world_size, np.int64)
-    comm.all_gather(np.array([len(told)], np.int64), nbytes)
-    mine = np.zeros(int(nbytes.max()), np.uint8)
-    mine[: len(told)] = np.frombuffer(told, np.uint8)
-    every = np.empty((comm.world_size, mine.nbytes), np.uint8)
-    comm.all_gather(mine, every.reshape(-1))
-    return [row[:count].tobytes() for row, count in zip(every, nbytes.tolist(), strict=True)]

@@ -17,20 +17,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError, TransportError, Unavailable
-from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
-from lanterne.pipeline.train.kept import KeptStates
-from lanterne.pipeline.train.memory_checkpoint import WHOLE, HeldState
-from lanterne.pipeline.train.state import collect
+from lanterne.pipeline.train.replicas import ReplicaStore
+from lanterne.pipeline.train.state import TrainingState, move_state
 from lanterne.pipeline.train.trainer import Iteration, Trainer
-
-# Of an iteration: nothing is held.
-NONE = -1
-# What a rank may hold: its own state and its neighbour's, now and before, and the same of the layout before.
-MOST_HELD = 9
 
 Result = TypeVar("Result")
 
@@ -85,12 +76,12 @@ class Enduring:
         copies: 1: where a rank has some of the state alone (as in a pipeline without copies, or with ZeRO-1), each
             keeps a copy of its neighbour's; 0: none does.
         every: 1: the neighbour's gradients come after each iteration, its step is made here too, and at most one
-            iteration is done again after a death (ReplayedCopies); more: its state comes every so many iterations,
-            while ranks compute, and about as many are done again (SpacedCopies).
+            iteration is done again after a death (ReplayedReplicas); more: its state comes every so many iterations,
+            while ranks compute, and about as many are done again (SpacedReplicas).
         checkpoint: gives the TrainingState to go on from, on every rank, where memory does not have it all.
         model: see Communicator.grow.
 
-    Attributes: `comm`, of now; `changes`, a list of GroupChange; `kept`, the KeptStates.
+    Attributes: `comm`, of now; `changes`, a list of GroupChange; `kept`, the ReplicaStore.
 
     Cost: an iteration takes a barrier more. Nothing is kept without copies; with them its neighbour's state, or with
     `every` above 1 that and its own, and while a copy is under way its neighbour's once more.
@@ -109,7 +100,7 @@ class Enduring:
         self.comm: Communicator = comm
         self.changes: list[GroupChange] = []
         self._make = make
-        self.kept: KeptStates = KeptStates(copies=copies, every=every)
+        self.kept: ReplicaStore = ReplicaStore(copies=copies, every=every)
         self._checkpoint = checkpoint
         self._model = model
         self._training: Trainer | Training | None = None
@@ -219,7 +210,7 @@ class Enduring:
                 error = another
         raise error
 
-    def _rebuild(self, comm: Communicator, held: Sequence[HeldState], started_s: float, why: str) -> None:
+    def _rebuild(self, comm: Communicator, held: Sequence[TrainingState], started_s: float, why: str) -> None:
         """A Training on `comm`, with the state that all `held` make together."""
         before = self.iterations if self._training is not None else 0
         self.comm = comm
@@ -227,7 +218,7 @@ class Enduring:
         training = self._make(comm)
         trainer = trainer_of(training)
         assert trainer is not None, "nobody is out at first"
-        state, latest = gather_held(comm, held)
+        state, latest = move_state(comm, held)
         source = "checkpoint" if state is None else "memory"
         state = state or self._checkpoint()
         if state is None and latest <= 0:
@@ -238,11 +229,8 @@ class Enduring:
                 "copies in memory (copies=1), or a checkpoint"
             )
         training.restore(state)
-        values = np.concatenate([getattr(state, name) for name in VECTORS])
-        units, runs = np.ones(1, np.uint8), np.array([[0, len(values)]])
-        whole = HeldState(WHOLE, state.iteration, state.steps, units, runs, values)
         self._training = training
-        self.kept.begin(comm, trainer_of(training), state.iteration, [whole])
+        self.kept.begin(comm, trainer_of(training), state.iteration, [state])
         repeated = max(0, before - state.iteration)
         seconds = time.monotonic() - started_s
         self.changes.append(
@@ -259,35 +247,3 @@ class Enduring:
 def trainer_of(training: Trainer | Training) -> Trainer | None:
     """The Trainer that runs now; None on a rank that is out."""
     return training if isinstance(training, Trainer) else training.trainer
-
-
-def gather_held(comm: Communicator, held: Sequence[HeldState]) -> tuple[TrainingState | None, int]:
-    """Return the latest state that is complete in what all ranks have `held`, or None, and the latest iteration.
-
-    Every rank of `comm` calls it, and gets the same.
-    """
-    mine = np.full((1 + MOST_HELD, 4), NONE, np.int64)
-    for row, each in enumerate(held):
-        mine[row] = each.iteration, each.layout, each.steps, len(each.units)
-    mine[-1] = held[0].values.dtype.itemsize if held else 0
-    told = np.empty((comm.world_size, *mine.shape), np.int64)
-    comm.all_gather(mine, told)
-    rows, itemsize = told[:, :-1].reshape(-1, 4), int(told[:, -1, 0].max())
-    latest = int(rows[:, 0].max())
-    for iteration, layout, steps, num_units in sorted({tuple(row) for row in rows.tolist()}, reverse=True):
-        if iteration == NONE:
-            break
-        own = [each for each in held if (each.iteration, each.layout) == (iteration, layout)]
-        units = np.zeros(num_units, np.uint8)
-        for each in own:
-            units |= each.units
-        every = np.empty((comm.world_size, num_units), np.uint8)
-        comm.all_gather(units, every)
-        if every.any(0).all():
-            # A unit that several hold comes from the first of them.
-            first = every.argmax(0) == comm.rank
-            chosen = [each for each in own if each.units[first].any()]
-            places = np.concatenate([np.empty(0, np.int64), *(each.places for each in chosen)])
-            values = np.concatenate([np.empty(0, f"f{itemsize}"), *(each.values for each in chosen)])
-            return TrainingState(iteration, steps, *collect(comm, places, values)), latest
-    return None, latest

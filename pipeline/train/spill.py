@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from lanterne.errors import InputError
 from lanterne.kernels.arrays import address_of
 from lanterne.kernels.cuda.runtime import CudaRuntime
 from lanterne.kernels.staging import Copy, Stager, wait_for
-from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
+from lanterne.pipeline.execute.stage import Result, Samples, StageArray, WrappedStage
 from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.transport.rails.delegate_memory import Arena
@@ -34,7 +34,6 @@ Key: TypeAlias = tuple[int, int]
 Slot: TypeAlias = tuple[int, int, np.dtype[Any]]
 # Equal for arrays that are the same bytes; it also tells the shape and strides of those with gaps.
 Identity: TypeAlias = tuple[Any, ...]
-Result = TypeVar("Result")
 
 
 class Spill:
@@ -217,50 +216,26 @@ class ArrayPlace:
         return dense.reshape(self.shape).transpose(self.back)
 
 
-class SpilledStage(Stage):
-    """A stage whose rank spills; see Spill."""
+class SpilledStage(WrappedStage):
+    """Stage whose rank spills; see Spill."""
+
+    inner: LayerStage
 
     def __init__(self, spill: Spill, number: int, inner: LayerStage) -> None:
+        super().__init__(inner)
         self._spill = spill
         self._number = number
-        self.inner = inner
-        self.input_shape: tuple[int, ...] | None = inner.input_shape
-        self.output_shape: tuple[int, ...] | None = inner.output_shape
-        self.dtype: np.dtype[Any] = inner.dtype
 
     def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self._spill.begin()
-        self.inner.begin(microbatches, inputs, targets)
+        super().begin(microbatches, inputs, targets)
 
-    def forward(
-        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
-    ) -> Message:
-        return self._run("F", self.inner.forward, microbatch, x, out, part, parts)
-
-    def backward_input(
-        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
-    ) -> Message:
-        return self._run("B", self.inner.backward_input, microbatch, dy, out, part, parts)
-
-    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
-        self._run("W", self.inner.backward_weight, microbatch, part, parts)
-
-    def _run(self, kind: str, function: Callable[..., Result], microbatch: int, *args: Any) -> Result:
+    def around(self, kind: str, work: Callable[..., Result], microbatch: int, *args: Any) -> Result:
         key = self._number, microbatch
         self._spill.before(kind, key)
-        result = function(microbatch, *args)
+        result = work(microbatch, *args)
         self._spill.after(kind, key)
         return result
-
-    def step(self) -> None:
-        self.inner.step()
-
-    def waited(self) -> None:
-        self.inner.waited()
-
-    @property
-    def losses(self) -> dict[int, float]:
-        return self.inner.losses
 
     @property
     def nbytes_held(self) -> int:

@@ -1,152 +1,231 @@
-"""The state of training, collected from ranks that each have a part of it, and put back."""
+"""State of training: parts of it held by ranks, and the one operation that moves them between ranks.
 
+Places number all that training needs to go on: the parameters of the whole model, then the averages of Adam for each,
+`mean` and `square`. They do not depend on how the model was cut, copied and planned, so a state goes on in any layout.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.communicator import Communicator, gather_bytes
 from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import is_device_array
 from lanterne.pipeline.execute.stage import StageArray
-from lanterne.pipeline.model.stage_layers import LayerStage
-from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
+from lanterne.pipeline.plan.costs import Ints
 from lanterne.pipeline.train.data_parallel import Copies
-from lanterne.pipeline.train.rank_layout import Layout
+
+VECTORS = ("parameters", "mean", "square")
 
 
-def gather_state(comm: Communicator, copies: Copies, copy: int, iteration: int) -> TrainingState:
-    """Return the TrainingState on every rank of `comm`; `copies` and `copy` are this rank's."""
-    stage = next(iter(copies.stages.values()))
-    places, values = seat_places(copies), seat_values(copies)
-    if copy and not copies.sharded:
-        # The first copy has the same.
-        places, values = places[:0], values[:0]
-    return TrainingState(iteration, stage.optimizer.steps, *collect(comm, places, values))
+@dataclass(eq=False)
+class TrainingState:
+    """State of training on the host, or a part of it.
+
+    Attributes:
+        iteration: iterations done, which is also where the data are.
+        steps: steps of the optimizer.
+        size: places of the whole state.
+        runs: (runs, 2) first and length of each run of its places.
+        values: (places,) values of those.
+    """
+
+    iteration: int
+    steps: int
+    size: int
+    runs: Ints
+    values: NDArray[Any]
+
+    @classmethod
+    def of_vectors(cls, iteration: int, steps: int, *vectors: NDArray[Any]) -> "TrainingState":
+        """Return the whole state of these VECTORS, (num_whole,) each."""
+        values = np.concatenate(vectors)
+        return cls(iteration, steps, len(values), np.array([[0, len(values)]]), values)
+
+    @property
+    def vectors(self) -> dict[str, NDArray[Any]]:
+        """The VECTORS of a whole state by name."""
+        return dict(zip(VECTORS, self.values.reshape(len(VECTORS), -1), strict=True))
+
+    def copy(self) -> "TrainingState":
+        """Return the same state with values of its own."""
+        return TrainingState(self.iteration, self.steps, self.size, self.runs, self.values.copy())
+
+    def find(self, places: Ints) -> Ints:
+        """Return where `places`, which it has, are in `values`."""
+        order = np.argsort(self.runs[:, 0], kind="stable")
+        starts = np.cumsum(self.runs[:, 1]) - self.runs[:, 1]
+        run = order[np.searchsorted(self.runs[order, 0], places, side="right") - 1]
+        return starts[run] + places - self.runs[run, 0]
 
 
-def collect(comm: Communicator, places: NDArray[np.int64], values: StageArray) -> StageArray:
-    """Return all VECTORS of the whole model, (3, num_whole), on every rank.
+def runs_of(places: Ints) -> Ints:
+    """Return (runs, 2) first and length of each run of consecutive `places`."""
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    return np.stack([places[starts], np.diff(starts, append=len(places))], axis=1)
+
+
+def places_of(runs: Ints) -> Ints:
+    """Return the places of `runs`."""
+    firsts, lengths = runs.T
+    return np.arange(lengths.sum()) + np.repeat(firsts - (lengths.cumsum() - lengths), lengths)
+
+
+def move_state(
+    comm: Communicator, held: Sequence[TrainingState], wanted: Ints | None = None
+) -> tuple[TrainingState | None, int]:
+    """Return what this rank wants of the latest state that ranks hold completely, and the latest iteration held at all.
+
+    Every rank of `comm` calls it. The state is None where no iteration is complete.
 
     Args:
-        places: (k,) of `values` in all vectors, one behind the other; each place is given by one rank.
-        values: (k,) of the same dtype on all ranks.
+        held: parts of states of any iterations; parts of one iteration are alike wherever they overlap.
+        wanted: runs of places; None for all.
 
-    Cost: the state crosses the link of rank 0 once, and is broadcast.
+    Cost: each place goes directly from the first rank that holds it to each rank that wants and lacks it; nothing is
+    collected, and nothing touches a disk.
+    Paper: Wu et al. (GREYHOUND), section 5.2, strategy S3, steps 2 and 3.
     """
-    counts = np.empty((comm.world_size, 2), np.int64)
-    comm.all_gather(np.array([len(places), places.max(initial=-1) + 1]), counts)
-    whole = np.zeros(int(counts[:, 1].max()), values.dtype)
-    if comm.rank:
-        if len(places):
-            comm.send(places, 0, tag=Lane.STATE)
-            comm.send(values, 0, tag=Lane.STATE)
+    mine = {
+        "held": [[each.iteration, each.steps, each.size, each.runs.tolist()] for each in held],
+        "dtype": held[0].values.dtype.str if held else "",
+        "wanted": None if wanted is None else wanted.tolist(),
+    }
+    told = [json.loads(each) for each in gather_bytes(comm, json.dumps(mine).encode())]
+    known = sorted({tuple(each[:3]) for its in told for each in its["held"]}, reverse=True)
+    for iteration, steps, size in known:
+        parts = [
+            (rank, index, np.array(each[3], np.int64).reshape(-1, 2))
+            for rank, its in enumerate(told)
+            for index, each in enumerate(its["held"])
+            if each[:2] == [iteration, steps]
+        ]
+        wanted_by = [[[0, size]] if its["wanted"] is None else its["wanted"] for its in told]
+        wants = [np.array(runs, np.int64).reshape(-1, 2) for runs in wanted_by]
+        ends = [run for runs in (*(part[2] for part in parts), *wants) for run in (runs[:, 0], runs.sum(1))]
+        cuts = np.unique(np.concatenate([*ends, [0, size]]))
+        has = [_covered(runs, cuts) for _, _, runs in parts]
+        if np.any(has, axis=0).all():
+            break
     else:
-        whole[places] = values
-        for peer in np.flatnonzero(counts[1:, 0]) + 1:
-            places, values = np.empty(counts[peer, 0], np.int64), np.empty(counts[peer, 0], whole.dtype)
-            comm.recv(places, int(peer), tag=Lane.STATE)
-            comm.recv(values, int(peer), tag=Lane.STATE)
-            whole[places] = values
-    comm.broadcast(whole)
-    return whole.reshape(len(VECTORS), -1)
+        return None, known[0][0] if known else -1
+    own = wants[comm.rank]
+    dtype = next(its["dtype"] for its in told if its["dtype"])
+    found = TrainingState(iteration, steps, size, own, np.empty(int(own[:, 1].sum()), dtype))
+    pieces = np.stack([cuts[:-1], np.diff(cuts)], axis=1)
+    requests: list[Any] = []
+    received: list[tuple[NDArray[np.bool_], NDArray[Any]]] = []
+    for to, its in enumerate(wants):
+        missing = _covered(its, cuts)
+        # The parts of the rank itself come first.
+        for at in sorted(range(len(parts)), key=lambda at: parts[at][0] != to):
+            given = missing & has[at]
+            missing &= ~given
+            source, index, _ = parts[at]
+            if comm.rank not in (source, to) or not given.any():
+                continue
+            if source != comm.rank:
+                values = np.empty(int(pieces[given, 1].sum()), dtype)
+                requests.append(comm.start_recv(values, source, tag=Lane.STATE))
+            else:
+                values = held[index].values[held[index].find(places_of(pieces[given]))]
+                if to != comm.rank:
+                    requests.append(comm.start_send(values, to, tag=Lane.STATE))
+                    continue
+            received.append((given, values))
+    for request in requests:
+        request.wait()
+    for given, values in received:
+        found.values[found.find(places_of(pieces[given]))] = values
+    return found, known[0][0]
+
+
+def _covered(runs: Ints, cuts: Ints) -> NDArray[np.bool_]:
+    """Return (cuts - 1,): whether `runs`, whose ends are among the ascending `cuts`, cover what follows each cut."""
+    depth = np.zeros(len(cuts), np.int64)
+    np.add.at(depth, np.searchsorted(cuts, runs[:, 0]), 1)
+    np.add.at(depth, np.searchsorted(cuts, runs.sum(1)), -1)
+    return depth.cumsum()[:-1] > 0
+
+
+# -- the stages of a rank
 
 
 def _on_host(array: Any) -> Any:
     return array.get() if array is not None and is_device_array(array) else array
 
 
-def _averages(stage: LayerStage) -> tuple[StageArray | None, StageArray | None]:
-    return stage.optimizer.mean, stage.optimizer.square
-
-
-def seat_units(layout: Layout, rank: int, *, sharded: bool) -> NDArray[np.uint8]:
-    """(units,) 1 for the unit of the state that the seat of `rank` has.
-
-    A unit is what one place and part has, alike in all copies; if they are `sharded`, what one copy of it answers for.
-    """
-    copies, places, parts = layout.shape
-    copy, place, part = layout.where(rank)
-    seats = places * parts
-    units = np.zeros(seats * (copies if sharded else 1), np.uint8)
-    units[(copy * seats if sharded else 0) + place * parts + part] = 1
-    return units
-
-
-def held_alone(layout: Layout, *, sharded: bool) -> bool:
-    """Whether a rank has some of the state that no other has, so that its death would lose it."""
-    units = sum(seat_units(layout, rank, sharded=sharded).astype(int) for rank in range(np.prod(layout.shape)))
-    return bool(np.any(np.equal(units, 1)))
-
-
-def runs_of(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(runs, 2) first and length of each run of `places` that follow each other: few, where those are many."""
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    return np.stack([places[starts], np.diff(starts, append=len(places))], axis=1)
-
-
-def places_of(runs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The places that `runs_of` has made runs of."""
-    firsts, lengths = runs.T
-    return np.arange(lengths.sum()) + np.repeat(firsts - (lengths.cumsum() - lengths), lengths)
-
-
-def seat_places(copies: Copies) -> NDArray[np.int64]:
-    """Where the numbers of `seat_values` are in all VECTORS of the whole model, one behind the other."""
+def _places(copies: Copies, *, needed: bool) -> Ints:
+    """Return the places of a rank's stages: those `needed` to run them, or those that the rank answers for."""
     found = []
     for number, stage in copies.stages.items():
-        whole, own = sum(layer.num_whole for layer in stage.model.layers), stage.places()[copies.part(number)]
-        found += [own, whole + own, 2 * whole + own]
+        whole, places = sum(layer.num_whole for layer in stage.model.layers), stage.places()
+        own = places[copies.part(number)]
+        found += [places if needed else own, whole + own, 2 * whole + own]
     return np.concatenate(found)
 
 
-def seat_counts(copies: Copies) -> NDArray[np.int64]:
-    """(stages,) how many parameters of each of its stages this rank answers for: all, or if sharded its part."""
+def needed_runs(copies: Copies) -> Ints:
+    """Return the runs of places that a rank's stages need."""
+    return runs_of(_places(copies, needed=True))
+
+
+def seat_counts(copies: Copies) -> Ints:
+    """Return (stages,) how many parameters of each of its stages this rank answers for: all, or if sharded its part."""
     counts = [len(stage.places()[copies.part(number)]) for number, stage in copies.stages.items()]
     return np.array(counts, np.int64)
 
 
 def seat_arrays(copies: Copies) -> list[StageArray]:
-    """Of each stage the parameters that this rank answers for, and their averages, as they lie if that is on the host.
+    """Return the parameters of each stage that this rank answers for, and their averages; zeros before the first step.
 
-    Zeros before the first step.
+    They are where they lie if that is on the host.
     """
     found: list[StageArray] = []
     for (number, stage), count in zip(copies.stages.items(), seat_counts(copies), strict=True):
-        averages = [np.zeros(count, stage.dtype) if x is None else _on_host(x)[:count] for x in _averages(stage)]
-        found += [_on_host(stage.parameters[copies.part(number)])[:count], *averages]
+        averages = stage.optimizer.mean, stage.optimizer.square
+        found.append(_on_host(stage.parameters[copies.part(number)])[:count])
+        found += [np.zeros(count, stage.dtype) if x is None else _on_host(x)[:count] for x in averages]
     return found
 
 
-def seat_values(copies: Copies, out: StageArray | None = None) -> StageArray:
-    """(k,) what `seat_arrays` are, one behind the other."""
-    return np.concatenate(seat_arrays(copies), out=out)
-
-
 def seat_gradients(copies: Copies) -> list[StageArray]:
-    """Of each stage the gradients of the parameters that this rank answers for, as `seat_arrays`."""
+    """Return the gradients of each stage's parameters that this rank answers for."""
     counts = zip(copies.stages.items(), seat_counts(copies), strict=True)
     return [_on_host(stage.gradients[copies.part(number)])[:count] for (number, stage), count in counts]
 
 
+def seat_state(copies: Copies, iteration: int, out: StageArray | None = None) -> TrainingState:
+    """Return the part of the state that this rank answers for, with its values in `out` if that is given."""
+    stage = next(iter(copies.stages.values()))
+    size = len(VECTORS) * sum(layer.num_whole for layer in stage.model.layers)
+    values = np.concatenate(seat_arrays(copies), out=out)
+    return TrainingState(iteration, stage.optimizer.steps, size, runs_of(_places(copies, needed=False)), values)
+
+
 def put_state(state: TrainingState, copies: Copies) -> None:
-    """Put what this rank needs of `state` into its stages.
+    """Put what this rank's stages need of `state` into them.
 
     Raises:
         InputError: the state is of another model.
     """
     model = next(iter(copies.stages.values())).model
-    expected = sum(layer.num_whole for layer in model.layers)
-    for name in VECTORS:
-        if getattr(state, name).shape != (expected,):
-            raise InputError(f"state: got {name} of shape {getattr(state, name).shape}, expected ({expected},)")
+    expected = len(VECTORS) * sum(layer.num_whole for layer in model.layers)
+    if state.size != expected:
+        raise InputError(f"state: got {state.size} numbers, expected {expected}: those of this model")
+    values = state.values[state.find(_places(copies, needed=True))]
     for number, stage in copies.stages.items():
-        places, part = stage.places(), copies.part(number)
-        stage.parameters[: len(places)] = stage.xp.asarray(state.parameters[places])
-        own = places[part]
-        for name in VECTORS[1:]:
+        count, part = len(stage.places()), copies.part(number)
+        own = len(stage.places()[part])
+        parameters, mean, square, values = np.split(values, np.cumsum([count, own, own]))
+        stage.parameters[:count] = stage.xp.asarray(parameters)
+        for name, given in (("mean", mean), ("square", square)):
             average = stage.xp.zeros_like(stage.parameters[part])
-            average[: len(own)] = stage.xp.asarray(getattr(state, name)[own])
+            average[:own] = stage.xp.asarray(given)
             setattr(stage.optimizer, name, average)
         stage.optimizer.steps = state.steps

@@ -30,12 +30,10 @@ from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.train.adam import Adam
-from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.data_parallel import Copies
-from lanterne.pipeline.train.handover import hold, move_state
 from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.spill import DeviceStore, HostStore, Spill
-from lanterne.pipeline.train.state import gather_state, put_state
+from lanterne.pipeline.train.state import TrainingState, move_state, needed_runs, put_state, seat_state
 from lanterne.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -281,8 +279,7 @@ class Trainer:
     ) -> None:
         """Go on with other plans, one per copy, or on another layout or cut; between iterations, on all ranks.
 
-        Other plans of the same placement cost nothing. On a layout of the same shape every rank hands the state of its
-        place to the one that follows it there, all at once; else the state moves through rank 0.
+        Other plans of the same placement cost nothing. Else each rank sends what it answers for to those that need it.
 
         Raises:
             InputError: as Trainer; the plans, layout and cut then stay.
@@ -295,25 +292,33 @@ class Trainer:
         if same_stages and layout == self.layout and starts == self.starts:
             self._plan(plans)
             return
-        if same_stages and layout.shape == self.layout.shape and starts == self.starts:
-            self._move(plans, layout)
-            return
-        state = self.state()
+        held = self.held()
         self._open(plans, layout, starts, seed=None)
-        self.restore(state)
+        self.take_over(self.comm, [held])
 
-    def _move(self, plans: Plans, layout: Layout) -> None:
-        """Go on with the same stages on other ranks."""
-        before, held = self.layout, hold(self.copies)
-        self._open(plans, layout, self.starts, seed=None)
-        move_state(self.comm, before, layout, held, self.copies)
+    def held(self) -> TrainingState:
+        """Return the part of the state that this rank answers for."""
+        return seat_state(self.copies, self.iterations)
 
     def state(self) -> TrainingState:
-        """The TrainingState of training, on the host of every rank; every rank calls it."""
-        return gather_state(self.comm, self.copies, self.copy, self.iterations)
+        """Return the whole state of training, on the host of every rank; every rank calls it."""
+        state, _ = move_state(self.comm, [self.held()])
+        assert state is not None, "every rank holds its part of this iteration"
+        return state
+
+    def take_over(self, comm: Communicator, held: Sequence[TrainingState]) -> None:
+        """Go on from the state that the ranks of `comm` have `held` together; all of them call move_state.
+
+        Raises:
+            LanterneError: no state is complete.
+        """
+        state, _ = move_state(comm, held, needed_runs(self.copies))
+        if state is None:
+            raise LanterneError("training: got parts of a state, expected all of one iteration together")
+        self.restore(state)
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from `state`, which any trainer of this model gave.
+        """Go on from `state`, which any trainer of this model gave, or from the part of it that this rank needs.
 
         Raises:
             InputError: it is of another model.

@@ -86,7 +86,7 @@ def test_replay_sets_links_and_puts_them_back():
         calls = []
         with make_plane("inline", comm) as plane:
             plane.set_link = lambda *change: calls.append(change)
-            replay = Replay([SLOW], plane, 0, {}, {(1, 2): Link(0.001)})
+            replay = Replay([SLOW], plane.set_link, 0, {(1, 2): Link(0.001)})
             for iteration in range(10):
                 replay.begin(iteration)
                 calls.append(iteration)

@@ -13,12 +13,9 @@ import lanterne
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train.adam import Adam
-from lanterne.pipeline.train.enduring import gather_held
-from lanterne.pipeline.train.memory_checkpoint import HeldState
 from lanterne.pipeline.train.rank_layout import fit_layout
-from lanterne.pipeline.train.replayed import ReplayedCopies, replay
-from lanterne.pipeline.train.spaced import SpacedCopies
-from lanterne.pipeline.train.state import seat_gradients
+from lanterne.pipeline.train.replicas import ReplayedReplicas, SpacedReplicas, replay
+from lanterne.pipeline.train.state import TrainingState, move_state, seat_gradients
 from lanterne.pipeline.train.trainer import Trainer, plans
 
 RANKS, TOTAL, AT = 3, 6, 4
@@ -64,7 +61,7 @@ def stop(seat, trainer, phase):
         if phase > COMPUTED:
             return seat.agree(copies)
         copies.wait()
-        if isinstance(seat, ReplayedCopies):
+        if isinstance(seat, ReplayedReplicas):
             seat._hand_around(seat_gradients(copies), [np.empty(count, np.float32) for count in seat._its_counts])
         else:
             for request in seat._coming[1]:
@@ -112,7 +109,7 @@ def outcomes(make_seat, sharded):
             seat.begin()
             stop(seat, trainer, phases.get(comm.rank, READY))
             rest = comm.split(int(comm.rank == dead), comm.rank)
-            state, _ = gather_held(rest, [] if comm.rank == dead else seat.states())
+            state, _ = move_state(rest, [] if comm.rank == dead else seat.states())
             found.append(None if state is None else (state.iteration, vectors(state)))
             rest.close()
         trainer.close()
@@ -124,7 +121,7 @@ def outcomes(make_seat, sharded):
 
 
 def vectors(state):
-    return [state.parameters, state.mean, state.square]
+    return [*state.vectors.values()]
 
 
 def is_ready(phases, dead):
@@ -134,7 +131,7 @@ def is_ready(phases, dead):
 
 @SHARDED
 def test_gradients_are_replayed_or_nobody_has_stepped(sharded):
-    expected, found = outcomes(lambda trainer: ReplayedCopies(trainer, 1, copies=True), sharded)
+    expected, found = outcomes(lambda trainer: ReplayedReplicas(trainer, copies=True), sharded)
     wanted = [AT if COMPUTED in phases.values() else AT + 1 for _, phases in CASES]
     assert [each[0] for each in found] == wanted
     np.testing.assert_array_equal([each[1] for each in found], [expected[at] for at in wanted])
@@ -142,7 +139,7 @@ def test_gradients_are_replayed_or_nobody_has_stepped(sharded):
 
 @SHARDED
 def test_at_intervals_the_last_copy_stays_until_all_have_the_next(sharded):
-    expected, found = outcomes(lambda trainer: SpacedCopies(trainer, 1, every=2), sharded)
+    expected, found = outcomes(lambda trainer: SpacedReplicas(trainer, every=2), sharded)
     wanted = [AT if is_ready(phases, dead) else AT - 2 for dead, phases in CASES]
     assert [each[0] for each in found] == wanted
     np.testing.assert_array_equal([each[1] for each in found], [expected[at] for at in wanted])
@@ -157,9 +154,8 @@ def test_a_replayed_step_is_the_step_bit_by_bit(dtype):
     cuts = np.cumsum(sizes)[:-1]
     own = np.split(weights, cuts)
     zeros = [np.zeros(2 * size, dtype) for size in sizes]
-    nothing = np.empty(0, np.int64)
     values = np.concatenate([part for pair in zip(own, zeros, strict=True) for part in pair])
-    held = HeldState(1, 7, 0, nothing.astype(np.uint8), nothing, values)
+    held = TrainingState(7, 0, len(values), np.empty((0, 2), np.int64), values)
     for gradients in sets:
         replay(held, np.split(gradients, cuts), Adam(0.1, weight_decay=0.2))
         at_once.step(weights, gradients)

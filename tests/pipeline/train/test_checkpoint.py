@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from lanterne.errors import InputError
-from lanterne.pipeline.train.checkpoint import TrainingState, load, save
+from lanterne.pipeline.train.checkpoint import load, save
+from lanterne.pipeline.train.state import TrainingState
 
 ABOUT = {"width": 8, "text": "abc"}
 
 
 def state(seed=0, count=50):
-    return TrainingState(3 + seed, 4 + seed, *np.random.default_rng(seed).normal(size=(3, count)).astype(np.float32))
+    vectors = np.random.default_rng(seed).normal(size=(3, count)).astype(np.float32)
+    return TrainingState.of_vectors(3 + seed, 4 + seed, *vectors)
 
 
 def test_round_trip(tmp_path):
@@ -25,7 +27,7 @@ def test_round_trip(tmp_path):
     found = load(tmp_path / "x", ABOUT)
     for name, value in vars(state(1)).items():
         np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
-    assert found.parameters.dtype == np.float32
+    assert found.values.dtype == np.float32
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -35,7 +37,7 @@ import numpy as np
 from lanterne.pipeline.train.checkpoint import TrainingState, save
 number = 0
 while True:
-    save(sys.argv[1], TrainingState(number, number, *np.full((3, 200_000), number, np.float32)), {})
+    save(sys.argv[1], TrainingState.of_vectors(number, number, *np.full((3, 200_000), number, np.float32)), {})
     number += 1
 """
 
@@ -52,7 +54,7 @@ def test_killed_at_any_time_a_whole_one_is_there(tmp_path):
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         found = load(path, {})
-        assert (found.parameters == found.iteration).all() and (found.square == found.iteration).all(), trial
+        assert (found.values == found.iteration).all(), trial
     save(path, state(), {})
     assert os.listdir(tmp_path) == ["x"]
 

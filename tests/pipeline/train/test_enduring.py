@@ -10,10 +10,9 @@ from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer
-from lanterne.pipeline.train.enduring import Enduring, gather_held
-from lanterne.pipeline.train.memory_checkpoint import WHOLE, HeldState
-from lanterne.pipeline.train.rank_layout import Layout, fit_layout
-from lanterne.pipeline.train.state import held_alone, places_of, runs_of, seat_places, seat_units, seat_values
+from lanterne.pipeline.train.enduring import Enduring
+from lanterne.pipeline.train.rank_layout import fit_layout
+from lanterne.pipeline.train.state import TrainingState, move_state, places_of, runs_of
 from lanterne.pipeline.train.trainer import Trainer, plans
 
 SHAPE = vocabulary, length, width, heads, blocks, rows = 17, 8, 8, 2, 4, 2
@@ -198,31 +197,6 @@ def test_tensor_parts_must_divide():
         fit_layout(3, 1, 2, 9)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_seats_have_all_units_together_and_no_two_places_the_same(sharded):
-    layout = Layout((((0, 1), (2, 3)), ((4, 5), (6, 7))))
-    units = np.array([seat_units(layout, rank, sharded=sharded) for rank in range(8)])
-    assert units.any(0).all() and (units.sum(1) == 1).all()
-    assert (units.sum(0) == ([1] * 8 if sharded else [2] * 4)).all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "sharded", "alone"),
-    [
-        ((2, 2, 1), False, False),
-        ((2, 2, 1), True, True),
-        ((1, 4, 1), False, True),
-        ((4, 1, 1), False, False),
-        ((4, 1, 1), True, True),
-        ((2, 1, 2), False, False),
-        ((1, 2, 2), False, True),
-    ],
-)
-def test_copies_are_kept_only_of_what_a_rank_has_alone(shape, sharded, alone):
-    layout = Layout(tuple(tuple(map(tuple, copy)) for copy in np.arange(4).reshape(shape).tolist()))
-    assert held_alone(layout, sharded=sharded) == alone
-
-
 @pytest.mark.parametrize(
     ("places", "options", "shares"),
     [
@@ -245,7 +219,7 @@ def test_a_rank_keeps_so_many_shares_of_state(places, options, shares):
         states = training.kept.states()
         kept = sum(each.values.nbytes for each in states[1:])
         training.finish(lambda comm: None)
-        # Units and runs are some bytes.
+        # Runs are some bytes.
         assert kept <= training.kept.nbytes <= kept + 3000
         return kept, states[0].values.nbytes
 
@@ -253,15 +227,20 @@ def test_a_rank_keeps_so_many_shares_of_state(places, options, shares):
     assert kept == shares * own
 
 
-def test_a_seat_is_what_the_state_says():
+@pytest.mark.parametrize("sharded", [False, True])
+def test_parts_are_what_the_state_says_and_have_all_of_it_together(sharded):
     def run(comm):
-        trainer = trainer_of(comm, 2, sharded=True)
+        trainer = trainer_of(comm, 2, sharded)
         for _ in range(2):
             trainer.iteration()
-        whole = np.concatenate([getattr(trainer.state(), name) for name in ("parameters", "mean", "square")])
-        np.testing.assert_array_equal(seat_values(trainer.copies), whole[seat_places(trainer.copies)])
+        whole, part = trainer.state(), trainer.held()
+        np.testing.assert_array_equal(part.values, whole.values[places_of(part.runs)])
+        assert part.size == whole.size
+        return places_of(part.runs)
 
-    lanterne.spawn(4, run)
+    places = np.concatenate(lanterne.spawn(4, run))
+    counts = np.bincount(places)
+    assert (counts == (1 if sharded else 2)).all()
 
 
 @pytest.mark.parametrize(
@@ -277,21 +256,35 @@ def test_places_are_kept_as_runs(places, runs):
     assert found.tolist() == runs and places_of(found).tolist() == places
 
 
-def test_the_latest_complete_state_is_taken():
-    def held(layout, iteration, units, places, value):
-        units, runs = np.array(units, np.uint8), runs_of(np.array(places))
-        return HeldState(layout, iteration, iteration, units, runs, np.full(len(places), float(value)))
+def held(iteration, places, value):
+    return TrainingState(iteration, iteration, 6, runs_of(np.array(places)), np.full(len(places), float(value)))
 
+
+def test_the_latest_complete_state_is_taken():
     has = {
-        0: [held(5, 3, [1, 0], [0, 1, 2], 30), held(5, 2, [1, 0], [0, 1, 2], 20)],
-        1: [held(5, 2, [0, 1], [3, 4, 5], 21), held(5, 1, [0, 1], [3, 4, 5], 11)],
-        2: [held(WHOLE, 1, [1], range(6), 1)],
+        0: [held(3, [0, 1, 2], 30), held(2, [0, 1, 2], 20)],
+        1: [held(2, [3, 4, 5], 20), held(1, [3, 4, 5], 1)],
+        2: [held(1, range(6), 1)],
     }
 
-    def run(comm, without):
-        state, latest = gather_held(comm, [] if comm.rank in without else has[comm.rank])
-        return None if state is None else (state.iteration, state.steps, state.parameters.tolist(), latest)
+    def run(comm, without, wanted):
+        state, latest = move_state(comm, [] if comm.rank in without else has[comm.rank], wanted)
+        return None if state is None else (state.iteration, state.steps, state.values.tolist(), latest)
 
-    assert lanterne.spawn(3, run, ()) == [(2, 2, [20.0, 20.0], 3)] * 3
-    assert lanterne.spawn(3, run, (1,)) == [(1, 1, [1.0, 1.0], 3)] * 3
-    assert lanterne.spawn(3, run, (2, 0)) == [None] * 3
+    assert lanterne.spawn(3, run, (), None) == [(2, 2, [20.0] * 6, 3)] * 3
+    assert lanterne.spawn(3, run, (), np.array([[4, 1], [1, 2]])) == [(2, 2, [20.0] * 3, 3)] * 3
+    assert lanterne.spawn(3, run, (1,), None) == [(1, 1, [1.0] * 6, 3)] * 3
+    assert lanterne.spawn(3, run, (2, 0), None) == [None] * 3
+
+
+def test_each_rank_gets_the_places_that_it_wants_whatever_overlaps():
+    def run(comm, seed):
+        drawn = np.random.default_rng((seed, comm.rank))
+        mine = [np.flatnonzero(drawn.random(40) < 0.5) for _ in range(2)] + [np.arange(comm.rank, 40, 3)]
+        parts = [TrainingState(5, 9, 40, runs_of(places), 100.0 + places) for places in mine if len(places)]
+        wanted = drawn.permutation(40)[: drawn.integers(0, 40)]
+        state, _ = move_state(comm, parts, runs_of(wanted))
+        np.testing.assert_array_equal(state.values, 100.0 + wanted)
+
+    for seed in range(5):
+        lanterne.spawn(3, run, seed)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from lanterne.pipeline.train.memory_checkpoint import keepers, kept_at_home
+from lanterne.pipeline.train.replicas import keepers, kept_at_home
 
 HOSTS = [hosts for count in range(2, 8) for hosts in product("abc", repeat=count)]
 

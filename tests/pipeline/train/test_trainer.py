@@ -54,8 +54,9 @@ def same(results, one_process, rtol=1e-10):
     for rank, (losses, state) in enumerate(results):
         at = f"rank {rank}"
         np.testing.assert_allclose(losses, one_process[0], rtol=rtol, err_msg=at)
-        np.testing.assert_allclose(state.parameters, one_process[1].parameters, rtol=1e-7, atol=1e-10, err_msg=at)
-        np.testing.assert_allclose(state.mean, one_process[1].mean, rtol=1e-6, atol=1e-12, err_msg=at)
+        for name, share, atol in (("parameters", 1e-7, 1e-10), ("mean", 1e-6, 1e-12)):
+            found, wanted = state.vectors[name], one_process[1].vectors[name]
+            np.testing.assert_allclose(found, wanted, rtol=share, atol=atol, err_msg=at)
         assert (state.iteration, state.steps) == (ITERATIONS, ITERATIONS), (losses, state)
 
 
@@ -163,8 +164,8 @@ def test_a_state_goes_on_anywhere(sharded, one_process):
         training = trainer(comm, made("zb_h1", 2, (4, 4)), layout=make_layout(8, 2, 2, 2), sharded=sharded)
         training.restore(state)
         again = training.state()
-        for name in ("iteration", "steps", "parameters", "mean", "square"):
-            np.testing.assert_array_equal(getattr(again, name), getattr(state, name), err_msg=name)
+        assert (again.iteration, again.steps) == (state.iteration, state.steps)
+        np.testing.assert_array_equal(again.values, state.values)
         return np.array([*first, *(training.iteration().losses for _ in range(ITERATIONS - 2))]), training.state()
 
     same(lanterne.spawn(8, job), one_process)
@@ -218,10 +219,10 @@ def test_a_plan_that_does_not_fit_leaves_the_trainer_as_it_was(one_process):
 
 def test_a_state_of_another_model_is_refused():
     state = lanterne.spawn(1, train, made("1f1b", 1), 1)[0][1]
-    short = replace(state, parameters=state.parameters[1:])
+    short = replace(state, size=state.size - 3)
 
     def job(comm):
-        with pytest.raises(InputError, match=r"got parameters of shape \(2866,\), expected \(2867,\)"):
+        with pytest.raises(InputError, match="got 8598 numbers, expected 8601"):
             trainer(comm, made("1f1b", 2)).restore(short)
 
     lanterne.spawn(2, job)
