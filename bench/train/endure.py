@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lanterne.bench.output.units import format_time, whole
@@ -134,14 +133,6 @@ def merged(comm: Communicator, results: dict[int, dict[str, Any]]) -> list[dict[
         for record in json.loads(heard):
             found.setdefault(record["iteration"], record)
     return [found[number] for number in sorted(found)]
-
-
-def tell(training: Enduring, args: argparse.Namespace, so_far: int) -> int:
-    """Print, on rank 0, the changes after the first `so_far`; how many there are."""
-    for change in training.changes[so_far:]:
-        if training.comm.rank == 0:
-            print(told(change), file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
-    return len(training.changes)
 
 
 def summary(training: Enduring) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from lanterne.bench.output.options import add_listen
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError
 from lanterne.failslow.mitigate.training_status import TrainingStatus
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-def add_publish_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
-    add_listen(parser)
-
-
 def check_publish(args: argparse.Namespace) -> None:
     """Raise InputError if --listen is no address."""
     if args.listen is not None:
@@ -34,23 +28,42 @@ def check_publish(args: argparse.Namespace) -> None:
 
 
 class TrainingPublisher:
-    """Publishes on rank 0, when somebody asks; on others, and without the options, it does nothing."""
+    """Publishes on the rank that is rank 0 now; without --listen it does nothing."""
 
-    def __init__(self, args: argparse.Namespace, comm: Communicator, controller: Controller | None = None) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._listen: str | None = args.listen
+        self._comm: Communicator | None = None
         self._publisher: Publisher | None = None
-        if comm.rank or not args.listen:
+        self._is_told = False
+
+    def follow(self, comm: Communicator, controller: Controller | None, *, must: bool = False) -> None:
+        """Publish from now on for `comm`, if it is another; unless it `must` be now, a taken port is tried again later.
+
+        The rank that was rank 0 before may hold the port until its iteration has ended too.
+        """
+        if comm is self._comm:
             return
-        self._publisher = Publisher(args.listen)
-        arrivals = core_of(comm).late.arrivals
-        program = ["lanterne", *sys.argv[1:]]
-        self._status = TrainingStatus(comm.world_size, program, controller, lambda: arrivals.begun_early)
-        self._publisher.offer(self._status.document)
-        if (server := self._publisher.server) is not None:
-            token = f", token {server.token}" if server.token else ""
-            print(f"# page at {server.url}, metrics at {server.url}metrics{token}", file=sys.stderr, flush=True)
+        self.close()
+        if self._listen and comm.rank == 0:
+            try:
+                self._publisher = Publisher(self._listen)
+            except InputError as error:
+                if must:
+                    raise
+                if not self._is_told:
+                    log.warning("%s: tried again after each iteration", error)
+                self._is_told = True
+                return
+            arrivals, program = core_of(comm).late.arrivals, ["lanterne", *sys.argv[1:]]
+            self._status = TrainingStatus(comm.world_size, program, controller, lambda: arrivals.begun_early)
+            self._publisher.offer(self._status.document)
+            if (server := self._publisher.server) is not None:
+                token = f", token {server.token}" if server.token else ""
+                print(f"# page at {server.url}, metrics at {server.url}metrics{token}", file=sys.stderr, flush=True)
+        self._comm, self._is_told = comm, False
 
     def ended(self, done: Iteration) -> None:
-        """An iteration has ended on this rank."""
+        """Record that an iteration has ended on this rank."""
         if self._publisher is not None:
             self._status.add(done.number, done.seconds)
 
@@ -58,44 +71,5 @@ class TrainingPublisher:
         """Publish how it has ended, and stop."""
         if self._publisher is not None:
             self._publisher.publish(self._status.document(ended=True))
-            self._publisher.close()
-
-
-class RelayedPublisher:
-    """A TrainingPublisher of whoever is rank 0 by then, where ranks come and go."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
-        self._comm: Communicator | None = None
-        self._publisher: TrainingPublisher | None = None
-        self._is_told = False
-
-    def follow(self, comm: Communicator, controller: Controller | None, *, must: bool = False) -> None:
-        """Publish from now on for `comm`, if it is another; unless it `must` be now, a taken port is tried again later.
-
-        Who was rank 0 before may hold it still, until its iteration has ended too.
-        """
-        if comm is self._comm:
-            return
-        self.close()
-        try:
-            self._publisher = TrainingPublisher(self._args, comm, controller)
-        except InputError as error:
-            if must:
-                raise
-            if not self._is_told:
-                log.warning("%s: tried again after each iteration", error)
-            self._is_told = True
-            return
-        self._comm, self._is_told = comm, False
-
-    def ended(self, done: Iteration) -> None:
-        """See TrainingPublisher.ended."""
-        if self._publisher is not None:
-            self._publisher.ended(done)
-
-    def close(self) -> None:
-        """See TrainingPublisher.close."""
-        if self._publisher is not None:
             self._publisher.close()
         self._comm = self._publisher = None

@@ -29,14 +29,22 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.given_options import GivenOptions
-from lanterne.bench.output.options import add_device, add_json, add_ranks, add_seed, add_timeout, add_transport
+from lanterne.bench.output.options import (
+    add_device,
+    add_json,
+    add_listen,
+    add_ranks,
+    add_seed,
+    add_timeout,
+    add_transport,
+)
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train import endure
@@ -44,7 +52,7 @@ from lanterne.bench.train.adapt import Disturbed, observed_plane
 from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
 from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
-from lanterne.bench.train.publish import RelayedPublisher, TrainingPublisher, add_publish_arguments, check_publish
+from lanterne.bench.train.publish import TrainingPublisher, check_publish
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
@@ -54,12 +62,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lanterne.bench.train.job import Setup, TrainSettings
+    from lanterne.bench.train.job import Setup
     from lanterne.bench.train.mitigate import Mitigated
     from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.adapt.injection import InjectedEvent
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
-    from lanterne.pipeline.train.enduring import Training
+    from lanterne.pipeline.train.enduring import Enduring, Training
+    from lanterne.pipeline.train.state import TrainingState
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 ROWS = 10
@@ -88,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ranks of the job",
     )
     parser.add_argument("--pace", metavar="T", help="with --mitigate: least time of F, B and W, as on slower cores")
-    add_publish_arguments(parser)
+    add_listen(parser)
     parser.add_argument(
         "--record",
         metavar="FILE",
@@ -217,66 +226,46 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     plans, starts = planned(comm, setup, args)
     options: dict[str, Any] = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
     events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
-    if args.device == "cuda":
-        from lanterne.pipeline.device.device_stage import cuda_device
-
-        options["device"] = cuda_device(comm)
+    publisher, about = TrainingPublisher(args), asdict(setup.settings)
     if args.mitigate:
-        return _train_mitigated(comm, args, setup, plans, options, events)
-    if _on_streams(args):
-        if any(event.rank is not None for event in events):
-            raise InputError("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work, expected --slow-link")
-        from lanterne.pipeline.planes.plane_makers import make_plane
+        from lanterne.bench.train.mitigate import Mitigated
 
-        options["plane"] = partial(make_plane, "streams")
-    elif args.record:
-        from lanterne.pipeline.planes.plane_makers import make_plane
-
-        # Delegates of every link, whose delays can be told.
-        options["plane"] = partial(make_plane, "delegate", links={})
-    elif events or args.adapt:
-        options["plane"] = observed_plane
-    trainer = setup.trainer(comm, plans, **options)
-    recorder = None
+        mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args))
+        publisher.follow(comm, mitigated.loop.controller, must=True)
+        results = _iterate(mitigated, args, about, publisher, comm=lambda: comm, news=mitigated.news)
+        summary = mitigated.summary() if comm.rank == 0 else None
+        mitigated.close()
+        document = _described(setup, plans, starts, args, events) | {"mitigation": summary}
+        return {**document, "results": results} if comm.rank == 0 else None
+    trainer = _plain_trainer(comm, args, setup, plans, options, events)
+    notes: list[Callable[[Iteration], object]] = []
+    recorder = blocks = None
     if args.record:
         from lanterne.bench.train.recorded_training import RunRecorder
 
         recorder = RunRecorder(trainer, events, *(("zb", 0) if _on_streams(args) else ("zb_delegates", 1)))
-    blocks = None
+        notes.append(recorder.note)
     if args.profile:
         from lanterne.bench.train.profiled_blocks import BlockRecorder
 
         blocks = BlockRecorder(trainer)
-    about, path = asdict(setup.settings), args.checkpoint or args.resume
+        notes.append(blocks.note)
     if args.resume:
         trainer.restore(load(args.resume, about))
-    elif path:
-        _save(trainer, path, about)
+    elif args.checkpoint:
+        _save(args.checkpoint, _to_write(trainer, trainer.state()), about)
     disturbed = Disturbed(trainer, events, adapts=args.adapt) if events or args.adapt else None
-    training = disturbed or trainer
-    cuts = [parse_cut(text, comm.world_size) for text in args.cut]
-    cutter = RailCutter(trainer, cuts) if args.spare_rails else None
-    results: list[Record] = []
-    publisher = TrainingPublisher(args, comm)
-    while trainer.iterations < args.iterations:
-        done = training.iteration()
-        publisher.ended(done)
-        check_finite(done, tells=comm.rank == 0)
-        results.append(_record(done, setup.settings))
-        if cutter:
-            cutter.ended(done.number)
-        if recorder:
-            recorder.note(done)
-        if blocks:
-            blocks.note(done)
-        if comm.rank == 0:
-            _show(results, args)
-            for line in disturbed.news() if disturbed else ():
-                print(line, file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
-        last = trainer.iterations == args.iterations
-        if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
-            _save(trainer, path, about)
-    publisher.close()
+    cutter = None
+    if args.spare_rails:
+        cutter = RailCutter(trainer, [parse_cut(text, comm.world_size) for text in args.cut])
+        notes.append(lambda done: cutter.ended(done.number))
+    training, news = disturbed or trainer, disturbed.news if disturbed else list
+
+    def state() -> TrainingState | None:
+        return _to_write(trainer, trainer.state())
+
+    publisher.follow(comm, None, must=True)
+    results = _iterate(training, args, about, publisher, comm=lambda: comm, news=news, state=state, notes=notes)
     if recorder and comm.rank == 0:
         report.write_json(args.record, report.envelope(runs=recorder.runs()))
     if blocks:
@@ -292,6 +281,75 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     return {**document, "results": results} if comm.rank == 0 else None
 
 
+def _plain_trainer(
+    comm: Communicator,
+    args: argparse.Namespace,
+    setup: Setup,
+    plans: Sequence[CheckedPlan],
+    options: dict[str, Any],
+    events: Sequence[InjectedEvent],
+) -> Trainer:
+    """Return a Trainer on the device and data plane that the options ask for."""
+    from lanterne.pipeline.planes.plane_makers import make_plane
+
+    if args.device == "cuda":
+        from lanterne.pipeline.device.device_stage import cuda_device
+
+        options["device"] = cuda_device(comm)
+    if _on_streams(args):
+        if any(event.rank is not None for event in events):
+            raise InputError("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work, expected --slow-link")
+        options["plane"] = partial(make_plane, "streams")
+    elif args.record:
+        # Delegates of every link, whose delays can be told.
+        options["plane"] = partial(make_plane, "delegate", links={})
+    elif events or args.adapt:
+        options["plane"] = observed_plane
+    return setup.trainer(comm, plans, **options)
+
+
+def _iterate(
+    training: Trainer | Training | Enduring,
+    args: argparse.Namespace,
+    about: Record,
+    publisher: TrainingPublisher,
+    *,
+    comm: Callable[[], Communicator],
+    news: Callable[[], Iterable[str]],
+    state: Callable[[], TrainingState | None] = lambda: None,
+    notes: Sequence[Callable[[Iteration], object]] = (),
+    after: Callable[[], object] = lambda: None,
+) -> list[Record]:
+    """Train to the last iteration; show, publish and checkpoint what comes of it; return the records.
+
+    Args:
+        comm: gives the ranks of now. news: gives lines to print.
+        state: gives the state for a checkpoint on the rank that writes it; all call it.
+        notes: called with each Iteration; after: called after each, known here or not.
+    """
+    results: list[Record] = []
+    tokens, file = about["microbatches"] * about["rows"] * about["length"], _shown(args)
+    path, every = args.checkpoint or args.resume, args.checkpoint_every or args.iterations
+    while training.iterations < args.iterations:
+        done = training.iteration()
+        after()
+        is_first = comm().rank == 0
+        if done is not None:
+            publisher.ended(done)
+            check_finite(done, tells=is_first)
+            results.append(_record(done, tokens))
+            for note in notes:
+                note(done)
+            if is_first:
+                _show(results, args)
+        for line in news() if is_first else ():
+            print(line, file=file, flush=True)
+        if path and training.iterations in {args.iterations, training.iterations // every * every}:
+            _save(path, state(), about)
+    publisher.close()
+    return results
+
+
 def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> Setup:
     """The Setup on other ranks than the options say; microbatches are as many in all."""
     counts = args.microbatches.split(",")
@@ -301,12 +359,11 @@ def _fitted(args: argparse.Namespace, copies: int, places: int, parts: int) -> S
 
 
 def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | None:
-    """As `train`, with whoever lives."""
+    """As `train`, while ranks die and return."""
     from lanterne.pipeline.adapt.injection import renumbered
-    from lanterne.pipeline.train.checkpoint import load, save
+    from lanterne.pipeline.train.checkpoint import load
     from lanterne.pipeline.train.enduring import Enduring
     from lanterne.pipeline.train.rank_layout import fit_layout
-    from lanterne.pipeline.train.state import TrainingState
 
     comm.deterministic = comm.deterministic or args.deterministic
     path = args.checkpoint or args.resume
@@ -352,36 +409,32 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     def checkpoint() -> TrainingState | None:
         return load(path, about) if path and os.path.isfile(path) else None
 
-    model, file = endure.name_of(about), sys.stderr if args.json == "-" else sys.stdout
-    training = Enduring(comm, make, copies=args.copies, every=args.copy_every, checkpoint=checkpoint, model=model)
+    training = Enduring(
+        comm, make, copies=args.copies, every=args.copy_every, checkpoint=checkpoint, model=endure.name_of(about)
+    )
     if not comm.newcomers and args.resume:
         training.training.restore(load(args.resume, about))
-    results: dict[int, Record] = {}
-    told_changes = endure.tell(training, args, 0)
-    publisher = RelayedPublisher(args)
-    publisher.follow(training.comm, loops[0].loop.controller if loops else None, must=not comm.newcomers)
-    while training.iterations < args.iterations:
-        done = training.iteration()
-        told_changes = endure.tell(training, args, told_changes)
-        is_first = training.comm.rank == 0
-        publisher.follow(training.comm, loops[0].loop.controller if loops else None)
-        if done is not None:
-            publisher.ended(done)
-            check_finite(done, tells=is_first)
-            results[done.number] = _record(done, setups[training.comm.world_size][0].settings)
-            if is_first:
-                _show(list(results.values()), args)
+    publisher = TrainingPublisher(args)
+    shown = 0
+
+    def follow(*, must: bool = False) -> None:
+        publisher.follow(training.comm, loops[0].loop.controller if loops else None, must=must)
+
+    def news() -> list[str]:
+        nonlocal shown
+        changes, shown = training.changes[shown:], len(training.changes)
         watched: list[Mitigated | Disturbed] = [*loops, *adapting]
-        for line in [line for each in watched for line in each.news()] if is_first else ():
-            print(line, file=file, flush=True)
-        last = training.iterations == args.iterations
-        if path and (last or (args.checkpoint_every and training.iterations % args.checkpoint_every == 0)):
-            state = training.state()
-            if state is not None and training.trainer is not None and training.trainer.comm.rank == 0:
-                save(path, state, about)
+        return [*map(endure.told, changes), *(line for each in watched for line in each.news())]
+
+    def state() -> TrainingState | None:
+        return _to_write(training.trainer, training.state())
+
+    follow(must=not comm.newcomers)
+    heard = _iterate(training, args, about, publisher, comm=lambda: training.comm, news=news, state=state, after=follow)
+    results = {each["iteration"]: each for each in heard}
     found = training.finish(lambda comm: endure.merged(comm, results))
-    told_changes = endure.tell(training, args, told_changes)
-    publisher.close()
+    for line in news() if training.comm.rank == 0 else ():
+        print(line, file=_shown(args), flush=True)
     if training.comm.rank:
         return None
     document = _described(*setups[training.comm.world_size], args, events)
@@ -393,39 +446,6 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         found_by = loops[0].summary()
         document["mitigation"] = found_by | {"acted": [*acted, *found_by["acted"]]}
     return document
-
-
-def _train_mitigated(
-    comm: Communicator,
-    args: argparse.Namespace,
-    setup: Setup,
-    plans: Sequence[CheckedPlan],
-    options: Mapping[str, Any],
-    events: Sequence[InjectedEvent],
-) -> Record | None:
-    """As `train`, watched and mitigated by a ClosedLoop."""
-    from lanterne.bench.train.mitigate import Mitigated
-
-    mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args))
-    results: list[Record] = []
-    publisher = TrainingPublisher(args, comm, mitigated.loop.controller)
-    file = sys.stderr if args.json == "-" else sys.stdout
-    for _ in range(args.iterations):
-        done = mitigated.iteration()
-        if done is not None:
-            check_finite(done)
-            publisher.ended(done)
-        if comm.rank == 0:
-            if done is not None:
-                results.append(_record(done, setup.settings))
-                _show(results, args)
-            for line in mitigated.news():
-                print(line, file=file, flush=True)
-    publisher.close()
-    summary = mitigated.summary() if comm.rank == 0 else None
-    mitigated.close()
-    document = _described(setup, plans, options["starts"], args, events)
-    return {**document, "mitigation": summary, "results": results} if comm.rank == 0 else None
 
 
 def _described(
@@ -474,8 +494,7 @@ def _spilled(comm: Communicator, trainer: Trainer) -> dict[str, list[int]] | Non
     return {"peak_nbytes": found[:, 0].tolist(), "spilled_nbytes": found[:, 1].tolist()}
 
 
-def _record(done: Iteration, settings: TrainSettings) -> Record:
-    tokens = settings.microbatches * settings.rows * settings.length
+def _record(done: Iteration, tokens: int) -> Record:
     return {
         "iteration": done.number,
         "loss": done.loss,
@@ -485,10 +504,14 @@ def _record(done: Iteration, settings: TrainSettings) -> Record:
     }
 
 
+def _shown(args: argparse.Namespace) -> TextIO:
+    """Return where text goes: beside JSON on standard output, to standard error."""
+    return sys.stderr if args.json == "-" else sys.stdout
+
+
 def _show(results: Sequence[Record], args: argparse.Namespace) -> None:
     """One line of the table, for every tenth of the iterations; the others go by on a terminal."""
-    record = results[-1]
-    file = sys.stderr if args.json == "-" else sys.stdout
+    record, file = results[-1], _shown(args)
     rate = f"{record['tokens_per_s']:.0f}"
     cells = record["iteration"] + 1, f"{record['loss']:.5f}", format_time(record["time_s"]), rate
     line = "{:>9}  {:>9}  {:>9}  {:>9}".format(*cells)
@@ -504,7 +527,7 @@ def _show(results: Sequence[Record], args: argparse.Namespace) -> None:
 
 def _finish(args: argparse.Namespace, document: Record) -> int:
     """Check, write and sum up, on rank 0 or after all ranks; the exit code."""
-    file = sys.stderr if args.json == "-" else sys.stdout
+    file = _shown(args)
     if args.check:
         document["check"] = compare(args, document)
     if args.json:
@@ -540,11 +563,16 @@ def _finish(args: argparse.Namespace, document: Record) -> int:
     return 0 if found["same"] else 1
 
 
-def _save(trainer: Trainer, path: str, about: Record) -> None:
+def _to_write(trainer: Trainer | None, state: TrainingState | None) -> TrainingState | None:
+    """Return `state` on the rank that writes checkpoints, else None."""
+    return state if trainer is not None and trainer.comm.rank == 0 else None
+
+
+def _save(path: str, state: TrainingState | None, about: Record) -> None:
+    """Write a checkpoint, if there is a state here."""
     from lanterne.pipeline.train.checkpoint import save
 
-    state = trainer.state()
-    if trainer.comm.rank == 0:
+    if state is not None:
         save(path, state, about)
 
 

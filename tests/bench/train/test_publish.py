@@ -7,7 +7,7 @@ import pytest
 
 import lanterne
 from lanterne.bench import cli
-from lanterne.bench.train.publish import RelayedPublisher
+from lanterne.bench.train.publish import TrainingPublisher
 from lanterne.errors import InputError
 from lanterne.failslow.operate.metrics import job_metrics
 from lanterne.failslow.operate.publisher import Publisher
@@ -42,7 +42,7 @@ def test_a_port_that_the_rank_before_holds_is_taken_once_that_lets_go(caplog):
     def run(comm):
         with socket.create_server(("127.0.0.1", 0)) as before:
             listen = f"127.0.0.1:{before.getsockname()[1]}"
-            publisher = RelayedPublisher(argparse.Namespace(listen=listen))
+            publisher = TrainingPublisher(argparse.Namespace(listen=listen))
             with pytest.raises(InputError, match=f"--listen: got {listen}"):
                 publisher.follow(comm, None, must=True)
             for _ in range(2):
