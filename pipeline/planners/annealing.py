@@ -23,8 +23,9 @@ from lanterne.pipeline.simulate.event_loop import Operations, Orders, Progress, 
 
 # How many places letters move at most.
 REACH = 6
-# How many letters in a row move at most.
-LONGEST = 4
+# How many letters in a row move at most, and in what share of the moves several do. Where memory is full a letter alone
+# can hardly move, but a B and the W that makes room for what follows can.
+LONGEST, BLOCK_SHARE = 4, 0.3
 
 
 @njit(cache=True)
@@ -176,14 +177,14 @@ def _next(state: NDArray[np.uint64]) -> float:
 
 
 @inner
-def _drawn_move(state: NDArray[np.uint64], i: int, length: int, blocks: float) -> tuple[int, int, int]:
+def _drawn_move(state: NDArray[np.uint64], i: int, length: int) -> tuple[int, int, int]:
     """Draw (lo, cut, hi): letters from `lo` up to `cut` change places with those that follow up to `hi`.
 
-    The letter at `i` comes earlier, what lies before it goes behind, or it goes on; for `blocks`, see anneal.
+    The letter at `i` moves forward, what lies before it moves behind, or it moves back; several may move together.
     """
     reach = 1 + int(REACH * _next(state) ** 2)
     size = 1
-    if blocks > 0.0 and _next(state) < blocks:
+    if _next(state) < BLOCK_SHARE:
         size += 1 + int((LONGEST - 1) * _next(state))
     kind = _next(state)
     if kind < 0.4:
@@ -205,7 +206,6 @@ def anneal(
     cold: float,
     bound: float,
     seed: int,
-    blocks: float,
 ) -> tuple[Ints, float, int]:
     """Return (the best words found, their makespan, steps done) of simulated annealing along the critical path.
 
@@ -215,8 +215,6 @@ def anneal(
 
     Args:
         steps: moves tried; hot, cold: first and last temperature, in units of time; bound: stops at this makespan.
-        blocks: the share of moves in which letters in a row move together. Where memory is full a letter alone can
-            hardly move, but a B and the W that makes room for what follows can.
     """
     num_ranks, length = words.shape
     words = words.copy()
@@ -261,7 +259,7 @@ def anneal(
         else:
             chosen = int(_next(state) * size)
             rank, i = path[chosen, 0], path[chosen, 1]
-        lo, cut, hi = _drawn_move(state, i, lengths[rank], blocks)
+        lo, cut, hi = _drawn_move(state, i, lengths[rank])
         if cut <= lo or hi <= cut:
             continue
         word, count = words[rank], hi - lo

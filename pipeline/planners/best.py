@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from lanterne.errors import InputError, ScheduleError
-from lanterne.pipeline.plan.placement import PLACEMENTS, Placement, PlacementLike, as_placement
+from lanterne.pipeline.plan.placement import Placement, PlacementLike, as_placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.loops import are_compiled, compile_in_background
-from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, Improvement, Progress, load
+from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, Improvement, Progress, fitting, is_same
 from lanterne.pipeline.planners.search import has_little_memory, improve
 from lanterne.pipeline.planners.words import has_parts
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
@@ -21,8 +21,6 @@ from lanterne.pipeline.simulate.simulate import simulate
 
 # Schedulers not asked for a plan to start from: itself, a solver, and those asked with the placement at hand.
 LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
-# Those of one placement alone, other than unidirectional.
-ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 # What "any" tries; with this share of the effort at first, then in full if it is so near the best of them. Measured, 40
 # problems of 8 x 32: 0.06 % over the best of all in full in the mean, 1.4 at most; with a tenth at first 0.2 and 2.5.
 TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.3, 0.02
@@ -177,17 +175,8 @@ def _check_options(
 def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[CheckedPlan, ...]:
     """Return the other schedulers' plans on this placement that fit in memory, at least one; ANY asks twice."""
     is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
-    plans = []
-    for name in SCHEDULERS:
-        if name in LEFT_OUT or (is_large and name in SLOW):
-            continue
-        if placement.name in PLACEMENTS and ELSEWHERE.get(name, "unidirectional") != placement.name:
-            continue
-        try:
-            plans.append(load(name)(problem))
-        except InputError:
-            continue
-    found = [checked for plan in plans if (checked := _fitting(plan, problem, placement))]
+    names = [name for name in SCHEDULERS if name not in LEFT_OUT and not (is_large and name in SLOW)]
+    found = fitting(names, problem, placement)
     if not (is_large and found):
         pieces = (1,) if whole else (1, 4)
         plans = [crosspipe(problem, placement=placement, weight_parts=parts) for parts in pieces]
@@ -195,23 +184,10 @@ def _given(problem: Problem, placement: Placement, *, whole: bool) -> tuple[Chec
     return tuple(checked for checked in found if not (whole and has_parts(checked.plan)))
 
 
-def _fitting(plan: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:
-    """Return the CheckedPlan, or None if it is on another placement or does not fit."""
-    try:
-        return check(plan, problem) if _is_same(plan.placement, placement) else None
-    except ScheduleError:
-        return None
-
-
 def _checked_start(start: Plan, problem: Problem, placement: Placement) -> CheckedPlan:
-    if not _is_same(start.placement, placement):
+    if not is_same(start.placement, placement):
         raise ScheduleError(f"start: got a plan on the {start.placement.name} placement, expected {placement.name}")
     return check(start, problem)
-
-
-def _is_same(one: Placement, other: Placement) -> bool:
-    """Return whether two placements are the same but for their names."""
-    return (one.stage_to_rank, one.num_routes) == (other.stage_to_rank, other.num_routes)
 
 
 def _polished(

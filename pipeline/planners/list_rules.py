@@ -19,7 +19,7 @@ from lanterne.pipeline.planners.words import Letters
 from lanterne.pipeline.simulate.compiled import inner, loop_with
 from lanterne.pipeline.simulate.event_loop import BY_RULE, FIRST_COME, NEVER, Decisions, Operations, Progress, Times
 
-B_FIRST, ALTERNATE, BY_LEAD = range(3)
+B_FIRST, ALTERNATE = range(2)
 DEEP, SHALLOW, OLDEST = range(3)
 
 
@@ -27,13 +27,10 @@ class Rule(NamedTuple):
     """Rule by which a free rank chooses.
 
     Attributes:
-        leads: (num_ranks,), the F begun less the B begun, on all stages, to aim at: BY_LEAD, and before the first B.
+        leads: (num_ranks,), the F begun less the B begun, on all stages, to aim at before the first B.
         limit: whether an F that brings a microbatch to its rank may not exceed the lead.
-        prefer: B_FIRST; ALTERNATE, F after a B and B after an F; or BY_LEAD, F below the lead and B from it on.
-        room_first: when memory keeps the preferred F out, a W that makes room goes before a B.
+        prefer: B_FIRST; or ALTERNATE, F after a B and B after an F.
         gap: W fills a gap that is at least this share of it.
-        patience: wait for the preferred kind if it arrives within this share of the other's duration.
-        most_waiting: with this many W waiting, a W comes first.
         stage: which of the rank's stages goes first if an action of a kind has arrived for several: the DEEP one,
             farthest on the microbatch's way, the SHALLOW one, or that of the OLDEST microbatch.
         group: microbatches that go together. The oldest group that has arrived goes first. No F of a group starts
@@ -43,10 +40,7 @@ class Rule(NamedTuple):
     leads: Ints
     limit: bool
     prefer: int
-    room_first: bool
     gap: float
-    patience: float
-    most_waiting: int
     stage: int
     group: int = 0
 
@@ -59,17 +53,10 @@ def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), gro
         stages: what to try for `stage`: one where ranks hold one stage each.
         groups: what to try for `group`.
     """
-    shapes = [
-        *product((True,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
-        *product((False,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
-        *product((True,), (ALTERNATE, BY_LEAD), (True,), (0.0, 1.0), (0.0,), (2, 4)),
-    ]
-    apart = [Rule(lead, *shape, stage=stage) for shape in shapes for lead in leads for stage in stages][:most]
+    shapes = product((True, False), (ALTERNATE, B_FIRST), (0.0, 1.0))
+    apart = [Rule(lead, *shape, stage) for shape in shapes for lead in leads for stage in stages][:most]
     together = product(groups, (ALTERNATE, B_FIRST), (0.0, 1.0))
-    return [
-        *(Rule(leads[0], False, prefer, True, gap, 0.0, 10**9, SHALLOW, size) for size, prefer, gap in together),
-        *apart,
-    ]
+    return [*(Rule(leads[0], False, prefer, gap, SHALLOW, size) for size, prefer, gap in together), *apart]
 
 
 class RankStages(NamedTuple):
@@ -179,7 +166,6 @@ def _choose(
             if count[num_stages + stage] > done and (weight < 0 or done < oldest):
                 weight, oldest = 2 * num_stages + stage, done
     lead = forwards - backwards
-    waiting = backwards - weights
     if rule.prefer == ALTERNATE and backwards > 0:
         wants_forward = last == 1
     elif rule.prefer == B_FIRST and backwards > 0:
@@ -192,22 +178,19 @@ def _choose(
         wanted, first, kept_out = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
     else:
         wanted, first, kept_out = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
-    if waiting > 0:
+    if backwards > weights:
         blocked = wants_forward and kept_out and first > now and lead < rule.leads[rank]
-        if waiting >= rule.most_waiting or (blocked and rule.room_first) or room < reserve:
+        if blocked or room < reserve:
             return weight, 0.0
     if first <= now:
         return wanted, 0.0
-    soonest = first
-    rest = ranks.own[rank, 0] + (num_stages if wants_forward else 0)
-    if first > now + rule.patience * letters.operations.duration[rest]:
-        if wants_forward:
-            other, second, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
-        else:
-            other, second, _ = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
-        if second <= now:
-            return other, 0.0
-        soonest = min(first, second)
+    if wants_forward:
+        other, second, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
+    else:
+        other, second, _ = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
+    if second <= now:
+        return other, 0.0
+    soonest = min(first, second)
     if weight >= 0 and soonest - now >= rule.gap * letters.operations.duration[weight]:
         return weight, 0.0
     return -1, soonest

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from lanterne.errors import InputError, ScheduleError
+from lanterne.errors import InputError
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import Placement, PlacementLike, as_placement
@@ -15,16 +15,16 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.optimal_model import SPLIT_KINDS, SolverModel, build_model
-from lanterne.pipeline.planners.schedulers import Improvement, Progress, plan
-from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
+from lanterne.pipeline.planners.schedulers import Improvement, Progress, fitting
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 # The share of the time that the solver may look for a plan that reaches the lower bound.
 REACH_SHARE = 0.4
 # What making the solver's model takes, about.
 MODEL_S_PER_ACTION = 2e-4
-# Quick schedulers besides CrossPipe's greedy whose plans have F, B and W apart, by placement.
-QUICK: dict[str, tuple[str, ...]] = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
+# Quick schedulers besides CrossPipe's greedy whose plans have F, B and W apart.
+QUICK = "adaptra", "zb_h1", "zb_h2", "zb_v"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,23 +113,10 @@ def least_limit_s(problem: Problem, placement: Placement) -> float:
 
 
 def best_hint(problem: Problem, placement: Placement) -> Plan:
-    """The best plan that a quick scheduler makes on this placement and that fits in memory."""
-    plans = [crosspipe(problem, placement=placement, weight_parts=1)]
-    plans += [plan(problem, name) for name in QUICK.get(placement.name, ())]
-    found = [
-        (simulate(checked, problem).makespan, i)
-        for i, made in enumerate(plans)
-        if (checked := _fitting(made, problem, placement))
-    ]
-    return plans[min(found)[1]]
-
-
-def _fitting(made: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:
-    """`made`, checked, if it is on the placement and fits in memory."""
-    try:
-        return check(made, problem) if made.placement.stage_to_rank == placement.stage_to_rank else None
-    except ScheduleError:
-        return None
+    """Return the best plan that a quick scheduler makes on this placement and that fits in memory."""
+    plans = [check(crosspipe(problem, placement=placement, weight_parts=1), problem)]
+    plans += fitting(QUICK, problem, placement)
+    return min(plans, key=lambda checked: simulate(checked, problem).makespan).plan
 
 
 class _Search:

@@ -7,17 +7,22 @@ makes may exceed the problem's memory: `check` tells. Those of others are named 
 of the group "lanterne.schedulers" of their packages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.collectives.algorithms.outside import find_function, offered
 from lanterne.errors import InputError, one_of
+from lanterne.pipeline.plan.placement import PLACEMENTS, Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 
 # In place of a placement: whichever is best.
 ANY = "any"
+# Those of one placement alone, other than unidirectional.
+ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 ENTRY_POINTS = "lanterne.schedulers"
 
 
@@ -84,3 +89,21 @@ def load(name: str) -> Callable[..., Plan]:
 def plan(problem: Problem, scheduler: str, **options: Any) -> Plan:
     """The plan that `scheduler` makes for `problem`; `options` as the scheduler has them."""
     return load(scheduler)(problem, **options)
+
+
+def is_same(one: Placement, other: Placement) -> bool:
+    """Return whether two placements are the same but for their names."""
+    return (one.stage_to_rank, one.num_routes) == (other.stage_to_rank, other.num_routes)
+
+
+def fitting(names: Iterable[str], problem: Problem, placement: Placement) -> list[CheckedPlan]:
+    """Return the plans of these schedulers that are on the placement and fit in memory."""
+    found = []
+    for name in names:
+        if placement.name in PLACEMENTS and ELSEWHERE.get(name, "unidirectional") != placement.name:
+            continue
+        with suppress(InputError):
+            made = plan(problem, name)
+            if is_same(made.placement, placement):
+                found.append(check(made, problem))
+    return found

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -43,29 +42,16 @@ PACING_MOVES = 20
 KEPT = 8
 # Where ranks hold several stages, and at most this many microbatches, searches end far apart; measured.
 LITTLE_MEMORY = 4
-# There this share of the search grows words from few microbatches, from as many of each number of them; and this share
-# of the moves take letters in a row together. Measured on 40 waves.
-GROWN_SHARE, GROWN, BLOCK_SHARE = 0.5, 3, 0.3
+# There this share of the search grows words from few microbatches, from as many of each number of them.
+GROWN_SHARE, GROWN = 0.5, 3
 # Sampled latencies and durations in a robust plan.
 SAMPLES = 32
 
 
-class Heats(NamedTuple):
-    """Temperature schedule: how searches share the moves, and how hot they begin, in mean durations.
-
-    Attributes:
-        short, hot: share of a short search, of which there is one from each of the best words; its heats in turn.
-        long: (share, heat) of those that follow, from the best.
-    """
-
-    short: float
-    hot: tuple[float, ...]
-    long: tuple[tuple[float, float], ...]
-
-
-ONE_STAGE = Heats(1 / 16, (0.2,), ((1 / 4, 0.2), (1 / 4, 0.05)))
-# Where ranks hold several stages good words lie far apart.
-MANY_STAGES = Heats(1 / 40, (0.2, 1.0), ((0.6, 1.0), (0.2, 0.2)))
+# Temperature schedule: the share of the moves that each short search has, of which there is one from each of the best
+# words, with their heats in turn, in mean durations; and (share, heat) of the searches that follow, from the best.
+SHORT, HOT = 1 / 40, (0.2, 1.0)
+LONG = (0.6, 1.0), (0.2, 0.2)
 
 
 def improve(
@@ -167,7 +153,6 @@ class _WordSearch:
         self.seed = seed
         self.tell = tell
         self.found: Found = []
-        self.blocks = 0.0
         # A mean duration.
         duration = letters.operations.duration
         self.unit = float(duration[duration > 0].mean())
@@ -222,10 +207,9 @@ class _WordSearch:
         if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         has_many = placement.num_stages > placement.num_ranks
-        heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
+        times = max(round(effort), 1) if has_many else 1
         growth = None
         if self.samples == 1 and has_little_memory(problem, placement):
-            self.blocks = BLOCK_SHARE
             growth = self._growth(placement, problem, effort)
         if growth:
             times, moves = max(times, 2), int(moves * (1 - GROWN_SHARE))
@@ -233,15 +217,15 @@ class _WordSearch:
         for again in range(times):
             if again == 1 and growth and self.makespan > self.target:
                 begun = growth.grown(lambda letters: self._begun(letters, placement, problem, effort)) or begun
-            self._anneal_from(begun, moves, heats, again * 16)
+            self._anneal_from(begun, moves, again * 16)
 
-    def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, heats: Heats, salt: int) -> None:
+    def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, salt: int) -> None:
         """Search shortly from each of `begun`, then longer from the best of them."""
         found = [
-            self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * self.unit, salt + i)
+            self._anneal(words, int(moves * SHORT), HOT[i % len(HOT)] * self.unit, salt + i)
             for i, (_, words) in enumerate(begun)
         ]
-        for more, (share, hot) in enumerate(heats.long, salt + KEPT):
+        for more, (share, hot) in enumerate(LONG, salt + KEPT):
             nearest = min(found, key=lambda pair: pair[0])[1]
             found.append(self._anneal(nearest, int(moves * share), hot * self.unit, more))
 
@@ -252,8 +236,7 @@ class _WordSearch:
             held=least_held(problem, placement),
             kept=GROWN,
             actions=effort * SEARCH_ACTIONS * GROWN_SHARE,
-            heat=MANY_STAGES.long[0][1] * self.unit,
-            blocks=self.blocks,
+            heat=LONG[0][1] * self.unit,
             seed=self.seed,
         )
         can = growth.levels and growth.moves >= FEWEST_MOVES and self.until_s == math.inf
@@ -278,7 +261,7 @@ class _WordSearch:
         if self.makespan <= self.target or moves <= 0:
             return math.inf, words
         run = self.seed * 1024 + salt
-        found, span, _ = anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run, self.blocks)
+        found, span, _ = anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run)
         self.add(found)
         return span, found
 
@@ -288,7 +271,7 @@ class _WordSearch:
         took_s = 0.0
         for _ in range(2):  # The first may load the compiled loop.
             began_s = time.monotonic()
-            anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed, 0.0)
+            anneal(words, self.letters, self.quantile, PACING_MOVES, unit, unit, -1.0, self.seed)
             took_s = time.monotonic() - began_s
         return PACING_MOVES / max(took_s, 1e-6)
 

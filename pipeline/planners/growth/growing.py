@@ -39,7 +39,6 @@ class Growth:
         kept: words of each number of microbatches.
         actions: how many are simulated, about.
         heat: of the searches at first, in units of time.
-        blocks: as for anneal.
         seed: of the searches.
     """
 
@@ -48,7 +47,6 @@ class Growth:
     kept: int
     actions: float
     heat: float
-    blocks: float
     seed: int
     _by_turns: dict[int, Found] = field(default_factory=dict)
 
@@ -105,7 +103,7 @@ class Growth:
     def _searched(self, words: Ints, letters: Letters, salt: int) -> tuple[float, Ints]:
         run = self.seed * 1024 + salt
         heats = self.heat, self.heat / 50
-        found, span, _ = anneal(words, letters, 0.0, self.moves, *heats, 0.0, run, self.blocks)
+        found, span, _ = anneal(words, letters, 0.0, self.moves, *heats, 0.0, run)
         return span, found
 
     def _best(self, found: Sequence[tuple[float, Ints]]) -> Found:

@@ -21,20 +21,16 @@ from lanterne.pipeline.planners.annealing import anneal, orders_of, score_words,
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.list_rules import list_words, rank_stages, rules
 from lanterne.pipeline.planners.loops import compile_in_background
 from lanterne.pipeline.planners.moves import index_words, is_feasible
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.planners.words import (
-    NONE,
     letters_of,
     plan_of,
     with_message_words,
-    word_length,
     words_of,
 )
 from lanterne.pipeline.simulate.check_plan import check
-from lanterne.pipeline.simulate.ready_first import simulate_with
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {
@@ -118,20 +114,6 @@ def test_replanning_is_never_worse_than_going_on():
     assert makespan(best(slower, start=running, effort=0), slower) <= makespan(running, slower)
 
 
-def test_planning_against_jitter_from_pieces_alone():
-    """No word spells the start; those of the rules do as well over the samples."""
-    problem = Problem(3, 6, 10, 10, 10, [3, 4])
-    start = plan(problem, "crosspipe_wave")
-    made = best(problem, placement="wave", start=start, robust="mean")
-    source, spans = random.Random(1), []
-    for _ in range(50):
-        delays = [delay * source.gammavariate(4, 0.25) for delay in problem.link_latency]
-        drawn = dataclasses.replace(problem, link_latency=delays)
-        spans.append([simulate(each, drawn).makespan for each in (made, start)])
-    check(made, problem)
-    assert np.mean(spans, axis=0)[0] <= np.mean(spans, axis=0)[1] * 1.01
-
-
 def test_planning_against_jitter_improves_the_sampled_quantile():
     """On latencies that were not planned with, and over all of them the mean."""
 
@@ -147,20 +129,6 @@ def test_planning_against_jitter_improves_the_sampled_quantile():
     assert len(anneal.signatures) == 1, "the search was compiled again for sampled latencies"
     assert spans(careful)[89] < spans(plain)[89]
     assert sum(spans(average)) < sum(spans(plain))
-
-
-def test_planning_against_jitter_of_durations_improves_their_mean():
-    """Over durations that were not planned with."""
-
-    def mean(made):
-        drawn, checked = np.random.default_rng(7), check(made, HARD)
-        usual = simulate(checked, HARD)
-        took = usual.end - usual.start
-        factors = drawn.gamma(4, 0.25, (60, len(took)))
-        return np.mean([simulate_with(checked, HARD, took * factor).makespan for factor in factors])
-
-    plain, careful = best(HARD), best(HARD, robust="mean", jitter=0.0, duration_jitter=0.5)
-    assert mean(careful) < mean(plain)
 
 
 @pytest.mark.timing
@@ -203,34 +171,11 @@ def test_whole_actions_only():
         best(problem, placement="wave", start=pieces, whole=True)
 
 
-def test_the_longest_microbatch_is_where_the_plan_has_it():
-    problem = Problem(2, 3, 10, 10, 10, microbatch_lengths=[1, 3, 0.5])
-    took = simulate(best(problem), problem)
-    actions = [str(action) for rank in took.plan.ranks for action in rank]
-    lasted = dict(zip(actions, took.end - took.start, strict=True))
-    assert [lasted[f"F1.{i}"] for i in range(3)] == pytest.approx([10, 30, 5])
-    with pytest.raises(InputError, match="got microbatch_lengths, expected microbatches all alike"):
-        plan(problem, "optimal")
-    with pytest.raises(InputError, match=r"microbatch_lengths: got 2 values, expected 3"):
-        dataclasses.replace(problem, microbatch_lengths=[1, 2])
-    with pytest.raises(InputError, match=r"microbatch_lengths\[1\]: got 0"):
-        dataclasses.replace(problem, microbatch_lengths=[1, 0, 1])
-
-
 @pytest.mark.timing
 def test_the_solver_polishes_what_is_left():
     problem = Problem(4, 8, [100, 120, 90, 110], 113, 87, [50, 0, 170], max_inflight_activations=3)
     compared, polished = best(problem, effort=0), best(problem, effort=0, time_limit_s=20)
     assert polished.proved_bound == makespan(polished, problem) < makespan(compared, problem)
-
-
-def test_a_route_without_microbatches_reduces_nothing():
-    sync = {"kind": "all_reduce", "time": 3}
-    problem = Problem(1, 1, 1, 1, 0, data_parallel=sync)
-    table = costs(problem, make_placement("bidirectional", 1))
-    letters = letters_of(table)
-    words = words_of(crosspipe(problem, placement=table.placement, weight_parts=1), letters)
-    assert timed(words, letters) == makespan(plan_of(words, table, ""), problem) == 5
 
 
 @settings(deadline=None, max_examples=40)
@@ -259,18 +204,6 @@ def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem)
     assert span == pytest.approx(simulate(spelt, problem).makespan)
 
 
-DOWN_AND_UP = [[[0, 1], [1, 2], [2, 3]], [[1, 0], [2, 1], [3, 2]]]
-SHARED = {"link_bandwidth": 1, "message_nbytes": 60, "shared_links": DOWN_AND_UP}
-
-
-def test_it_orders_messages_on_links_that_ranks_share():
-    """What comes first, served first, costs 1.5 % here and more; the order of messages is part of the plan."""
-    problem = Problem(4, 12, 100, 110, 80, [20, 30, 20], max_inflight_activations=5, **SHARED)
-    made = best(problem)
-    assert made.message_order and makespan(made, problem) <= 4660
-    assert makespan(dataclasses.replace(made, message_order=()), problem) > makespan(made, problem)
-
-
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @settings(deadline=None, max_examples=10)
 @given(problem=problems(stages=4, microbatches=6, data_parallel=False))
@@ -286,23 +219,6 @@ def test_words_with_messages_are_timed_as_the_plan_that_they_spell(placement, pr
     assert found == pytest.approx([timed(ordered, letters)] * 2)
 
 
-@pytest.mark.parametrize(
-    ("placement", "known"), [("wave", 3385), ("loop", 3755), ("bidirectional", 2750)], ids=["wave", "loop", "both ways"]
-)
-def test_near_the_solver_on_other_placements(placement, known):
-    """What CP-SAT finds in 40 s; the bidirectional one is proved."""
-    problem = Problem(4, 8, 100, 110, 80, [50, 0, 170], max_inflight_activations=5)
-    made = best(problem, placement=placement)
-    assert makespan(check(made, problem).plan, problem) <= 1.02 * known
-
-
-def test_a_loop_with_little_memory_is_planned_in_groups():
-    """One by one, and by annealing from there, microbatches take 10 % longer."""
-    problem = Problem(4, 8, 100, 110, 80, [0, 0, 200], max_inflight_activations=2)
-    made = best(problem, placement="loop")
-    assert makespan(made, problem) <= 6665 * 1.005
-
-
 def test_a_wave_with_little_memory_is_grown_from_few_microbatches():
     """9769 is proved by CP-SAT. A search of the whole alone, and of letters alone, ends 3 % above it on average.
 
@@ -314,44 +230,6 @@ def test_a_wave_with_little_memory_is_grown_from_few_microbatches():
     times = [97, 102, 101, 97, 103], [98, 102, 103, 100, 102], [96, 97, 102, 103, 96]
     problem = Problem(5, 12, *times, [100, 400, 0, 100], max_inflight_activations=2)
     assert makespan(best(problem, placement="wave"), problem) <= 13273 * 1.03
-
-
-@pytest.mark.parametrize("group", [2, 3])
-def test_no_group_begins_before_the_one_before_it_has_on_all_stages(group):
-    problem = Problem(4, 7, 100, 110, 80, [0, 0, 200], max_inflight_activations=3)
-    table = costs(problem, make_placement("loop", problem.stages))
-    letters = letters_of(table)
-    words = np.full((problem.stages, word_length(letters)), NONE, np.int64)
-    rule = rules([np.full(problem.stages, 3)], 1, groups=(group,))[0]
-    assert list_words(letters, rank_stages(problem, table.placement, letters), rule, words)
-    plan = plan_of(words, table, "words")
-    begun = [[action.microbatch // group for action in rank if action.kind == "F"] for rank in plan.ranks]
-    assert begun == [sorted(groups) for groups in begun]
-    check(plan, problem)
-
-
-EIGHT = Problem(
-    *(8, 32, [100, 95, 100, 100, 98, 103, 95, 100], [192, 209, 205, 197, 198, 193, 197, 198]),
-    [103, 98, 97, 98, 99, 100, 104, 97],
-    [0, 25, 50, 0, 0, 200, 0],
-    max_inflight_activations=8,
-)
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        Problem(4, 8, 100, 110, 80, 5, max_inflight_activations=5),
-        EIGHT,
-        Problem(8, 32, 100, 200, 100, [0, 25, 50, 0, 0, 200, 0], max_inflight_activations=2),
-    ],
-    ids=["4 x 8", "8 x 32", "little memory"],
-)
-def test_any_placement_is_at_least_as_good_as_each(problem):
-    """Tried with a tenth of the effort, then with half of that of a named wave, 8 x 32 took 2 % longer."""
-    spans = {name: makespan(best(problem, placement=name), problem) for name in ("unidirectional", "wave", "loop")}
-    made = best(problem, placement="any")
-    assert makespan(made, problem) <= min(spans.values()) * 1.01 < spans["unidirectional"]
 
 
 @pytest.mark.parametrize("placement", ["unidirectional", "any"])

@@ -10,7 +10,7 @@ from problems import PLACEMENTS, placements, plans, problems
 
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.bounds import bounds, lower_bound, preemptive_makespan
+from lanterne.pipeline.planners.bounds import bounds, lower_bound
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
@@ -56,14 +56,3 @@ def test_what_limits_a_pipeline(keys, expected):
         assert found.lower_bound >= max(found.link)
     else:
         assert found.lower_bound == expected
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=6))
-def test_preemptive_makespan_is_the_largest_over_subsets(jobs):
-    """Carlier 1982: the preemptive optimum is the maximum over job subsets of least head + work + least tail."""
-    subsets = ([job for i, job in enumerate(jobs) if mask >> i & 1] for mask in range(1, 2 ** len(jobs)))
-    expected = max(
-        min(h for h, _, _ in some) + sum(d for _, d, _ in some) + min(q for _, _, q in some) for some in subsets
-    )
-    assert preemptive_makespan(jobs) == expected

@@ -68,17 +68,6 @@ def rotated(word, lo, cut, hi):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_tails_and_starts_meet_on_the_longest_path(placement):
-    known = indexed(placement)
-    assert known.feasible(0)
-    places = [(rank, i) for rank, size in enumerate(known.lengths) for i in range(size)]
-    first, turn = known.letters.operations.first, known.turn
-    through = [known.times.begun[first[known.words[at]] + turn[at]] + known.tail(*at) for at in places]
-    assert max(through) == pytest.approx(known.span)
-    assert max(known.tail(*at) for at in places) <= known.span * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("options", [{}, {"link_bandwidth": [2, 1, 2], "message_nbytes": 60}], ids=["latency", "both"])
 def test_every_move_is_told_as_the_whole_words_show_it(placement, options):
     known, counts = indexed(placement, **options), {1: np.zeros(3, int), 2: np.zeros(3, int)}

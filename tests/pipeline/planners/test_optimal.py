@@ -12,11 +12,11 @@ from random_problems import placements, problems
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.placement import unidirectional, wave
+from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.optimal import optimal, solve
+from lanterne.pipeline.planners.optimal import solve
 from lanterne.pipeline.planners.optimal_model import time_scale
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
@@ -94,23 +94,6 @@ def test_every_case_is_proved(case):
     check(solution.plan, problem)
 
 
-def test_messages_choose_their_turn_on_a_shared_link():
-    """Both ends of the middle stage send on one link: an order of messages that is not first come, first served, is the
-    plan's."""
-    problem = Problem(3, 3, [1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2], 4, 12, [[[0, 1], [1, 2], [1, 0], [2, 1]]])
-    solution = solve(problem, workers=1)
-    assert solution.is_optimal and [len(link) for link in solution.plan.message_order] == [12]
-    assert simulate(solution.plan, problem).makespan == solution.makespan
-
-
-def test_the_last_all_reduce_ends_the_iteration():
-    plain, reduced, sharded = (
-        solve(Problem(2, 4, [1, 2], [2, 3], [3, 1], 1, data_parallel=given), workers=1).makespan
-        for given in (None, {"kind": "all_reduce", "time": 5}, {"kind": "zero1", "reduce_scatter": 5, "all_gather": 4})
-    )
-    assert plain < reduced < sharded <= plain + 9
-
-
 def test_times_that_are_not_whole():
     problem = Problem(3, 4, [0.1, 0.2, 0.3], [0.21, 0.35, 0.12], [0.3, 0.1, 0.2], [1 / 3, 0.7])
     # 300 to a unit makes all whole; the shortest, 0.1, takes 30.
@@ -123,15 +106,6 @@ def test_times_that_are_not_whole():
     assert time_scale(costs(odd, unidirectional(3)), 10.0) == (1e6, 1)
     solution = solve(odd, workers=1)
     assert solution.is_optimal and 0 <= solution.makespan - solution.lower_bound <= 1e-5 * solution.makespan
-
-
-def test_times_of_microseconds_in_seconds():
-    given = Problem(3, 6, [100, 120, 90], [110, 130, 80], [60, 70, 90], [50, 150], max_inflight_activations=3)
-    tiny = [[value * 1e-6 for value in times] for times in (given.forward, given.backward_input, given.backward_weight)]
-    small = Problem(3, 6, *tiny, [50e-6, 150e-6], max_inflight_activations=3)
-    solutions = [solve(problem, workers=1) for problem in (given, small)]
-    assert all(solution.is_optimal for solution in solutions)
-    assert solutions[1].makespan == pytest.approx(1e-6 * solutions[0].makespan, rel=1e-6)
 
 
 def test_time_limit_and_hint():
@@ -152,12 +126,3 @@ def test_time_limit_and_hint():
         InputError, match="got 1000 stages, 1000 microbatches and a time limit of 60 s, expected at least"
     ):
         solve(Problem(1000, 1000, 1, 1, 1))
-
-
-def test_the_scheduler_returns_the_plan():
-    problem = Problem(2, 3, [1, 2], [2, 3], [3, 1], 2)
-    plan = optimal(problem, placement="wave", time_limit_s=10)
-    assert plan.placement == wave(2) and plan.scheduler == "optimal"
-    assert plan.proved_bound == simulate(check(plan, problem), problem).makespan
-    with pytest.raises(InputError, match="placement: got 'spiral'"):
-        optimal(problem, placement="spiral")
