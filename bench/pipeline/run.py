@@ -68,7 +68,7 @@ from lanterne.pipeline.simulate.analysis import bubble_rate
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
 from lanterne.pipeline.simulate.gantt import draw_all
-from lanterne.pipeline.simulate.ready_first import simulate_ready_first, simulate_with
+from lanterne.pipeline.simulate.ready_first import simulate_ready_first
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.rails.rail_names import check_rail
 
@@ -222,8 +222,8 @@ def predicted_of(case: PipelineCase, iterations: int) -> Timeline:
         jitter = case.jitter._replace(seed=seed)
         # Both halves of a fused backward draw for themselves, as its stage does.
         factors = [jitter.of(each.kind[0], each.stage, each.microbatch) for each in actions]
-        run = simulate_ready_first if case.ready_first else simulate_with
-        simulated.append(run(case.checked, case.problem, (usual.end - usual.start) * np.array(factors)))
+        run = simulate_ready_first if case.ready_first else simulate
+        simulated.append(run(case.checked, case.problem, durations=(usual.end - usual.start) * np.array(factors)))
     return sorted(simulated, key=lambda timeline: timeline.makespan)[(iterations - 1) // 2]
 
 

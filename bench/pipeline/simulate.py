@@ -37,7 +37,7 @@ from lanterne.pipeline.plan.costs import Floats
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import check
-from lanterne.pipeline.simulate.ready_first import simulate_ready_first, simulate_with, work_bound
+from lanterne.pipeline.simulate.ready_first import simulate_ready_first, work_bound
 from lanterne.pipeline.simulate.simulate import simulate
 
 
@@ -97,7 +97,7 @@ def _jittered(args: argparse.Namespace, plan: Plan, problem: Problem, unit: str)
     made = []
     for seed in range(args.seeds):
         durations = usual_durations * draw(np.random.default_rng(seed), len(usual_durations))
-        runs = (simulate_with(checked, problem, durations), simulate_ready_first(checked, problem, durations))
+        runs = (simulate(checked, problem, durations=durations), simulate_ready_first(checked, problem, durations))
         made.append([*(each.makespan for each in runs), work_bound(checked, problem, durations)])
     names: list[str] = ["in_order", "ready_first", "work_bound"]
     means = dict(zip(names, np.mean(made, axis=0).tolist(), strict=True))

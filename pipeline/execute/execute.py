@@ -19,11 +19,10 @@ from lanterne.errors import InputError, LanterneError, TransportTimeout
 from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
 from lanterne.pipeline.plan.action import KINDS, Action
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.plan import PART, PARTS
 from lanterne.pipeline.planes.data_plane import DataPlane, Receive
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.simulate.program import LAST_KINDS
+from lanterne.pipeline.simulate.program import LAST_KINDS, senders_of
 from lanterne.pipeline.simulate.ready_first import ReadyFirst
 from lanterne.pipeline.simulate.simulate import simulate
 
@@ -135,15 +134,10 @@ class _IterationRun:
         held = self.plan.placement.stages_of(comm.rank)
         if sorted(stages) != list(held):
             raise InputError(f"execute: got stages {sorted(stages)} on rank {comm.rank}, expected {list(held)}")
-        table = costs(checked.problem, self.plan.placement)
-        self.always = table.always
-        ids = self.plan.ids
-        # The slots (see costs) that columns wait for with their first part, and fill with their last.
-        self.waits = np.where(self.plan.columns[PART] == 1, table.slot[ids], self.always)
-        fills = self.plan.columns[PART] == self.plan.columns[PARTS]
-        self.fills = np.where(fills, table.target[ids], -1)
-        self.receiver = {slot: column for column, slot in enumerate(self.waits.tolist()) if slot != self.always}
-        # By slot: results of this rank's own actions, and messages to come, with the rank that sends them.
+        # Columns: which each waits for, -1 for none; and which waits for each.
+        self.sender: list[int] = senders_of(self.plan, costs(checked.problem, self.plan.placement)).tolist()
+        self.receiver = {sender: column for column, sender in enumerate(self.sender) if sender >= 0}
+        # By the column that waits: results of this rank's own actions, and messages to come, with their sending rank.
         self.here: dict[int, Message] = {}
         self.receives: dict[int, tuple[Receive, int]] = {}
         # By (stage, microbatch): what W may read.
@@ -162,7 +156,7 @@ class _IterationRun:
             stage = self.stages[action.stage]
             given, waited[index] = self.take(first + index, action)
             if was_idle and not waited[index]:
-                waited[index] = int(self.waits[first + index]) != self.always
+                waited[index] = self.sender[first + index] >= 0
                 stage.waited()
             ready_s[index] = time.monotonic()
             lent, peer = self.lend(first + index)
@@ -177,8 +171,8 @@ class _IterationRun:
                 sent_s[index] = time.monotonic()
                 if blocked[index]:
                     stage.waited()
-            elif (slot := int(self.fills[first + index])) >= 0:
-                self.here[slot] = result
+            elif first + index in self.receiver:
+                self.here[self.receiver[first + index]] = result
             if self.rule is not None:
                 self.rule.end(first + index)
             if self.after is not None:
@@ -210,20 +204,17 @@ class _IterationRun:
 
     def is_here(self, column: int) -> bool:
         """Whether what the action of `column` waits for is there."""
-        slot = int(self.waits[column])
-        if slot == self.always or slot in self.here:
+        if self.sender[column] < 0 or column in self.here:
             return True
-        return slot in self.receives and self.receives[slot][0].test()
+        return column in self.receives and self.receives[column][0].test()
 
     def post_receives(self) -> None:
         """Post the receives of the whole iteration, those from one rank in the order in which it sends."""
         rank_of, rank = self.plan.rank_of, self.comm.rank
-        for column, slot in enumerate(self.fills.tolist()):
-            if slot < 0 or rank_of[column] == rank or rank_of[self.receiver[slot]] != rank:
-                continue
-            message = self.message(self.receiver[slot], received=True)
-            peer = int(rank_of[column])
-            self.receives[slot] = self.plane.receive(*message, peer), peer
+        for sender, column in sorted(self.receiver.items()):
+            peer = int(rank_of[sender])
+            if peer != rank and rank_of[column] == rank:
+                self.receives[column] = self.plane.receive(*self.message(column, received=True), peer), peer
 
     def message(self, column: int, *, received: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """(shape, dtype) of what the action of `column` on this rank receives, or else sends."""
@@ -236,12 +227,11 @@ class _IterationRun:
 
     def take(self, column: int, action: Action) -> tuple[Message, bool]:
         """What the action of `column` waits for, once it is there, None if it waits for nothing; whether it waited."""
-        slot = int(self.waits[column])
-        if slot == self.always:
+        if self.sender[column] < 0:
             return None, False
-        if slot in self.here:
-            return self.here.pop(slot), False
-        receive, peer = self.receives.pop(slot)
+        if column in self.here:
+            return self.here.pop(column), False
+        receive, peer = self.receives.pop(column)
         waited = not receive.test()
         try:
             buffer = receive.wait(self.timeout_s)
@@ -260,10 +250,7 @@ class _IterationRun:
 
     def lend(self, column: int) -> tuple[StageArray, int] | tuple[None, None]:
         """(the buffer, the rank) for what the action of `column` sends to another rank; (None, None) if it does not."""
-        slot = int(self.fills[column])
-        if slot < 0:
-            return None, None
-        peer = int(self.plan.rank_of[self.receiver[slot]])
+        peer = int(self.plan.rank_of[self.receiver.get(column, column)])
         if peer == self.comm.rank:
             return None, None
         return self.plane.lend(*self.message(column, received=False), peer), peer

@@ -6,9 +6,9 @@ import numpy as np
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.costs import Floats, Ints, costs
-from lanterne.pipeline.plan.plan import PART, PARTS, STAGE
+from lanterne.pipeline.plan.plan import STAGE
 from lanterne.pipeline.simulate.precedence import Precedences
-from lanterne.pipeline.simulate.program import senders_of
+from lanterne.pipeline.simulate.program import memory_changes, senders_of
 from lanterne.pipeline.simulate.simulate import Timeline
 
 
@@ -101,9 +101,7 @@ def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
     An activation counts from the start of F to the end of W (see StageMemory), in the unit of the capacity.
     """
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    part, parts = plan.columns[PART], plan.columns[PARTS]
-    alloc = np.where(part == 1, table.alloc[plan.ids], 0.0)
-    free = np.where(part == parts, table.free[plan.ids], 0.0)
+    alloc, free = memory_changes(plan, table)
     profile = []
     for first, stop in zip(plan.offsets[:-1].tolist(), plan.offsets[1:].tolist(), strict=True):
         times = np.concatenate([timeline.end[first:stop], timeline.start[first:stop]])

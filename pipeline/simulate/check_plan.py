@@ -2,7 +2,7 @@
 
 No deadlock, even where a send returns only once its receive is posted: a plan without a cycle has a total order, and
 ranks that post every send and every receive in one total order always find the other side there, the first unfinished
-transfer of that order being posted on both sides. `total_order` gives that order.
+transfer of that order being posted on both sides.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ from lanterne.pipeline.plan.action import FUSED, KINDS, NEEDS, Action, dependenc
 from lanterne.pipeline.plan.costs import Costs, Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.program import program_of, run_program
+from lanterne.pipeline.simulate.program import memory_changes, program_of, run_program
 
 # Actions shown on each side of the one that is wrong, and ranks.
 SHOWN, RANKS_SHOWN = 4, 3
@@ -56,7 +56,7 @@ def check(plan: Plan, problem: Problem, *, memory: bool = True) -> CheckedPlan:
     _check_complete(plan, last)
     _check_local_order(plan, first, last)
     _check_no_deadlock(plan, table)
-    levels = memory_levels(plan, table, first, last)
+    levels = memory_levels(plan, table)
     peaks = tuple(float(levels[start:stop].max(initial=0.0)) for start, stop in pairwise(plan.offsets.tolist()))
     if memory:
         _check_memory(plan, problem, levels, peaks)
@@ -231,11 +231,9 @@ def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
     _fail(plan, f"deadlock: {text}", *(stuck[member] for member in cycle))
 
 
-def memory_levels(plan: Plan, table: Costs, first: Ints, last: Ints) -> Floats:
+def memory_levels(plan: Plan, table: Costs) -> Floats:
     """Return (num_actions,) float64: memory in use on its rank while each column runs."""
-    alloc, free = np.zeros(len(plan.ids)), np.zeros(len(plan.ids))
-    present = np.flatnonzero(first >= 0)
-    alloc[first[present]], free[last[present]] = table.alloc[present], table.free[present]
+    alloc, free = memory_changes(plan, table)
     levels = np.cumsum(alloc) - np.cumsum(free) + free
     # An iteration leaves nothing behind, so the running sum is zero where a rank's columns begin, but for rounding.
     return np.round(levels, 9)
@@ -251,21 +249,3 @@ def _check_memory(plan: Plan, problem: Problem, levels: Floats, peaks: tuple[flo
                 f"memory: rank {rank} needs {peak:g}, over its capacity of {capacity:g} first at {_action(plan, i)}",
                 i,
             )
-
-
-def total_order(plan: Plan, table: Costs) -> Ints:
-    """Return the columns of a checked plan in a total order, each after all it needs; see the top of this file.
-
-    A rank that sends right after a column, and posts each receive when the order reaches the column that sends it,
-    never deadlocks.
-
-    Args:
-        table: the Costs of a problem on the plan's placement.
-
-    Returns:
-        (num_actions,) int64 column indices.
-    """
-    program = program_of(plan, table, np.ones(len(plan.ids)))
-    none = np.zeros(len(plan.ids))
-    alike = program.operations._replace(latency=none, occupancy=none, gather=none)
-    return np.argsort(run_program(program._replace(operations=alike)).begun, kind="stable")

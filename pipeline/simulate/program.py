@@ -112,6 +112,13 @@ def senders_of(plan: Plan, table: Costs) -> Ints:
     return np.where(part == 1, filled_by[table.slot[plan.ids]], -1)
 
 
+def memory_changes(plan: Plan, table: Costs) -> tuple[Floats, Floats]:
+    """Return (num_actions,) each: memory that an action takes from its start, and that it gives back at its end."""
+    part, parts = plan.columns[PART], plan.columns[PARTS]
+    taken = np.where(part == 1, table.alloc[plan.ids], 0.0)
+    return taken, np.where(part == parts, table.free[plan.ids], 0.0)
+
+
 def first_forwards(plan: Plan) -> list[int]:
     """Return the columns with the first F of each stage, ascending."""
     forwards = np.flatnonzero(plan.columns[KIND] == F)

@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lanterne.errors import InputError
 from lanterne.pipeline.plan.action import KINDS, Action, dependencies
 from lanterne.pipeline.plan.costs import Floats, costs
-from lanterne.pipeline.plan.plan import PART, PARTS
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.event_loop import BY_RULE, NEVER, Operations, Pick, Progress, Times
-from lanterne.pipeline.simulate.program import program_of, run_program, senders_of, with_links
-from lanterne.pipeline.simulate.simulate import Timeline, message_turns, simulate, timeline_of
+from lanterne.pipeline.simulate.program import memory_changes, program_of, run_program, senders_of, with_links
+from lanterne.pipeline.simulate.simulate import Timeline, check_alone, message_turns, simulate, timeline_of
 
 # How many of the following actions a rank looks at, and what share of a time is rounding.
 REACH, ROUNDING = 64, 1e-6
@@ -45,9 +43,7 @@ class ReadyFirst:
         self.left: list[int] = list(range(first, stop))
         self.used: float = 0.0
         self.capacity: float = checked.problem.limits.capacity[rank] * (1 + 1e-9)
-        ids, part, parts = plan.ids[own], plan.columns[PART, own], plan.columns[PARTS, own]
-        taken = np.where(part == 1, table.alloc[ids], 0.0)
-        given = np.where(part == parts, table.free[ids], 0.0)
+        taken, given = (each[own] for each in memory_changes(plan, table))
         self.takes: dict[int, float] = dict(zip(self.left, taken.tolist(), strict=True))
         self.gives: dict[int, float] = dict(zip(self.left, given.tolist(), strict=True))
         ends = np.concatenate([[0.0], planned.end[own][:-1]])
@@ -135,15 +131,6 @@ def _needs_and_lanes(
     return needs, lanes
 
 
-def simulate_with(checked: CheckedPlan, problem: Problem, durations: Floats) -> Timeline:
-    """Return the Timeline of a plan in its order with `durations`, under `problem` without data parallelism.
-
-    Args:
-        durations: (num_actions,) of this iteration, by column.
-    """
-    return _timeline(checked, problem, durations, None)
-
-
 def simulate_ready_first(checked: CheckedPlan, problem: Problem, durations: Floats | None = None) -> Timeline:
     """Return the Timeline of ranks that run what is ready; by default with the problem's durations.
 
@@ -153,24 +140,14 @@ def simulate_ready_first(checked: CheckedPlan, problem: Problem, durations: Floa
     if durations is None:
         durations = planned.end - planned.start
     rules = [ReadyFirst(checked, planned, rank) for rank in range(checked.plan.placement.num_ranks)]
-    return _timeline(checked, problem, durations, rules)
-
-
-def _timeline(
-    checked: CheckedPlan, problem: Problem, durations: Floats, rules: Sequence[ReadyFirst] | None
-) -> Timeline:
     plan, table = checked.plan, costs(problem, checked.plan.placement)
-    if table.reduce.any() or table.all_gather.any():
-        raise InputError("data_parallel: got some beside durations of one iteration, expected a problem without")
+    check_alone(table)
     program = program_of(plan, table, durations)
     operations = program.operations
     linked = with_links(program, message_turns(plan, table, operations))
-    pick = None
-    if rules is not None:
-        linked.kinds[: len(rules)] = BY_RULE
-        pick = _picking(rules)
-    ran, count = run_program(linked, pick), len(plan.ids)
-    return timeline_of(plan, problem, operations, ran.begun[:count], ran.arrival[:count], in_order=rules is not None)
+    linked.kinds[: len(rules)] = BY_RULE
+    ran, count = run_program(linked, _picking(rules)), len(plan.ids)
+    return timeline_of(plan, problem, operations, ran.begun[:count], ran.arrival[:count], in_order=True)
 
 
 def _picking(rules: Sequence[ReadyFirst]) -> Pick:

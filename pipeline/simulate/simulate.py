@@ -77,7 +77,14 @@ class Timeline:
         return svg
 
 
-def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = False, queue: int = 1) -> Timeline:
+def simulate(
+    plan: Plan | CheckedPlan,
+    problem: Problem,
+    *,
+    in_order: bool = False,
+    queue: int = 1,
+    durations: Floats | None = None,
+) -> Timeline:
     """Return the Timeline of `plan` under `problem`, its own or another; it may exceed the memory.
 
     Args:
@@ -86,10 +93,11 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
             computing wait while `queue` sends are not done: head-of-line blocking (ADAPTRA section 3.2).
         queue: sends that a rank may have handed over and not done when it goes on computing; 0: it waits for each to be
             done.
+        durations: (num_actions,) of this iteration, by column; by default those of the problem.
 
     Raises:
         ScheduleError: the plan is not valid for the problem.
-        InputError: queue below 0.
+        InputError: queue below 0, or durations beside data-parallel communication.
 
     Cost: about 1 us per action; 2 with links that several ranks share, 8 with in_order.
     """
@@ -99,7 +107,9 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
         plan = check(plan.plan if isinstance(plan, CheckedPlan) else plan, problem, memory=False)
     made = plan.plan
     table = costs(problem, made.placement)
-    program = program_of(made, table)
+    if durations is not None:
+        check_alone(table)
+    program = program_of(made, table, durations)
     turns = message_turns(made, table, program.operations)
     if in_order:
         return _simulate_in_order(made, problem, program, turns, queue)
@@ -108,6 +118,12 @@ def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = Fal
         raise ScheduleError(STUCK)
     count = len(made.ids)
     return timeline_of(made, problem, program.operations, ran.begun[:count], ran.arrival[:count])
+
+
+def check_alone(table: Costs) -> None:
+    """Raise InputError if there is data-parallel communication, which durations of one iteration leave out."""
+    if table.reduce.any() or table.all_gather.any():
+        raise InputError("data_parallel: got some beside durations of one iteration, expected a problem without")
 
 
 def _simulate_in_order(

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check_plan import check, total_order
+from lanterne.pipeline.simulate.check_plan import check
+from lanterne.pipeline.simulate.simulate import simulate
 
 
 def run_plan(plan, stages, inputs, targets, problem=None, after=None):
@@ -17,7 +17,8 @@ def run_plan(plan, stages, inputs, targets, problem=None, after=None):
     for stage in stages:
         stage.begin(plan.microbatches, inputs, targets)
     sent = {}
-    order = total_order(plan, costs(problem, plan.placement)).tolist()
+    even = Problem(plan.placement.num_ranks, plan.microbatches, 1, 1, 1)
+    order = np.argsort(simulate(plan, even).start, kind="stable").tolist()
     actions = [action for rank in plan.ranks for action in rank]
     for column in order:
         perform(actions[column], plan.placement, stages, sent, lambda column=column: after and after(column))

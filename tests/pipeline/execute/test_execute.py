@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.stage_timed import Jitter, timed_stages
@@ -18,7 +16,6 @@ from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.train.adam import Adam
-from lanterne.transport.shaped import Link, ShapedTransport
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 MODEL, MICROBATCHES, ITERATIONS = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3), 5, 3
@@ -70,14 +67,6 @@ def test_every_schedule_trains_as_one_process_does(scheduler, p, one_process):
     np.testing.assert_allclose(weights, one_process[1], rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheduler", ["1f1b", "zb_h1", "zb_v", "interleaved_1f1b"])
-def test_what_is_ready_first_trains_as_one_process_does(scheduler, one_process):
-    """In a unit so short that every rank is always late, and does whatever it can."""
-    losses, weights = trained(checked_plan(scheduler, 2), ready_first_s=1e-9)
-    np.testing.assert_allclose(losses, one_process[0], rtol=1e-10)
-    np.testing.assert_allclose(weights, one_process[1], rtol=1e-8, atol=1e-10)
-
-
 def test_a_rank_that_is_late_does_something_else_meanwhile():
     """Rank 0 sends F0 late; rank 1, which then has B0 and F1 to do, goes on with what came, and all is done once."""
     problem = Problem(2, 4, 10, 10, 10)
@@ -91,12 +80,6 @@ def test_a_rank_that_is_late_does_something_else_meanwhile():
         order = np.argsort(measured.start_s)
         assert (measured.start_s[order][1:] >= measured.end_s[order][:-1]).all(), (measured, actions)
         assert measured.actions == actions and not np.isnan(measured.end_s).any(), (measured, actions)
-
-
-@pytest.mark.parametrize("queue", [0, 3])
-def test_queues(queue, one_process):
-    losses, _ = trained(checked_plan("interleaved_1f1b", 2), queue)
-    np.testing.assert_allclose(losses, one_process[0], rtol=1e-10)
 
 
 @pytest.mark.parametrize("scheduler", STATIC)
@@ -118,18 +101,6 @@ def test_the_measured_timeline_keeps_the_dependencies(scheduler):
     for m in measured:
         assert (m.start_s[1:] >= m.end_s[:-1]).all(), m
         assert m.end_s[-1] - m.start_s[0] >= unit_s * 3 * (1 + 2 + 1) * 0.99, m
-
-
-@pytest.mark.parametrize("in_order", [False, True])
-def test_slow_links_change_no_loss(in_order, one_process):
-    checked = checked_plan("zb_v", 2)
-
-    def job(comm):
-        shaped = ShapedTransport(comm.transport, Link(2e-4, 1e7), in_order=in_order)
-        return train(Communicator(shaped, communicator_id=7), checked)
-
-    losses = np.concatenate([np.array(own) for own, _ in lanterne.spawn(2, job)], axis=1)
-    np.testing.assert_allclose(losses, one_process[0], rtol=1e-10)
 
 
 def failures(p, function):
@@ -200,37 +171,3 @@ def test_what_does_not_fit():
     assert isinstance(unchecked, Plan)
     with pytest.raises(InputError, match="got a Plan, expected a CheckedPlan"):
         lanterne.spawn(2, lambda comm: execute(unchecked, {}, comm))
-
-
-def test_who_wants_to_know_is_told_of_every_action():
-    checked = checked_plan("1f1b", 2)
-
-    def job(comm):
-        told = []
-        execute(checked, mlp_stages(comm, 2), comm, *batch(0), after=told.append)
-        return tuple(told)
-
-    assert lanterne.spawn(2, job) == list(checked.plan.ranks)
-
-
-def test_inline_lends_what_was_sent_again():
-    def job(comm):
-        if comm.rank == 1:
-            got = np.empty((2, 4))
-            for row in got:
-                comm.recv(row, 0, tag=Lane.PIPELINE)
-            return got.tolist()
-        plane = Inline(comm, 0)
-        first = plane.lend((4,), np.dtype(float), 1)
-        first[:] = 1
-        assert plane.send(first, 1) in (True, False)
-        second = plane.lend((4,), np.dtype(float), 1)
-        assert second is first
-        second[:] = 2
-        plane.send(second, 1)
-        plane.finish()
-        return None
-
-    assert lanterne.spawn(2, job)[1] == [[1] * 4, [2] * 4]
-    with pytest.raises(InputError, match="queue: got -1"):
-        Inline(None, queue=-1)

@@ -1,6 +1,5 @@
 """Timed stages: what they wait for, on a clock that the test drives."""
 
-import numpy as np
 import pytest
 
 from lanterne.pipeline.execute import stage_timed
@@ -29,35 +28,6 @@ def test_lateness_does_not_add_up(now):
     stage.backward_input(0)
     stage.backward_weight(0)
     assert stage.clock.deadline_s == 160 and now[0] == 163
-
-
-def test_after_a_wait_time_begins_anew(now):
-    stage = TimedStage((10, 20, 30), Clock())
-    stage.begin(2)
-    stage.forward(0)
-    now[0] = 150
-    stage.waited()
-    stage.backward_input(0)
-    assert stage.clock.deadline_s == 170
-
-
-def test_parts_take_their_share(now):
-    stage = TimedStage((10, 20, 30), Clock())
-    stage.begin(1)
-    for part in (1, 2, 3, 4):
-        stage.backward_weight(0, part, 4)
-    assert stage.clock.deadline_s == 130
-
-
-def test_messages(now):
-    stage = TimedStage((1, 1, 1), Clock(), nbytes=5)
-    out = np.ones(5, np.uint8)
-    assert stage.forward(0, None, out) is out
-    assert stage.backward_input(0).shape == stage.input_shape == (5,)
-    assert stage.forward(0, None, None, 1, 2) is None
-    ends = TimedStage((1, 1, 1), Clock(), begins=True, ends=True)
-    assert ends.forward(0) is None and ends.backward_input(0) is None
-    assert ends.input_shape is ends.output_shape is None
 
 
 def test_stages_of_a_problem():

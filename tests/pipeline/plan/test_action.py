@@ -1,8 +1,5 @@
 """Actions: words, parsing, and what needs what."""
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +7,6 @@ from hypothesis import strategies as st
 from lanterne.errors import ScheduleError
 from lanterne.pipeline.plan.action import KINDS, Action, dependencies
 from lanterne.pipeline.plan.placement import bidirectional, unidirectional, wave
-
-PIPELINE = Path(__file__).resolve().parents[3] / "pipeline"
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 999), st.integers(0, 9999), st.integers(1, 9), st.integers(0, 9))
@@ -78,11 +73,3 @@ def test_what_is_no_action_is_said(text):
 )
 def test_dependencies(word, placement, needs):
     assert [str(action) for action in dependencies(Action.parse(word), placement)] == needs
-
-
-def test_only_action_py_knows_what_needs_what():
-    """No other file names two kinds in one comparison or a table of kinds to kinds."""
-    two_kinds = re.compile(r"""==\s*["'](F|B|W|BW)["'].*==\s*["'](F|B|W|BW)["']""")
-    for path in PIPELINE.rglob("*.py"):
-        if path.name != "action.py":
-            assert not [line for line in path.read_text().splitlines() if two_kinds.search(line)], path

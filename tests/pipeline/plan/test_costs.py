@@ -1,16 +1,11 @@
 """The flat tables say the same as `dependencies`, the problem and the placement say one by one."""
 
-import numpy as np
 import pytest
 from problems import PLACEMENTS
 
-from lanterne.errors import InputError
 from lanterne.pipeline.plan.action import FUSED, KINDS, Action, dependencies
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.placement import make_placement, unidirectional
-from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.schedulers import plan
 
 PROBLEM = Problem(
     3,
@@ -70,25 +65,3 @@ def test_costs_are_those_of_the_rank_divided_over_its_stages(name):
             assert table.occupancy[i] == PROBLEM.occupancy(rank, dst, 8 if action.kind == "F" else 4), action
             assert (table.link[i] >= 0) == (table.occupancy[i] > 0), action
     assert table.all_gather.sum() == (36 if name != "bidirectional" else 72)
-
-
-@pytest.mark.parametrize("scheduler", ["1f1b", "zb_v"])
-def test_plans_from_ids_are_the_same(scheduler):
-    made = plan(PROBLEM, scheduler)
-    again = Plan.from_ids(made.orders, made.placement, made.microbatches, scheduler)
-    assert again.ranks == made.ranks
-    np.testing.assert_array_equal(again.columns, made.columns)
-
-
-def test_shared_links_are_one_link():
-    table = costs(PROBLEM, unidirectional(3))
-    assert not table.shared and table.num_links == 3
-    both = Problem.from_dict(PROBLEM.to_dict() | {"shared_links": [[[0, 1], [2, 1]]]})
-    assert costs(both, unidirectional(3)).shared and costs(both, unidirectional(3)).num_links == 2
-
-
-def test_another_number_of_ranks_is_refused():
-    with pytest.raises(InputError, match="placement: got 2 ranks, expected 3"):
-        costs(PROBLEM, unidirectional(2))
-    with pytest.raises(InputError, match="placement: got 'star', expected one of unidirectional"):
-        make_placement("star", 3)

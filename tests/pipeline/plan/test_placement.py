@@ -34,11 +34,6 @@ def test_every_microbatch_passes_each_rank_and_steps_are_undone(name, ranks):
     assert sum(len(placement.stages_of(rank)) for rank in range(ranks)) == placement.num_stages
 
 
-def test_shares_count_the_stages_of_a_rank_on_one_route():
-    assert wave(2, 3).shares() == (3,) * 6
-    assert bidirectional(2).shares() == (1,) * 4
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from problems import PLACEMENTS, placements, plans, problems
 
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.plan.problem import DataParallel, Problem
-from lanterne.pipeline.planners.schedulers import plan
-from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time, critical_path, memory_profile, senders, slack
+from lanterne.pipeline.simulate.analysis import critical_path, memory_profile, slack
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.program import program_of, run_program
 from lanterne.pipeline.simulate.simulate import simulate
@@ -76,38 +73,6 @@ def test_the_critical_path_has_no_slack_and_no_gap(data):
         assert timeline.end[a] <= timeline.start[b] + 1e-9, (a, b)
 
 
-def test_where_all_gathers_and_reductions_are_the_chain_no_action_is_on_it():
-    """Both stages of one rank gather for 5 each and reduce for 3: the second gather ends at 10, all actions by 12."""
-    work = DataParallel("zero1", reduce=(3.0,), all_gather=(5.0,))
-    problem = Problem(1, 2, 1, 1, 0, data_parallel=work)
-    columns = np.array([[0, 3, 0, 3], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], np.int32)
-    made = Plan(PLACEMENTS["bidirectional"](1), 2, columns, np.array([0, 4]), "by hand")
-    timeline = simulate(made, problem)
-    assert timeline.makespan == 16
-    assert critical_path(timeline) == ()
-    assert slack(timeline).min() > 0
-
-
-@pytest.mark.parametrize("scheduler", ["1f1b", "zb_h1", "zb_v"])
-def test_senders_are_what_the_actions_need(scheduler):
-    problem = Problem(3, 4, 1, 2, 3)
-    made = plan(problem, scheduler)
-    actions = [action for rank in made.ranks for action in rank]
-    for i, j in enumerate(senders(simulate(made, problem)).tolist()):
-        if j >= 0:
-            assert actions[j].microbatch == actions[i].microbatch and abs(actions[j].stage - actions[i].stage) == 1, (
-                i,
-                j,
-            )
-            assert actions[j].kind[0] == actions[i].kind[0], (i, j)
-
-
-def test_bubbles_are_idle_time_over_the_whole():
-    problem = Problem(2, 1, 1, 2, 3)
-    timeline = simulate(plan(problem, "1f1b"), problem)
-    assert timeline.makespan == 12 and busy_time(timeline).tolist() == [6, 6] and bubble_rate(timeline) == 0.5
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_memory_over_time_peaks_where_the_check_says_and_ends_empty(data):
@@ -118,10 +83,3 @@ def test_memory_over_time_peaks_where_the_check_says_and_ends_empty(data):
         assert (np.diff(times) >= 0).all(), (times, levels, peak)
         assert levels.max(initial=0.0) <= peak + 1e-9, (times, levels, peak)
         assert len(levels) == 0 or levels[-1] == pytest.approx(0, abs=1e-9), (times, levels, peak)
-
-
-def test_memory_of_1f1b_over_time():
-    problem = Problem(2, 2, 1, 2, 3)
-    (times, levels), _ = memory_profile(simulate(plan(problem, "1f1b"), problem))
-    held = [float(levels[np.searchsorted(times, at, side="right") - 1]) for at in (0.5, 1.5, 11, 12.5, 18)]
-    assert held == [1, 2, 2, 1, 0]

@@ -59,22 +59,6 @@ def test_a_blocking_group_ends_when_its_peers_have_begun():
     assert (found["BW0.0"], found["F1.1"]) == (24, 24)
 
 
-def test_delegates_take_turns_and_computing_pays_for_messages():
-    checked, problem = two_ranks(*SPLIT), Problem(2, 2, 2, 3, 1, link_latency=[[0, 10], [0, 0]])
-    one, two = (starts(on_devices(checked, problem, Devices(delegates=count, hold=5.0)), checked) for count in (1, 2))
-    # Handed over at 2 and 4, each is on its way for 15; one delegate begins the second when it is done with the first.
-    assert (two["F1.0"], two["F1.1"]) == (17, 22) and one["F1.1"] == 32
-    paid = starts(on_devices(checked, problem, Devices(delegates=2, hold=5.0, message_cost=1.0)), checked)
-    assert (paid["F0.1"], paid["F1.0"]) == (3, 19)
-
-
-def test_gaps_and_costs_can_be_tried_without_building_again():
-    checked, problem = two_ranks(*SPLIT), Problem(2, 2, 2, 3, 1, link_latency=[1])
-    run = on_devices(checked, problem, Devices(delegates=1))
-    again = on_devices(checked, problem, Devices(delegates=1, gap=0.5, message_cost=2.0, hold=3.0))
-    assert run.makespan(gap=0.5, message_cost=2.0, hold=3.0) == again.timeline().makespan > run.makespan()
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_with_nothing_in_the_way_it_is_the_simulator(data):
@@ -112,19 +96,6 @@ def test_twice_all_times_is_twice_the_iteration(data, devices):
             on_devices(checked, doubled, dataclasses.replace(devices, **own)).makespan()
         return
     assert on_devices(checked, doubled, dataclasses.replace(devices, **own)).makespan() == pytest.approx(2 * once)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_own_issue_orders_never_deadlock_and_queues_only_cost(data):
-    problem = dataclasses.replace(data.draw(problems(memory=False, occupancy=False)), data_parallel=None)
-    placement = PLACEMENTS[data.draw(placements)](problem.stages)
-    checked = check(data.draw(plans(problem, placement)), problem, memory=False)
-    free = on_devices(checked, problem, Devices(hardware_queues=0, streams_per_pair=2)).timeline()
-    one = on_devices(checked, problem, Devices(hardware_queues=1)).timeline()
-    assert (free.start >= simulate(checked, problem).start - 1e-9).all()
-    assert (one.start >= free.start - 1e-9).all()
-    on_devices(checked, problem, Devices(), issue_order(checked, instant=True)).timeline()
 
 
 def test_what_cannot_be():
