@@ -19,7 +19,8 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.adapt.adapter import Adapter
-from lanterne.pipeline.adapt.decide import AdaptSettings, Change
+from lanterne.pipeline.adapt.decide import Change
+from lanterne.pipeline.adapt.estimate import link_fields
 from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, conditions
 from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.execute.execute import execute
@@ -42,7 +43,6 @@ class Mode(NamedTuple):
         kind: FIXED, the plan stays; ADAPT; or KNOWN, planned anew when and as conditions change, without measuring.
         checked: the CheckedPlan to begin with; its problem is the undisturbed one, in seconds.
         plane: the usual data plane.
-        settings: of AdaptSettings, where not the default.
         options: of the usual data plane.
         delegates: options of those that slow links get.
     """
@@ -51,7 +51,6 @@ class Mode(NamedTuple):
     kind: str
     checked: CheckedPlan
     plane: str = "inline"
-    settings: dict[str, Any] = {}  # noqa: RUF012
     options: dict[str, Any] = {}  # noqa: RUF012
     delegates: dict[str, Any] = {}  # noqa: RUF012
 
@@ -101,17 +100,12 @@ def in_seconds(problem: Problem, unit_s: float) -> Problem:
 def disturbed(problem: Problem, events: Iterable[InjectedEvent], iteration: int) -> tuple[Problem, set[Pair]]:
     """(problem, pairs that are slow) under the conditions of an iteration: what there is to know."""
     links, slowdowns, down = conditions(events, iteration, emulated_links(problem, 1.0))
-    ranks, nbytes = range(problem.stages), max(problem.message_nbytes)
-    changes: dict[str, Any] = {}
-    if links:
-        latency = [[problem.latency(one, other) for other in ranks] for one in ranks]
-        rates: list[list[float | None]] = [[None] * problem.stages for _ in ranks]
-        for (one, other), link in emulated_links(problem, 1.0).items() | links.items():
-            latency[one][other] = links.get((one, other), link).latency_s
-            rates[one][other] = links.get((one, other), link).bandwidth_bytes_per_s
-        changes["link_latency"] = tuple(map(tuple, latency))
-        if nbytes and any(any(row) for row in rates):
-            changes["link_bandwidth"] = tuple(map(tuple, rates))
+    nbytes = max(problem.message_nbytes)
+    delays = {
+        pair: (link.latency_s, nbytes / link.bandwidth_bytes_per_s if link.bandwidth_bytes_per_s else 0.0)
+        for pair, link in links.items()
+    }
+    changes: dict[str, Any] = link_fields(problem, delays) if delays else {}
     for name in ("forward", "backward_input", "backward_weight") if slowdowns else ():
         times = getattr(problem, name)
         changes[name] = tuple(time_s * slowdowns.get(rank, 1.0) for rank, time_s in enumerate(times))
@@ -206,8 +200,7 @@ class _ModeRun:
         self.known = {iteration: rest for iteration, *rest in document["known"]}
         self.adapter: Adapter | None = None
         if self.kind == ADAPT:
-            settings = AdaptSettings(**document["settings"])
-            self.adapter = Adapter(comm, self.checked, self.plane, problem, settings)
+            self.adapter = Adapter(comm, self.checked, self.plane, problem)
 
     @property
     def changes(self) -> list[Change]:

@@ -33,42 +33,33 @@ from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Delays that differ by less than this share of the time of one F and one B, or than what a look is off, are noise.
-FLOOR_SHARE, FLOOR_S = 0.1, EXACT_S
+FLOOR_SHARE = 0.1
 # A link has healed, and goes back to the usual plane to show it there, if no more than this share of its worst delay is
 # left: the rest may be the delegates' own.
 HEALED_SHARE = 0.25
 
 
+# What a change must be predicted to save of an iteration: another plan, and a link taken off the usual plane.
+MIN_GAIN, MIN_DIVERT_GAIN = 0.02, 0.05
+# Iterations to measure the undisturbed problem from, behind the first, where none is given.
+CALIBRATED = 6
+
+
 @dataclasses.dataclass(frozen=True)
 class AdaptSettings:
-    """How an Adapter decides.
+    """Settings of an Adapter.
 
     Attributes:
-        scheduler: who makes the new plans; best starts from the running one.
-        effort: of best; None for its own for re-planning.
-        min_gain: a plan is swapped if it is predicted to save this share of the iteration,
-        min_divert_gain: and a link is taken off the usual plane if that, with a plan for it, saves as much; both once
-            enough iterations in a row have shown why, see `Decider._needed`.
-        onset, relief: iterations in a row that must show that a link is slow, or well again.
-        calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
+        scheduler: makes the new plans; best starts from the running one.
         divert: whether slow links are taken off the usual data plane.
     """
 
     scheduler: str = "best"
-    effort: float | None = None
-    min_gain: float = 0.02
-    min_divert_gain: float = 0.05
-    onset: int = ONSET
-    relief: int = RELIEF
-    calibrate: int = 6
     divert: bool = True
 
     def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
             raise InputError(f"scheduler: {one_of(self.scheduler, SCHEDULERS)}")
-        for key in ("onset", "relief", "calibrate"):
-            if getattr(self, key) < 1:
-                raise InputError(f"{key}: got {getattr(self, key)}, expected at least 1 iteration")
 
 
 class Change(NamedTuple):
@@ -143,7 +134,7 @@ class Decider:
         self.initial: CheckedPlan = checked
         self.settings = settings
         self.in_order = in_order
-        self.watch: FindingWatch = FindingWatch(settings.onset, settings.relief)
+        self.watch: FindingWatch = FindingWatch()
         self.slow_links: list[list[int]] = []
         self.predicted_s: float | None = None
         self.found: Findings = {}
@@ -169,7 +160,7 @@ class Decider:
         self._recent.append(profile)
         if not self._is_calibrated:
             return self._change(profile.iteration, next_iteration, None, began_s) if self._calibrate() else None
-        while len(self._recent) > max(self.settings.onset, self.settings.relief):
+        while len(self._recent) > max(ONSET, RELIEF):
             # What is not confirmed by now was noise.
             self._noise.add(self._recent.pop(0))
         seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
@@ -184,7 +175,7 @@ class Decider:
 
     def _calibrate(self) -> bool:
         """Take the undisturbed problem from the first iterations; True once it is known."""
-        if len(self._recent) <= self.settings.calibrate:
+        if len(self._recent) <= CALIBRATED:
             return False
         profiles, nominal = self._recent[1:], self.initial.problem
         timed = estimate(profiles, nominal, nominal, lambda pair: float("inf"))
@@ -262,11 +253,11 @@ class Decider:
             # Each link that is not off it yet has to be worth it.
             without = [other for other in links if other != pair]
             without_s = self._times_s(plan, problem, slow, without)
-            if pair not in still and min(times_s) >= min(without_s) * (1 - settings.min_divert_gain):
+            if pair not in still and min(times_s) >= min(without_s) * (1 - MIN_DIVERT_GAIN):
                 links, times_s = without, without_s
         kept_s, after_s = times_s
-        goes_back = plan is self.initial.plan and after_s <= kept_s * (1 + settings.min_gain)
-        swaps = plan is not running and (goes_back or after_s < kept_s * (1 - settings.min_gain))
+        goes_back = plan is self.initial.plan and after_s <= kept_s * (1 + MIN_GAIN)
+        swaps = plan is not running and (goes_back or after_s < kept_s * (1 - MIN_GAIN))
         return links, swaps, after_s if swaps else kept_s
 
     def _times_s(
@@ -279,9 +270,9 @@ class Decider:
     def _needed(self, gain_s: float) -> float:
         """Iterations in a row that must show why, for what a change saves to be no noise.
 
-        `onset` of them if one varies by no more than that; noise falls with the square root of their number.
+        ONSET of them if one varies by no more than that; noise falls with the square root of their number.
         """
-        return math.ceil(self.settings.onset * (self._noise.iteration_s() / gain_s) ** 2) if gain_s > 0 else math.inf
+        return math.ceil(ONSET * (self._noise.iteration_s() / gain_s) ** 2) if gain_s > 0 else math.inf
 
     def _hold_back(
         self, noticed: int, found: Findings, problem: Problem, gain_s: float, needed: int
@@ -322,13 +313,13 @@ class Decider:
 def _plan(problem: Problem, settings: AdaptSettings, running: Plan) -> Plan:
     """The scheduler's plan for `problem`; of "best", searched from the `running` one on."""
     if settings.scheduler == "best":
-        return best(problem, placement=running.placement, start=running, effort=settings.effort)
+        return best(problem, placement=running.placement, start=running)
     return make_plan(problem, settings.scheduler)
 
 
 def _floor_s(problem: Problem) -> float:
     pairs = zip(problem.forward, problem.backward_input, strict=True)
-    return max(FLOOR_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
+    return max(EXACT_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
 
 
 def _apart(found: Findings) -> list[Findings]:

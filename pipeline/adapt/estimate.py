@@ -73,7 +73,7 @@ def estimate(
                 found = delay_of([way[index] for way in ways], usual_s, *found)
             if abs(sum(found) - usual_s) > floor_s(pair):
                 delays[pair] = found
-    changes = _durations(profiles, base, assumed, names) | (_links(base, delays) if delays else {})
+    changes = _durations(profiles, base, assumed, names) | (link_fields(base, delays) if delays else {})
     return dataclasses.replace(base, **changes) if changes else base
 
 
@@ -87,7 +87,7 @@ def with_links_of(base: Problem, problem: Problem, pairs: Iterable[Sequence[int]
         if pair not in ways and delay != planned_delay(base, *pair):
             delays[pair] = delay
     links = {key: getattr(base, key) for key in ("link_latency", "link_bandwidth", "message_nbytes")}
-    return dataclasses.replace(problem, **links | (_links(base, delays) if delays else {}))
+    return dataclasses.replace(problem, **links | (link_fields(base, delays) if delays else {}))
 
 
 def within_memory(problem: Problem, profiles: Iterable[Profile], checked: CheckedPlan, memory_nbytes: float) -> Problem:
@@ -142,7 +142,7 @@ def _apart(profile: Profile, kind: str, base: Problem) -> Times:
     return np.where(np.isnan(durations_s), profile.durations_s["BW"] * share, durations_s)
 
 
-def _links(base: Problem, delays: Mapping[Pair, Delay]) -> dict[str, Any]:
+def link_fields(base: Problem, delays: Mapping[Pair, Delay]) -> dict[str, Any]:
     """The fields of `base` to be replaced where links have the (latency, occupancy) of `delays`, by pair."""
     ranks = range(base.stages)
     nbytes = max(base.message_nbytes) or 1.0

@@ -23,8 +23,8 @@ from lanterne.pipeline.simulate.check_plan import CheckedPlan
 # +1: slower than planned for, -1: faster.
 Findings: TypeAlias = dict[Suspect, int]
 
-# A delay has changed if it differs by this share of what is assumed, and by the floor.
-CHANGED_DELAY, CHANGED_DURATION = 0.25, 0.25
+# A delay or a duration has changed if it differs by this share of what is assumed, a delay also by the floor.
+CHANGED = 0.25
 # Iterations in a row that show an onset or a relief. The latter doubles, to that many at most, with each onset within
 # CALM iterations of the last relief.
 ONSET, RELIEF, MOST_RELIEF, CALM = 2, 3, 48, 60
@@ -61,15 +61,15 @@ def findings(
         low_s = sum(max(way.low_s, 0.0) for way in ways) / 2
         high_s = sum(way.high_s for way in ways) / 2
         queues_s = max(way.occupancy_s - occupancy_s for way, (_, occupancy_s) in zip(ways, planned, strict=True))
-        most_s = max(tolerance.get((one, other), 0.0), assumed_s * (1 + CHANGED_DELAY)) + floor_s
-        if low_s > most_s or queues_s > max(floor_s, CHANGED_DELAY * assumed_s):
+        most_s = max(tolerance.get((one, other), 0.0), assumed_s * (1 + CHANGED)) + floor_s
+        if low_s > most_s or queues_s > max(floor_s, CHANGED * assumed_s):
             found[Suspect.link(one, other)] = +1
-        elif high_s < max(assumed_s * (1 - CHANGED_DELAY) - floor_s, healed_s if assumed_s > healed_s else 0.0):
+        elif high_s < max(assumed_s * (1 - CHANGED) - floor_s, healed_s if assumed_s > healed_s else 0.0):
             found[Suspect.link(one, other)] = -1
     durations = zip(assumed.forward, assumed.backward_input, strict=True)
     for rank, (forward_s, backward_s) in enumerate(durations):
         ratio = busy_s(profile, rank) / (forward_s + backward_s)
-        changed = 1 + max(CHANGED_DURATION, noise.duration(rank))
+        changed = 1 + max(CHANGED, noise.duration(rank))
         if ratio > changed:
             found[Suspect.rank(rank)] = +1
         elif ratio < 1 / changed:
@@ -143,15 +143,9 @@ def _step(values: Sequence[float], share: float = 0.75) -> float:
 
 
 class FindingWatch:
-    """Confirms findings over iterations.
+    """Confirms findings over iterations: ONSET or RELIEF of them in a row."""
 
-    Args:
-        onset, relief: iterations in a row.
-    """
-
-    def __init__(self, onset: int = ONSET, relief: int = RELIEF) -> None:
-        self.onset = onset
-        self.relief = relief
+    def __init__(self) -> None:
         # By name: the sign and how many iterations in a row had it; how many a relief takes; when the last relief was;
         # how many a finding that was put off takes.
         self._count: dict[Suspect, tuple[int, int]] = {}
@@ -184,14 +178,14 @@ class FindingWatch:
 
     def _enough(self, name: Suspect, sign: int) -> int:
         """A slow link comes first: to plan for it gains most, and its delay is the surest that is measured."""
-        usual = self.onset if sign > 0 and not name.is_rank else self._needed.get(name, self.relief)
+        usual = ONSET if sign > 0 and not name.is_rank else self._needed.get(name, RELIEF)
         return self._deferred.get(name, usual)
 
     def _note(self, iteration: int, name: Suspect, sign: int) -> None:
         if sign < 0:
             self._relieved[name] = iteration
         elif iteration - self._relieved.get(name, -np.inf) < CALM:
-            self._needed[name] = min(2 * self._needed.get(name, self.relief), MOST_RELIEF)
+            self._needed[name] = min(2 * self._needed.get(name, RELIEF), MOST_RELIEF)
         else:
             self._needed.pop(name, None)
 

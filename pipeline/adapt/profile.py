@@ -17,9 +17,9 @@ from lanterne.pipeline.adapt.link_delay import UNKNOWN, LinkDelay, Pair, Times, 
 from lanterne.pipeline.execute.execute import Measured
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import Ints, costs
-from lanterne.pipeline.plan.plan import PART, PARTS
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
+from lanterne.pipeline.simulate.program import senders_of
 
 # Gives (num_actions,) seconds of what was measured.
 Durations: TypeAlias = Callable[[Measured], Times]
@@ -44,15 +44,11 @@ class PlanMessages(NamedTuple):
 def messages(checked: CheckedPlan) -> PlanMessages:
     """The PlanMessages of a CheckedPlan; to be read only."""
     plan = checked.plan
-    table = costs(checked.problem, plan.placement)
-    first, last = plan.columns[PART] == 1, plan.columns[PART] == plan.columns[PARTS]
-    waits, fills = np.where(first, table.slot[plan.ids], -1), np.where(last, table.target[plan.ids], -1)
-    # The rank that waits for each slot; nobody does for that at the end, which stands for no slot.
-    receiver = np.full(table.always + 2, -1)
-    receiver[waits] = plan.rank_of
-    receiver[-1] = -1
-    source, destination = plan.rank_of, receiver[fills]
-    crosses = (fills >= 0) & (destination >= 0) & (destination != source)
+    sender = senders_of(plan, costs(checked.problem, plan.placement))
+    receiver = np.flatnonzero(sender >= 0)
+    receiver = receiver[np.argsort(sender[receiver])]
+    source, destination = plan.rank_of[sender[receiver]], plan.rank_of[receiver]
+    crosses = source != destination
     return PlanMessages(source[crosses], destination[crosses])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lanterne.errors import InputError
+from lanterne.pipeline.adapt import decide
 from lanterne.pipeline.adapt.decide import AdaptSettings, Decider
 from lanterne.pipeline.adapt.link_delay import LinkDelay
 from lanterne.pipeline.adapt.profile import Profile, make_profile, report_length
@@ -32,9 +32,9 @@ def seen(iteration, delays=None, noise=None, forward_s=0.01):
     return Profile(iteration, np.zeros(4), np.ones(4), durations_s, links, np.zeros(4))
 
 
-def decisions(delays_at, iterations, problem=SECONDS, noise=None, settings=SETTINGS):
+def decisions(delays_at, iterations, problem=SECONDS, noise=None):
     """The changes when iteration i has the link delays delays_at(i), every report being there at once."""
-    decider = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), problem, settings, in_order=1)
+    decider = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), problem, SETTINGS, in_order=1)
     verdicts = [decider.after(seen(i, delays_at(i), noise), i + 1) for i in range(iterations)]
     return [verdict["change"] for verdict in verdicts if verdict and "change" in verdict], decider
 
@@ -46,13 +46,6 @@ def test_onset_and_relief_take_two_and_three_iterations():
     assert decider.running is decider.initial
     # By hand: 390 ms and one delay is what no plan can be below here.
     assert [c["predicted_s"] for c in changes] == [pytest.approx(0.41, rel=0.01), pytest.approx(0.39)]
-
-
-def test_what_delegates_take_does_not_keep_a_link_from_healing():
-    """On a crowded machine a message by delegates takes 3 ms where it took none: the link was 20 ms slow."""
-    changes, decider = decisions(lambda i: {2: 0.02} if 10 <= i < 30 else {2: 0.003} if i in (30, 31, 32) else {}, 60)
-    assert [c["slow_links"] for c in changes] == [[[2, 3]], []]
-    assert changes[1]["noticed"] == 32 and changes[1]["delays_s"] == {} and decider.running is decider.initial
 
 
 def test_bounds_as_wide_as_actions_do_not_keep_a_link_from_healing():
@@ -68,31 +61,9 @@ def test_bounds_as_wide_as_actions_do_not_keep_a_link_from_healing():
     assert decider.running is decider.initial
 
 
-def test_the_iteration_before_a_link_went_slow_says_nothing_of_its_delay():
-    """Bounds as of ranks beside busy loops, of 40 ms: with the iteration before, of messages of 1 ms, it was 26.7."""
-    decider, verdicts = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), SECONDS, SETTINGS, in_order=1), []
-    for iteration in range(12):
-        profile = seen(iteration)
-        for pair in ((2, 3), (3, 2)):
-            profile.links[pair] = LinkDelay(-0.008, 0.001, most_s=0.0005)
-        if iteration >= 10:
-            low_s, high_s, most_s = ((0.0273, 0.0482, 0.0428), (0.0267, 0.0467, 0.0408))[iteration - 10]
-            profile.links[2, 3] = LinkDelay(0.0397, 0.0666, most_s=0.0423)
-            profile.links[3, 2] = LinkDelay(low_s, high_s, most_s=most_s)
-        verdicts.append(decider.after(profile, iteration + 1))
-    (change,) = (verdict["change"] for verdict in verdicts if verdict)
-    assert change["noticed"] == 11 and change["slow_links"] == [[2, 3]]
-    assert change["delays_s"] == {"2-3": pytest.approx(0.0423), "3-2": pytest.approx(0.0408)}
-
-
-def test_half_a_relief_is_not_yet_one():
-    _, decider = decisions(lambda i: {2: 0.04} if 10 <= i < 30 else {2: 0.015} if i >= 30 else {}, 60)
-    assert decider.slow_links == [[2, 3]] and decider.assumed.latency(2, 3) == pytest.approx(0.015)
-
-
-def test_a_link_that_costs_little_stays_where_it_is():
-    settings = AdaptSettings(min_gain=0.02, min_divert_gain=0.9)
-    assert decisions(lambda i: {2: 0.02} if i >= 10 else {}, 30, settings=settings)[1].slow_links == []
+def test_a_link_that_costs_little_stays_where_it_is(monkeypatch):
+    monkeypatch.setattr(decide, "MIN_DIVERT_GAIN", 0.9)
+    assert decisions(lambda i: {2: 0.02} if i >= 10 else {}, 30)[1].slow_links == []
 
 
 def test_a_delay_that_the_plan_absorbs_changes_nothing():
@@ -139,12 +110,6 @@ def test_a_flapping_link_is_given_up_on():
     assert len(changes) <= 12 and changes[-1]["slow_links"] == [[1, 2]]
 
 
-def test_two_links_at_once_and_one_of_them_longer():
-    changes, decider = decisions(lambda i: {0: 0.02, 2: 0.03} if 5 <= i < 15 else {2: 0.03} if 15 <= i < 40 else {}, 60)
-    assert [c["slow_links"] for c in changes] == [[[0, 1], [2, 3]], [[2, 3]], []]
-    assert decider.running is decider.initial
-
-
 def test_the_undisturbed_problem_is_measured_where_none_is_given():
     nominal = Problem(4, 12, 1, 1, 1)
     decider = Decider(check(plan(nominal, "zb_h1"), nominal), None, SETTINGS, in_order=1)
@@ -154,12 +119,6 @@ def test_the_undisturbed_problem_is_measured_where_none_is_given():
     assert decider.base.latency(1, 2) == pytest.approx(0.004) and decider.base.latency(0, 1) == 0
     assert decider.after(seen(8, {1: 0.004, 2: 0.03}), 9) is None
     assert decider.after(seen(9, {1: 0.004, 2: 0.03}), 10)["change"]["slow_links"] == [[2, 3]]
-
-
-@pytest.mark.parametrize("wrong", [{"scheduler": "fastest"}, {"onset": 0}, {"relief": 0}, {"calibrate": 0}])
-def test_settings_that_cannot_be(wrong):
-    with pytest.raises(InputError, match=f"{next(iter(wrong))}: got"):
-        AdaptSettings(**wrong)
 
 
 # Reports of four ranks that train a small GPT on two cores, beside two programs that spin; link 1-2 is 20 ms slow from
@@ -189,15 +148,6 @@ def test_on_a_crowded_machine_nothing_changes_until_a_link_is_slow():
     assert 0.015 < min(slow["delays_s"]["1-2"], slow["delays_s"]["2-1"]) < 0.021
 
 
-def test_late_looks_on_a_crowded_machine_are_milliseconds():
-    """What the reports above are hard for: of links that are well, half of the messages come 1 ms late or more."""
-    checked, rows = recorded()
-    links = [make_profile(checked, reports).links.values() for reports in rows[:SLOW_AT]]
-    highs_s = np.array([[delay.high_s for delay in each] for each in links])
-    assert (highs_s > 1e-3).mean() > 0.2
-    assert np.mean([[delay.low_s > 0.5e-3 for delay in each] for each in links]) < 0.1
-
-
 def wandering(slow_until, wanders_s):
     """Verdicts where iterations vary by `wanders_s` and link 2-3 is slow from iteration 20 on: iteration -> dict."""
     decider, found = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), SECONDS, SETTINGS, in_order=1), {}
@@ -220,26 +170,6 @@ def test_the_more_iterations_vary_the_longer_a_link_must_be_slow():
     assert len(verdicts) == 2
     assert (held["findings"], held["needed"], held["varies_s"]) == ({"link 2-3": 1}, 8, pytest.approx(1.99 * gain_s))
     assert (change["running_from"], change["slow_links"]) == (28, [[2, 3]])
-
-
-def test_what_going_back_saves_is_no_reason_to_leave_another_link():
-    """Link 2-3 heals while link 0-1 is late by what would save less than iterations vary, until it is not any more."""
-    decider = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), SECONDS, SETTINGS, in_order=1)
-    changes = []
-    for i in range(40):
-        delays = {2: 0.05} if 10 <= i < 30 else {0: 0.013} if i in (31, 32) else {}
-        profile = seen(i, delays)._replace(ended_s=np.full(4, 1.0 + 0.1 * (i % 2)))
-        if (verdict := decider.after(profile, i + 1)) and "change" in verdict:
-            changes.append(verdict["change"])
-    assert [change["slow_links"] for change in changes] == [[[2, 3]], [], []] and decider.running is decider.initial
-
-
-def test_what_ends_before_is_told_but_not_acted_on():
-    assert [list(verdict) for verdict in wandering(24, 0.3).values()] == [["held"]]
-
-
-def test_what_would_not_show_at_all_is_not_waited_for():
-    assert wandering(50, 3.0) == {}
 
 
 def test_only_links_on_the_usual_plane_block():

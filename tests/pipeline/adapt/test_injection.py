@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import lanterne
 from lanterne.errors import InputError
-from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, SlowStage, check_events, conditions
+from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, SlowStage, conditions
 from lanterne.pipeline.execute.stage_timed import Clock, TimedStage
 from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.transport.shaped import Link
@@ -71,14 +71,6 @@ def test_json_and_back(first, last, links, latency_s):
 def test_what_is_no_event(document, words):
     with pytest.raises(InputError, match=words):
         InjectedEvent.from_dict(document)
-
-
-def test_links_and_ranks_that_there_are_not():
-    check_events([SLOW], 3)
-    with pytest.raises(InputError, match="got link 1, expected 0 to 0"):
-        check_events([SLOW], 2)
-    with pytest.raises(InputError, match="got rank 2, expected 0 to 1"):
-        check_events([InjectedEvent(0, rank=2, slowdown=2)], 2)
 
 
 def test_replay_sets_links_and_puts_them_back():
