@@ -7,19 +7,17 @@ what the loop found and did.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from lanterne.bench.demo.job import said_by_first, setup_of
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_time
-from lanterne.bench.train.job import add_model_arguments, make_setup
 from lanterne.bench.train.mitigate import Mitigated
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.adapt.injection import InjectedEvent
-from lanterne.pipeline.model.text import read_text
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer as own_text
 
@@ -59,7 +57,7 @@ def run_blows(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None
     try:
         # What else the machine does disturbs both alike.
         for number in range(work["iterations"]):
-            if not _goes_on(comm, ends_s):
+            if said_by_first(comm, time.monotonic() >= ends_s):
                 break
             if comm.rank == 0:
                 report.progress(f"iteration {number + 1} of {work['iterations']}, of both jobs in turn")
@@ -84,11 +82,7 @@ class _Job:
     """One of the two, on this rank; `acts`: whether it is watched and mitigated."""
 
     def __init__(self, comm: Communicator, work: Mapping[str, Any], *, acts: bool) -> None:
-        parser = argparse.ArgumentParser()
-        add_model_arguments(parser, str(MICROBATCHES))
-        parser.set_defaults(seed=work["seed"])
-        words = [*MODEL, "--stages", str(STAGES), "--data-parallel", str(COPIES)]
-        setup = make_setup(parser.parse_args(words), comm.world_size, read_text(own_text.__file__))
+        setup = setup_of([*MODEL, "--stages", str(STAGES), "--data-parallel", str(COPIES)], comm, work["seed"])
         problem = Problem(STAGES, MICROBATCHES // COPIES, *(work["pace_s"],) * 3)
         plans = own_text.plans(problem, SCHEDULER, setup.microbatches)
         events = [InjectedEvent.from_dict(event) for event in work["events"]]
@@ -111,15 +105,6 @@ class _Job:
     def found(self) -> dict[str, Any]:
         """On rank 0."""
         return {"results": self.results, "tokens": self.tokens, "lines": self.lines, **self.mitigated.summary()}
-
-
-def _goes_on(comm: Communicator, ends_s: float) -> bool:
-    """Whether rank 0 still has time."""
-    import numpy as np
-
-    said = np.array([time.monotonic() < ends_s], np.int64)
-    comm.broadcast(said)
-    return bool(said[0])
 
 
 def summed_up(work: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Rank 0 tells what happens, as it happens, line by line in a file; the View of pi
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from lanterne.bench.demo.picture import Gathered, trace
 from lanterne.bench.demo.steps import Observer
 from lanterne.bench.train.adapt import Disturbed, observed_plane
-from lanterne.bench.train.job import add_model_arguments, make_setup
+from lanterne.bench.train.job import Setup, add_model_arguments, make_setup
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.adapt.estimate import pair_delays
 from lanterne.pipeline.adapt.injection import InjectedEvent
@@ -37,15 +37,15 @@ def run_demo(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     try:
         for _ in range(work["iterations"]):
             job.iteration()
-            if _agreed(comm, time.monotonic() > until_s):
+            if said_by_first(comm, time.monotonic() > until_s):
                 break
         return job.found()
     finally:
         job.close()
 
 
-def _agreed(comm: Communicator, is_so: bool) -> bool:
-    """What rank 0 says."""
+def said_by_first(comm: Communicator, is_so: bool) -> bool:
+    """Return what rank 0 says; every rank calls it."""
     said = np.array([is_so], np.int64)
     comm.broadcast(said)
     return bool(said[0])
@@ -56,14 +56,17 @@ def nominal(ranks: int, pace_s: float) -> Problem:
     return Problem(ranks, MICROBATCHES, pace_s, pace_s, pace_s)
 
 
+def setup_of(words: Sequence[str], comm: Communicator, seed: int) -> Setup:
+    """Return the Setup of a small GPT on this library's own source text; `words` are its options."""
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, "1")
+    parser.set_defaults(seed=seed)
+    return make_setup(parser.parse_args(words), comm.world_size, read_text(own_text.__file__))
+
+
 def make_trainer(comm: Communicator, work: dict[str, Any]) -> tuple[Trainer, int]:
     """(Trainer, tokens of an iteration) of a small GPT on this library's own source text, one block a stage."""
-    parser = argparse.ArgumentParser()
-    add_model_arguments(parser, str(MICROBATCHES))
-    parser.set_defaults(seed=work["seed"])
-    setup = make_setup(
-        parser.parse_args([*MODEL, "--blocks", str(comm.world_size)]), comm.world_size, read_text(own_text.__file__)
-    )
+    setup = setup_of([*MODEL, "--blocks", str(comm.world_size)], comm, work["seed"])
     problem = nominal(comm.world_size, work["pace_s"])
     trainer = setup.trainer(comm, own_text.plans(problem, SCHEDULER), layout=setup.layout, plane=observed_plane)
     return trainer, MICROBATCHES * setup.settings.rows * setup.settings.length

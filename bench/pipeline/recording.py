@@ -27,8 +27,7 @@ def healthy_of(case: PipelineCase) -> PipelineCase:
     plan = case.checked.plan
     if case.plane not in POLICIES:
         raise InputError(f"--record: got data plane {case.plane}, expected one of {', '.join(POLICIES)}")
-    if plan.placement.name != "unidirectional" or any(a.kind == "BW" or a.parts > 1 for r in plan.ranks for a in r):
-        raise InputError(f"--record: got a plan of {plan.scheduler}, expected one stage per rank, of whole F, B and W")
+    check_recordable(plan)
     return case._replace(problem=undelayed(case.problem))
 
 
@@ -40,7 +39,6 @@ def undelayed(problem: Problem) -> Problem:
 def recorded(case: PipelineCase, healthy: MeasuredIterations, slow: MeasuredIterations) -> dict[str, Any]:
     """A run of `calibrate`, from what was measured of `case` and of its healthy_of; times in ms."""
     plan, problem, unit_ms = case.checked.plan, case.problem, case.unit_s * 1e3
-    profile = profile_ms_of(plan, (healthy.timeline.end - healthy.timeline.start) * unit_ms)
     nbytes = max(problem.message_nbytes)
     delays = [
         {"src": src, "dst": dst, "ms": (problem.latency(src, dst) + problem.occupancy(src, dst, nbytes)) * unit_ms}
@@ -48,27 +46,47 @@ def recorded(case: PipelineCase, healthy: MeasuredIterations, slow: MeasuredIter
         for dst in (src - 1, src + 1)
         if 0 <= dst < problem.stages
     ]
-    iterations_ms = [1e3 * makespan_s for makespan_s in healthy.makespan_s]
-    return {
+    delegates = case.options.get("queues", 1) if case.plane == "delegate" else 0
+    took_ms = (healthy.timeline.end - healthy.timeline.start) * unit_ms
+    healthy_ms = [1e3 * makespan_s for makespan_s in healthy.makespan_s]
+    return about_run(plan, POLICIES[case.plane], delegates, nbytes, took_ms, healthy_ms) | {
         "id": f"{plan.scheduler}/{case.plane}",
+        "delayed_sends": [delay for delay in delays if delay["ms"] > 0],
+        "slow_ms": 1e3 * statistics.median(slow.makespan_s),
+    }
+
+
+def check_recordable(plan: Plan, option: str = "--record") -> None:
+    """Raise InputError, in the name of `option`, for a plan that no recorded run describes."""
+    if plan.placement.name != "unidirectional" or any(a.kind == "BW" or a.parts > 1 for r in plan.ranks for a in r):
+        raise InputError(f"{option}: got a plan of {plan.scheduler}, expected one stage per rank, of whole F, B and W")
+
+
+def about_run(
+    plan: Plan, policy: str, delegates: int, message_nbytes: float, took_ms: Floats, healthy_ms: Sequence[float]
+) -> dict[str, Any]:
+    """Return what runs of one plan have in common.
+
+    Args:
+        took_ms: (num_actions,) of a healthy iteration; healthy_ms: whole ones.
+    """
+    return {
         "model": "recorded",
         "gpu": "recorded",
-        "policy": POLICIES[case.plane],
-        "stages": problem.stages,
-        "microbatches": problem.microbatches,
-        "ranks_per_host": problem.stages,
-        "message_bytes": nbytes,
-        "profile_ms": profile,
-        "delayed_sends": [delay for delay in delays if delay["ms"] > 0],
-        "delegates": case.options.get("queues", 1) if case.plane == "delegate" else 0,
+        "policy": policy,
+        "delegates": delegates,
+        "stages": plan.placement.num_stages,
+        "microbatches": plan.microbatches,
+        "ranks_per_host": plan.placement.num_ranks,
+        "message_bytes": message_nbytes,
+        "profile_ms": profile_ms_of(plan, took_ms),
         "order": ["".join(action.kind for action in rank) for rank in plan.ranks],
         "healthy_ms": {
-            "min": min(iterations_ms),
-            "q1": lower_quartile(iterations_ms),
-            "median": statistics.median(iterations_ms),
-            "n": len(iterations_ms),
+            "min": min(healthy_ms),
+            "q1": float(np.quantile(np.array(healthy_ms), 0.25)),
+            "median": statistics.median(healthy_ms),
+            "n": len(healthy_ms),
         },
-        "slow_ms": 1e3 * statistics.median(slow.makespan_s),
     }
 
 
@@ -81,8 +99,3 @@ def profile_ms_of(plan: Plan, took_ms: Floats) -> dict[str, list[float]]:
         ]
         for key, kind in zip(PROFILE, "FBW", strict=True)
     }
-
-
-def lower_quartile(values: Sequence[float]) -> float:
-    """A quarter of `values` are below it."""
-    return float(np.quantile(np.array(values), 0.25))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lanterne.bench.pipeline.recording import profile_ms_of
-from lanterne.bench.train.recorded_training import FIRST, check_recordable
+from lanterne.bench.pipeline.recording import check_recordable, profile_ms_of
+from lanterne.bench.train.recorded_training import FIRST
 from lanterne.errors import InputError
 from lanterne.pipeline.execute.measured import gather
 from lanterne.pipeline.plan.problem import Problem
@@ -35,7 +35,7 @@ class BlockRecorder:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        check_recordable(trainer.plans[0].plan, (), "--profile")
+        check_recordable(trainer.plans[0].plan, "--profile")
         self._trainer = trainer
         self._execute = trainer.use(self._observed)
         # Of each kind, by how many bytes the rank's stage held more after an action than before.

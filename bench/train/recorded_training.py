@@ -7,25 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from lanterne.bench.pipeline.recording import lower_quartile, profile_ms_of
+from lanterne.bench.pipeline.recording import about_run, check_recordable
 from lanterne.errors import InputError
 from lanterne.pipeline.adapt.injection import InjectedEvent, conditions
 from lanterne.pipeline.execute.measured import gather
-from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 # Iterations that do not count: the first of the job, and of each spell.
 FIRST, SETTLING = 2, 1
 # {(source, destination): ms}, of the links that are slow.
 Delays = tuple[tuple[tuple[int, int], float], ...]
-
-
-def check_recordable(plan: Plan, events: Sequence[InjectedEvent], option: str = "--record") -> None:
-    """Raise InputError, in the name of `option`, for what no recorded run describes."""
-    if plan.placement.name != "unidirectional" or any(a.kind == "BW" or a.parts > 1 for r in plan.ranks for a in r):
-        raise InputError(f"{option}: got a plan of {plan.scheduler}, expected one stage per rank, of whole F, B and W")
-    if any(event.rank is not None or event.down or event.bandwidth_bytes_per_s for event in events):
-        raise InputError(f"{option}: got a slow rank, a bandwidth or a dead link, expected latencies of links alone")
 
 
 class RunRecorder:
@@ -36,10 +27,12 @@ class RunRecorder:
     """
 
     def __init__(self, trainer: Trainer, events: Sequence[InjectedEvent], policy: str, delegates: int) -> None:
-        check_recordable(trainer.plans[0].plan, events)
+        check_recordable(trainer.plans[0].plan)
+        if any(event.rank is not None or event.down or event.bandwidth_bytes_per_s for event in events):
+            raise InputError("--record: got a slow rank, a bandwidth or a dead link, expected latencies of links alone")
         self._trainer = trainer
         self._events = events
-        self._about = {"policy": policy, "delegates": delegates}
+        self._about = policy, delegates
         # Of each iteration that counts: what links were slow, how long it took, how long its actions did, ms.
         self._noted: list[tuple[Delays, float, np.ndarray[Any, np.dtype[np.float64]]]] = []
         self._settled = -FIRST
@@ -68,23 +61,8 @@ class RunRecorder:
             raise InputError("--record: got no iterations without slow links, expected some that count before them")
         iterations_ms = [took for took, _ in healthy]
         sent = stage.output_shape or (0,)
-        about = {
-            "model": "recorded",
-            "gpu": "recorded",
-            **self._about,
-            "stages": plan.placement.num_stages,
-            "microbatches": plan.microbatches,
-            "ranks_per_host": plan.placement.num_ranks,
-            "message_bytes": prod(sent) * stage.dtype.itemsize,
-            "profile_ms": profile_ms_of(plan, np.median([each for _, each in healthy], axis=0)),
-            "order": ["".join(action.kind for action in rank) for rank in plan.ranks],
-            "healthy_ms": {
-                "min": min(iterations_ms),
-                "q1": lower_quartile(iterations_ms),
-                "median": statistics.median(iterations_ms),
-                "n": len(iterations_ms),
-            },
-        }
+        nbytes = prod(sent) * stage.dtype.itemsize
+        about = about_run(plan, *self._about, nbytes, np.median([each for _, each in healthy], axis=0), iterations_ms)
         spells = [delays for delays in dict.fromkeys(delays for delays, _, _ in self._noted) if delays] or [()]
         return [
             about
