@@ -9,15 +9,6 @@ from lanterne.bench import cli
 from lanterne.bench.demo import blows, command
 from lanterne.collectives.jobs import spawn
 
-
-def test_the_blows_follow_each_other_and_leave_room():
-    events, iterations = blows.blows(8e-3)
-    assert [event.suspect for event in events] == ["link 0-1", "rank 2", "rank 1"]
-    link, first, moved = events
-    assert link.last < first.first and first.last == moved.first and moved.last < iterations
-    assert link.first >= 30
-
-
 REBALANCE = {"strategy": "rebalance"}
 
 
@@ -56,17 +47,6 @@ def test_the_summary_and_the_picture(tmp_path, capsys):
     blows.plot_blows(str(tmp_path / "demo.png"), document)
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     json.dumps(document, allow_nan=False)
-
-
-def test_what_was_not_named_and_who_was_wrongly():
-    assert not blows.summed_up(*made_up(incidents=[], acted=[]))["closed"]
-    work, found = made_up()
-    found["with"]["incidents"].append({"what": "rank 0", "suspected": 3, "named": 5, "ended": 9, "severity": 2.0})
-    document = blows.summed_up(work, found)
-    assert document["wrong"] == ["rank 0"] and not document["closed"]
-    work, found = made_up()
-    found["without"]["results"].pop()
-    assert blows.summed_up(work, found)["cut_short"]
 
 
 def test_its_job_on_threads():

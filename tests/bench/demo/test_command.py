@@ -18,13 +18,12 @@ from lanterne.bench import cli
 from lanterne.bench.demo import screen as demo_screen
 from lanterne.bench.demo.command import summed_up
 from lanterne.bench.demo.picture import PictureView
-from lanterne.bench.demo.screen import PHASES, chart, columns, mark_line, phases, plain_line, screen, step_lines
+from lanterne.bench.demo.screen import PHASES, screen
 from lanterne.bench.demo.steps import Observer
 from lanterne.pipeline.adapt.suspect import Suspect
 
 COMMAND = [sys.executable, "-m", "lanterne", "demo"]
 ORDER = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
-ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 TRANSPORT = "mpi" if find_spec("mpi4py") else "local"
 
 
@@ -222,22 +221,6 @@ def test_a_change_waits_for_alarm_place_and_the_slow_stretch():
     assert all(held[86:])
 
 
-def test_a_slow_start_does_not_hide_what_is_slow():
-    assert first(play(start=2.0)[0], "noticed") == 44
-
-
-def test_a_place_without_an_alarm_changes_nothing():
-    observer, held = play(alarm=False)
-    assert all(held)
-    assert [step["name"] for step in observer.steps] == ["slowed", "healed"]
-
-
-def test_an_alarm_without_a_place_changes_nothing():
-    observer, held = play(find=lambda iteration: {})
-    assert all(held)
-    assert first(observer, "noticed") == 44 and first(observer, "located") is None
-
-
 def test_the_summary_says_what_is_missing_and_which_place_was_wrong():
     observer, _ = play()
     results = [{"iteration": i, "time_s": 0.2} for i in range(110)]
@@ -286,12 +269,6 @@ def test_the_screen_fits(count, width, height):
     assert not any("\x1b" in line for line in lines)
 
 
-def test_colours_change_nothing_but_colours():
-    plain, coloured = (screen(ABOUT, made_up(60), 80, 24, colour=colour) for colour in (False, True))
-    assert "\x1b[31m" in "".join(coloured)
-    assert [ESCAPE.sub("", line) for line in coloured] == plain
-
-
 @pytest.mark.parametrize(
     ("count", "said"),
     [(39, "link 1-2  300 us"), (46, "link 1-2   30 ms  SLOW"), (60, "SLOW, by delegates"), (90, "link 1-2  300 us")],
@@ -299,50 +276,3 @@ def test_colours_change_nothing_but_colours():
 def test_the_screen_says_how_the_link_is(count, said):
     line = next(line for line in screen(ABOUT, made_up(count), 80, 30) if line.startswith("rank 1"))
     assert said in line and ("SLOW" in line) == ("SLOW" in said) and "50% busy" in line
-
-
-def test_a_chart_is_as_high_as_its_values():
-    assert chart([0.0, 0.5, 1.0, None], 4, rows=2) == ["  █ ", " ██ "]
-    assert chart([1.0, 0.5625, 0.0625], 3, rows=2) == ["█▁ ", "██▁"]
-    assert chart([], 4, rows=2) == ["", ""]
-
-
-def test_columns_are_medians_of_what_has_come():
-    assert columns([1, 2, 9, 4], total=6, width=2) == [2, 4]
-    assert columns([1, 2], total=6, width=3) == [1.5, None, None]
-    assert columns([5, 6], total=2, width=80) == [5, 6]
-
-
-def test_marks_stand_where_things_happened_and_none_is_lost():
-    steps = [{"name": name, "iteration": at} for name, at in (("slowed", 10), ("noticed", 11), ("located", 11))]
-    assert mark_line(steps, total=40, width=20) == "     SNL"
-    assert mark_line([*steps, {"name": "calibrated", "iteration": 2}], 40, 40) == " " * 10 + "SNL"
-
-
-def test_phases_are_between_steps_and_have_medians():
-    results = [{"time_s": value} for value in [9.0] * 2 + [1.0] * 4 + [2.0] * 3 + [1.5] * 3]
-    steps = [{"name": "slowed", "iteration": 6}, {"name": "swapped", "iteration": 9}]
-    found = phases(results, steps, tokens=6, skipped=2)
-    assert [tuple(phase) for phase in found] == [
-        (PHASES[0], 2, 6, 1.0, 6.0),
-        (PHASES[1], 6, 9, 2.0, 3.0),
-        (PHASES[2], 9, 12, 1.5, 4.0),
-    ]
-
-
-def test_a_suspicion_goes_when_it_is_certain_and_long_lines_wrap():
-    steps = [
-        {"name": "suspected", "iteration": 3, "text": "perhaps"},
-        {"name": "noticed", "iteration": 5, "text": "seven words that do not fit here"},
-    ]
-    assert [line for line, _ in step_lines(steps[:1], 80, 9)] == ["     3 suspected  perhaps"]
-    lines = [line for line, _ in step_lines(steps, 36, 9)]
-    assert lines == ["N    5 noticed    seven words that", " " * 18 + "do not fit here"]
-    assert [line for line, _ in step_lines(steps, 36, 1)] == lines[-1:]
-
-
-def test_plain_lines_are_of_all_steps_and_some_iterations():
-    records = made_up(60)
-    said = [plain_line(record, 10) for record in records]
-    assert sum(line is not None for line in said) == 6 + sum(record["kind"] == "step" for record in records)
-    assert said[0] == "iteration   0   200 ms   2560 tokens/s  loss 4.000  0-1 200 us  1-2 300 us  2-3 200 us"

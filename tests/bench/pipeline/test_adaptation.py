@@ -5,11 +5,9 @@ import json
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.pipeline.adaptation import disturbed, in_seconds
+from lanterne.bench.pipeline.adaptation import disturbed
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.schedulers import plan
-from lanterne.pipeline.simulate.simulate import simulate
 
 RUN = ["pipeline", "run", "--stages", "4", "--microbatches", "8", "--forward", "3ms", "--scheduler", "zb_h2"]
 LOCAL = ["--transport", "local"]
@@ -27,12 +25,6 @@ def test_conditions_become_a_problem():
     assert (slow.latency(1, 2), slow.latency(2, 1), slow.latency(0, 1)) == (0.75, 0.75, 0.0)
     assert (slow.occupancy(0, 1, 10), slow.occupancy(1, 2, 10)) == (2.0, 0.0) and pairs == {(0, 1), (1, 2)}
     assert disturbed(problem, events, 5)[0].forward == (1.0, 2.0, 1.0)
-
-
-def test_times_in_seconds():
-    problem = Problem(3, 4, 1, 2, 1, link_latency=3, link_bandwidth=1000, message_nbytes=100, recompute=True)
-    made = plan(problem, "zb_h1")
-    assert simulate(made, in_seconds(problem, 1e-3)).makespan == pytest.approx(simulate(made, problem).makespan * 1e-3)
 
 
 @pytest.mark.slow
@@ -56,17 +48,6 @@ def test_a_slow_rank_without_adapting(tmp_path):
     assert main(argv) == 0
     (fixed,) = json.loads(path.read_text())["results"]
     assert fixed["iteration_s"][1] > 8 * 3 * 6e-3 > fixed["undisturbed_s"] * 0.5
-
-
-def test_the_queue_of_sends_that_block_holds_beside_events(tmp_path):
-    path, events = tmp_path / "run.json", [InjectedEvent(0, links=(1,), latency_s=0.03)]
-    assert main([*RUN, *LOCAL, "--slow-link", "1=30ms", "--iterations", "1", "--queue", "0", "--json", str(path)]) == 0
-    (fixed,) = json.loads(path.read_text())["results"]
-    quiet = Problem(4, 8, 3e-3, 3e-3, 3e-3)
-    slow, _ = disturbed(quiet, events, 0)
-    blocked_s = [simulate(plan(quiet, "zb_h2"), slow, in_order=True, queue=queue).makespan for queue in (0, 1)]
-    # Timed stages never end early.
-    assert fixed["iteration_s"][0] > 0.98 * blocked_s[0] > 1.05 * blocked_s[1]
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,6 @@ def test_what_is_no_slow_rank(text):
         slow_rank(text)
 
 
-def test_an_interval_that_ends_before_it_begins():
-    with pytest.raises(InputError, match="got iterations 6 to 5"):
-        slow_link("1=20ms@6:5")
-
-
 def test_json_and_csv_are_the_same(tmp_path):
     events = [slow_link("0+2=20ms@5:9"), slow_link("1=200mbit@5:"), slow_rank("1=1.5x@2:3")]
     events.append(InjectedEvent(4, 5, (1,), down=True))
@@ -80,11 +75,6 @@ def test_files_that_hold_no_events(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=words):
         read_events(tmp_path / name)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="cannot read"):
-        read_events(tmp_path / "none.csv")
 
 
 def test_a_command_line():

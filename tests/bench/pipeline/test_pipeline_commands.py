@@ -38,12 +38,6 @@ def test_plan_holds_the_contract(capsys):
     assert len(found["ranks"]) == 4 and found["ranks"][3][:4] == ["F3.0", "B3.0", "F3.1", "B3.1"]
 
 
-def test_a_plan_tells_what_its_links_absorb(capsys):
-    found = answer(capsys, "plan", *FLAGS, "--scheduler", "adaptra", "--link", "0=20ms")
-    assert found["link_tolerance"] == [50, 10, 10]
-    assert answer(capsys, "plan", *FLAGS, "--scheduler", "zb_v")["link_tolerance"] == []
-
-
 def test_options_describe_a_problem(capsys):
     argv = ["--backward-input", "11ms", "--backward-weight", "8ms,8ms,8ms,9ms", "--link", "1=20ms", "--memory", "8"]
     found = answer(capsys, "plan", *FLAGS, *argv, "--scheduler", "1f1b")
@@ -76,30 +70,6 @@ def test_bytes_are_the_capacity_of_the_memory_that_a_file_tells(capsys, tmp_path
         "link_latency": [0],
         "max_inflight_activations": [2, 2],
     }
-
-
-def test_bandwidth_and_messages(capsys):
-    found = answer(capsys, "plan", *FLAGS, "--bandwidth", "0=8mbit", "--message", "10KB", "--scheduler", "1f1b")
-    # 8 Mbit/s are 1000 bytes per ms: each message keeps the link for 10 ms.
-    assert found["problem"]["link_bandwidth"] == [1000, None, None]
-    assert found["makespan"] == 550
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "delay", "expected"),
-    [("1f1b", "0ms", 450), ("1f1b", "10ms", 550), ("zb_h1", "0ms", 390), ("zb_h1", "10ms", 460)],
-)
-def test_golden_numbers(capsys, scheduler, delay, expected):
-    assert answer(capsys, "plan", *FLAGS, "--link", f"0={delay}", "--scheduler", scheduler)["makespan"] == expected
-
-
-def test_the_table_says_what_the_json_says(capsys):
-    code, out, _ = call(capsys, "plan", *FLAGS, "--memory", "4", "--scheduler", "zb_h1")
-    assert code == 0
-    assert out.splitlines()[-1].startswith(
-        "zb_h1: makespan 390 ms, 0.00% over the proved bound 390 ms, bubble rate 7.7%, planned in "
-    )
-    assert [line.split()[-2:] for line in out.splitlines()[2:6]] == [["4", "0"]] * 3 + [["4", "-"]]
 
 
 def test_all_compares_every_scheduler(capsys):
@@ -165,17 +135,6 @@ def test_sweep(capsys, over, at, scheduler, expected):
         b["makespan"] <= p["makespan"] or not p["fits_memory"]
         for p, b in zip(points, found["results"][1]["points"], strict=True)
     )
-
-
-def test_figure_8_of_adaptra(capsys):
-    argv = ["sweep", "--stages", "4", "--microbatches", "30", "--forward", "10ms", "--over", "latency", "--on", "0"]
-    argv += ["--at", "0ms,10ms,20ms,30ms,40ms,50ms,60ms"]
-    for slack in (1, 3, 6):
-        argv += ["--scheduler", f"alternating:slack={slack}"]
-    lines = [[point["makespan"] for point in result["points"]] for result in answer(capsys, *argv)["results"]]
-    assert lines[0] == [930, 1210, 1490, 1770, 2050, 2330, 2610]
-    assert lines[1] == [930, 940, 950, 1050, 1170, 1290, 1410]
-    assert lines[2] == [930, 940, 950, 960, 970, 980, 1020]
 
 
 def test_a_plan_for_torch_goes_to_standard_output(capsys):

@@ -9,7 +9,6 @@ from lanterne.bench.output import bars
 from lanterne.bench.pipeline import measure as pipeline_measure
 from lanterne.bench.pipeline import run as pipeline_run
 from lanterne.bench.pipeline.measure import rank_main
-from lanterne.collectives.jobs import spawn
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 
 PROBLEM = ["--stages", "2", "--microbatches", "3", "--forward", "2ms", "--link", "0=4ms"]
@@ -95,17 +94,6 @@ def test_bad_input_is_one_line(capsys, words, message):
     assert code == 2 and out == "" and err.startswith(f"lanterne: {message}") and err.count("\n") == 1
 
 
-def test_a_problem_file_names_its_unit(capsys, tmp_path):
-    file = tmp_path / "problem.json"
-    problem = {"stages": 2, "microbatches": 1, "forward": 2, "backward_input": 2, "backward_weight": 2}
-    file.write_text(json.dumps(problem))
-    words = ["pipeline", "run", str(file), "--scheduler", "1f1b", "--transport", "local", "--iterations", "1"]
-    assert main(words) == 2
-    assert "--unit: got none and a problem without one" in capsys.readouterr().err
-    assert main([*words, "--unit", "1ms", "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["predicted_makespan_s"] == pytest.approx(0.012)
-
-
 @pytest.mark.parametrize("transport", ["local", "mpi"])
 def test_messages_of_all_ranks_queue_on_a_shared_link(capsys, tmp_path, transport):
     """Both ways between the ranks are one link: never sooner than simulated, and a link each would be sooner."""
@@ -163,26 +151,6 @@ def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
     code, out, err = run(capsys, "--link", "0=9s", "--timeout", "2s", "--scheduler", "1f1b", "--iterations", "1")
     assert code == 1 and out == ""
     assert "no message from or to rank" in err and "none" not in err and "within 2 s" in err and "Traceback" not in err
-
-
-def test_what_the_ranks_are_given_comes_back_equal():
-    from lanterne.pipeline.plan.problem import Problem
-    from lanterne.pipeline.planners.schedulers import plan
-    from lanterne.pipeline.simulate.check_plan import check
-
-    problem = Problem(2, 3, 1, 2, 3, [4], link_bandwidth=[8], message_nbytes=16)
-    case = pipeline_measure.PipelineCase(check(plan(problem, "zb_h1"), problem), problem, 1e-3, "inline", {"queue": 2})
-    again = pipeline_measure.PipelineCase.from_dict(json.loads(json.dumps(case.to_dict())))
-    assert again.problem == problem and again[2:] == case[2:]
-    assert again.checked.plan.words() == case.checked.plan.words()
-    links = pipeline_measure.emulated_links(problem, 1e-3)
-    assert links[0, 1].latency_s == pytest.approx(4e-3) and links[1, 0].occupied_s(16) == pytest.approx(2e-3)
-
-
-def test_a_job_of_other_ranks_is_bad_input():
-    work = {"transport": None, "timeout_s": 20.0, "ranks": 3}
-    with pytest.raises(InputError, match="got 2 ranks, expected 3, one per stage"):
-        spawn(2, lambda comm: pipeline_measure.run_rank(lambda comm, work: None, work))
 
 
 @pytest.mark.parametrize(("error", "code"), [(Unavailable, 3), (InputError, 2), (LanterneError, 1)])

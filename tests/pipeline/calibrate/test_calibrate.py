@@ -56,14 +56,6 @@ def test_the_published_parameters_are_what_the_runs_say(published):
     assert calibrate(prepare(read_runs(DOCUMENT))) == published
 
 
-def test_each_policy_counts_as_much_as_each_other():
-    """However many runs there are of it: no system is predicted worse because another was recorded more often."""
-    runs = [run for run in DOCUMENT["runs"] if run["gpu"] == "A10" and run["delegates"]]
-    more = [run for run in runs if run["policy"] == "zb_delegates"]
-    once, often = (calibrate(prepare(read_runs({"runs": each}))).gpus["A10"] for each in (runs, runs + 3 * more))
-    assert often.parameters._replace(gap_ms=0) == once.parameters._replace(gap_ms=0)
-
-
 def test_parameters_are_found_again():
     """Runs that are made by the model, with one rank a host."""
     parameters = GpuParameters(spin=1.05, hold_ms_per_mbyte=0.5, message_cost_ms=2.0, gap_ms=0.5)
@@ -93,47 +85,6 @@ def test_as_many_times_all_times_is_as_many_times_the_iteration(policy, delay, f
     }
     once, more = (predict_run(read_run(each), parameters).slow_ms for each in (case, scaled))
     assert more == pytest.approx(factor * once, rel=1e-6)
-
-
-def test_the_healthy_iteration_is_met_and_its_least_of_many_is_not_taken():
-    assert read_run(CASE | {"healthy_ms": {"min": 200.0, "q1": 220.0, "n": 4}}).healthy_ms == 200
-    assert 200 < read_run(CASE | {"healthy_ms": {"min": 200.0, "q1": 220.0, "n": 19}}).healthy_ms < 220
-    nothing_slow = read_run(CASE | {"delayed_sends": []})
-    found = predict_run(nothing_slow, DeviceCalibration({"H800": GpuCalibration(GpuParameters(), 1, {})}))
-    assert found.slow_ms == pytest.approx(200) == found.healthy_ms
-
-
-def test_over_delegates_the_usual_iteration_counts_and_over_nccl_the_least():
-    healthy = {"healthy_ms": {"min": 200.0, "median": 230.0, "n": 4}}
-    parameters = DeviceCalibration({"H800": GpuCalibration(GpuParameters(), 1, {})})
-    nothing_slow = CASE | healthy | {"delayed_sends": []}
-    gaps = [
-        predict_run(read_run(nothing_slow | {"policy": policy, "delegates": delegates}), parameters).parameters.gap_ms
-        for policy, delegates in (("zb", 0), ("zb_delegates", 2))
-    ]
-    assert gaps[0] < gaps[1]
-
-
-def test_a_delegate_holds_messages_longer_the_more_others_there_are():
-    case = CASE | {"policy": "zb_delegates", "ranks_per_host": 4}
-    parameters = GpuParameters(hold_per_sender_ms=1.0)
-    calibration = DeviceCalibration({"H800": GpuCalibration(parameters, 1, {})})
-    one, two = (predict_run(read_run(case | {"delegates": many}), calibration).slow_ms for many in (1, 2))
-    alone = predict_run(read_run(case | {"delegates": 2, "ranks_per_host": 1}), calibration).slow_ms
-    assert parameters.hold_ms(1e6, 4, 2) == 6.0 and alone < min(one, two)
-
-
-def test_hosts_of_tensor_parallel_ranks_may_issue_in_another_order():
-    """Not the same order, and only theirs."""
-    runs = [run for run in DOCUMENT["runs"] if run["id"] in ("trace/140B/zb/136", "single/14B/zb/6_7/60")]
-    for run, differs in zip(runs, (False, True), strict=True):
-        found = [
-            predict_run(
-                read_run(run), DeviceCalibration({"H800": GpuCalibration(GpuParameters(instant_issue=each), 1, {})})
-            ).slow_ms
-            for each in (0.0, 1.0)
-        ]
-        assert (found[0] != found[1]) == differs, (run, differs)
 
 
 def without(key):
@@ -169,13 +120,6 @@ def profile(**changes):
 def test_what_is_wrong_with_a_case_is_named_by_place(case, told):
     with pytest.raises(InputError, match=told):
         read_run(case)
-
-
-def test_a_run_of_a_file_is_named_by_its_place():
-    with pytest.raises(InputError, match=r"runs\[1\]: policy is missing"):
-        read_runs({"runs": [CASE, without("policy")]})
-    with pytest.raises(InputError, match="expected a list of at least one run"):
-        read_runs({"runs": []})
 
 
 @settings(max_examples=150, deadline=None)
@@ -243,12 +187,6 @@ def test_what_lies_beyond_the_runs_is_marked(change, told, tmp_path, capsys):
     assert main(["pipeline", "predict", write(tmp_path, CASE | change), "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["extrapolated"] and told in err and err.startswith("warning: ")
-
-
-def test_where_all_runs_are_of_one_model_none_is_left_out(tmp_path, capsys):
-    path = write(tmp_path, {"runs": [run for run in DOCUMENT["runs"] if run["model"] == "7B"][:2]})
-    assert main(["pipeline", "calibrate", path, "--leave-out", "each"]) == 2
-    assert "--leave-out: got runs of 7B alone, expected others too" in capsys.readouterr().err
 
 
 @pytest.mark.slow

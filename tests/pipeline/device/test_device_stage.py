@@ -1,7 +1,6 @@
 """Training on a device, on stand-ins: NumPy under CuPy's names, and streams that are threads."""
 
 import gc
-import mmap
 import threading
 
 import numpy as np
@@ -10,17 +9,14 @@ from host_device import HostDevice, OnDevice, array_module, until
 from host_runtime import HostRuntime
 
 import lanterne
-from evaluation.gpu.figures import delegate_figures
 from lanterne.errors import InputError, TransportTimeout
 from lanterne.kernels.chunks import CHUNK_NBYTES
 from lanterne.pipeline.adapt.adapter import Adapter
-from lanterne.pipeline.device.message_staging import MessageStaging
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.pipeline.train.trainer import Trainer, plans
-from lanterne.transport.rails.delegate_memory import landed_counter, ticket_of
 from lanterne.transport.shaped import Link
 
 MODEL, PROBLEM, ITERATIONS = mlp((3, 16, 16, 2), rows=4), Problem(2, 4, 1, 1, 1), 9
@@ -76,34 +72,10 @@ def test_it_is_trained_as_on_the_host(on_device):
     np.testing.assert_allclose(on_device[0][1].parameters, state.parameters, rtol=1e-5)
 
 
-def test_stages_of_one_rank_hand_over_on_the_device(runtimes):
-    """Each rank of a wave has two stages, one after the other in the middle of it."""
-
-    def job(comm, device=None):
-        return train(comm, device, scheduler="zb_v", model=mlp((3, 16, 16, 16, 2), rows=4))[0]
-
-    found = lanterne.spawn(2, lambda comm: job(comm, HostDevice(array_module(), runtimes[comm.rank])))
-    np.testing.assert_allclose(found, lanterne.spawn(2, job), rtol=1e-6)
-
-
 def test_the_adapter_has_its_durations_from_events(on_device):
     """The stand-in computes where the stage is called: between two events that take some microseconds themselves."""
     for profile in on_device[0][2][1:]:
         assert all((profile.durations_s[kind] > 0).all() for kind in "FBW"), profile
-
-
-def test_durations_are_asked_of_the_device(runtimes):
-    asked = []
-
-    def job(comm):
-        device = HostDevice(array_module(), runtimes[comm.rank])
-        events = device.durations_s
-        device.durations_s = lambda measured: asked.append(events(measured)) or np.full(len(measured.actions), 7.0)
-        return train(comm, device)[2]
-
-    profiles = lanterne.spawn(2, job)[0]
-    assert len(asked) == 2 * ITERATIONS
-    assert all((profile.durations_s["F"] == 7.0).all() for profile in profiles)
 
 
 def test_the_messages_of_an_inline_plane_go_through_pinned_memory(runtimes):
@@ -214,16 +186,6 @@ def test_the_first_chunk_is_sent_while_the_second_is_copied(runtimes):
     np.testing.assert_array_equal(got, message)
 
 
-def test_a_neighbour_reads_a_message_once_all_of_it_has_landed(runtimes):
-    def hold(plane, receive, gates):
-        for gate in gates:
-            assert not receive.test(), gate
-            gate.set()
-
-    got, message = exchange(runtimes, hold, {})
-    np.testing.assert_array_equal(got, message)
-
-
 def test_a_rank_that_sends_itself_waits_for_the_copy(runtimes):
     gates, xp = [threading.Event()], array_module()
     gated(runtimes[0], gates)
@@ -253,28 +215,3 @@ def test_a_plane_that_was_not_told_of_the_device_is_named(runtimes):
     for use in (device.fetch, lambda buffer: device.fill(buffer, buffer)):
         with pytest.raises(InputError, match="a data plane without it, expected one after its `stage_on`"):
             use(np.zeros(3))
-
-
-def test_an_emulated_link_takes_whole_messages(runtimes):
-    """Its queue is the sender's, who waits for the copy; without one a ticket stands for the departure."""
-    gates, memory = [threading.Event()], memoryview(mmap.mmap(-1, 2 * mmap.PAGESIZE))
-    gated(runtimes[0], gates)
-    device = HostDevice(array_module(), runtimes[0])
-    staging = MessageStaging(device, landed_counter(memory))
-    buffer = np.frombuffer(memory, np.uint8, 10)
-    staging.adopt(buffer)
-    assert staging.departure_ns(buffer) > 0
-    device.fill(buffer, np.arange(10, dtype=np.uint8))
-    assert staging.departure_ns(buffer) == ticket_of(0)
-    with pytest.raises(TransportTimeout, match=r"staged copy of 10 bytes: not done within 0\.01 s"):
-        staging.departure_ns(buffer, 0.01)
-    gates[0].set()
-    assert staging.departure_ns(buffer, 60.0) > 0 and buffer.tolist() == list(range(10))
-    staging.close()
-    staging.close()
-
-
-def test_the_figure_of_bench_gpu_is_measured_on_messages_that_arrive(runtimes):
-    (figure,) = delegate_figures(2, 2 << 20, lambda comm: HostDevice(array_module(), runtimes[comm.rank]))
-    assert figure.name == "rank's time for a message of 2 MiB by delegates, over a blocking copy"
-    assert len(figure.samples) == 2 and all(ratio > 0 for ratio in figure.samples)

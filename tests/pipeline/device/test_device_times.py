@@ -1,7 +1,6 @@
 """Times of actions on a device, on a stand-in for streams whose work is sleeping threads."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from host_runtime import HostRuntime
 
 from lanterne.errors import LanterneError, TransportTimeout
 from lanterne.pipeline.device.device_times import DeviceTimes, until_done
-
-HERE = Path(__file__).resolve().parents[1]
 
 
 def queue_delay(duration_s, stream):

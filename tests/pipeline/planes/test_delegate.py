@@ -124,72 +124,6 @@ def test_a_rail_that_dies_amid_an_iteration_changes_no_loss(silently, one_proces
     assert dropped == {0: {0}, 1: {0}}
 
 
-@pytest.mark.parametrize("silently", [False, True], ids=["reset", "silent"])
-def test_a_rail_that_works_again_is_used_again(silently):
-    """The first rail dies, comes back, and then the second does: the messages of every turn come, over the first."""
-    shape, deadline_s = (1 << 16,), time.monotonic() + 60
-
-    def job(comm):
-        peer, turns = 1 - comm.rank, []
-        with make_plane("delegate", comm, rails=RAILS) as plane:
-
-            def turn():
-                receives = [plane.receive(shape, DOUBLE, peer) for _ in range(3)]
-                for index in range(3):
-                    buffer = plane.lend(shape, DOUBLE, peer)
-                    buffer[:] = len(turns) + index
-                    plane.send(buffer, peer)
-                got = [receive.wait() for receive in receives]
-                turns.append([set(buffer) for buffer in got] == [{len(turns) + index} for index in range(3)])
-                for buffer in got:
-                    plane.release(buffer)
-                plane.finish()
-                comm.barrier()
-
-            turn()
-            for index, rail in enumerate(RAILS):
-                if comm.rank == 0:
-                    assert cut(plane.delegates.pids, rail, silently=silently) == 1, (index, rail)
-                # A rail that is used no more is not missed before it is asked for.
-                for _ in range(3):
-                    turn()
-                while index == 0 and not plane.delegates.returned:
-                    plane.delegates.progress()
-                    assert time.monotonic() < deadline_s, (index, rail)
-                comm.barrier()
-            return turns, [rail for _, _, rail, _ in plane.delegates.returned][:1]
-
-    assert lanterne.spawn(2, job) == [([True] * 7, [0])] * 2
-
-
-@pytest.mark.timing
-def test_messages_come_once_in_order_over_rails_that_die():
-    """Large messages of every rank at once, and a rail cut in the middle of one, several times."""
-    nbytes, count, rails = 1 << 22, 12, ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
-    cuts = []
-
-    def job(comm):
-        plane, peer = make_plane("delegate", comm, rails=rails, queues=2), 1 - comm.rank
-        receives = [plane.receive((nbytes,), np.dtype(np.uint8), peer) for _ in range(count)]
-        for index in range(count):
-            buffer = plane.lend((nbytes,), np.dtype(np.uint8), peer)
-            buffer[:] = 100 * comm.rank + index
-            buffer[::4096] = index
-            plane.send(buffer, peer)
-            if comm.rank == 0 and index in (3, 5, 8):
-                # The last stays.
-                cuts.append(cut(plane.delegates.pids, rails[len(cuts)]))
-        for index, receive in enumerate(receives):
-            got = receive.wait()
-            assert (got[::4096] == index).all() and (got[1::4096] == 100 * peer + index).all(), (index, receive)
-            plane.release(got)
-        plane.finish()
-        plane.close()
-
-    lanterne.spawn(2, job)
-    assert cuts == [2, 2, 2]
-
-
 def test_a_message_is_read_where_it_was_written_and_stays_until_it_is_released():
     """Between ranks of one host, in an arena with room for the messages of one iteration and no more."""
     count, nbytes, iterations = 3, 4096, 4
@@ -268,37 +202,11 @@ def test_a_stage_that_raises_stops_every_rank(rails):
     assert all("the cable is out" in str(error) for error in errors_of(3, rails=rails, after=after))
 
 
-def test_a_neighbour_that_leaves_is_named():
-    def job(comm):
-        with make_plane("delegate", comm) as plane:
-            if comm.rank == 1:
-                plane.receive((4,), DOUBLE, 0).wait()
-
-    with pytest.raises(PeerFailed, match="rank 0 failed: its data plane has left"):
-        lanterne.spawn(2, job)
-
-
 @pytest.mark.parametrize(("rails", "pages"), [(("memory",), 1), (("tcp",), 2)])
 def test_too_little_shared_memory_says_how_much_is_needed(rails, pages):
     errors = errors_of(2, rails=rails, memory_nbytes=pages * 4096)
     told = f"shared memory: got {pages * 4096} bytes"
     assert all(told in str(error) and "expected at least" in str(error) for error in errors)
-
-
-def test_a_link_slower_than_the_timeout():
-    checked = checked_plan("zb_h1", 2)
-
-    def job(comm):
-        try:
-            train(comm, checked, {(0, 1): Link(5.0)})
-        except LanterneError as error:
-            errors[comm.rank] = error
-            raise
-
-    errors = {}
-    with pytest.raises(TransportTimeout):
-        lanterne.spawn(2, job, timeout_s=0.5)
-    assert len(errors) == 2 and all("within 0.5 s" in str(error) for error in errors.values()), errors
 
 
 def test_a_timeout_names_only_the_rank_that_was_waited_for():
@@ -333,11 +241,6 @@ def test_options_refused(options, message):
         lanterne.spawn(2, lambda comm: make_plane("delegate", comm, **options))
 
 
-def test_ranks_must_agree():
-    with pytest.raises(InputError, match="got 2 queues on rank 1, expected 1 as on rank 0"):
-        lanterne.spawn(2, lambda comm: make_plane("delegate", comm, queues=comm.rank + 1))
-
-
 @pytest.mark.parametrize("rails", [("memory",), ("tcp",)])
 def test_a_message_of_another_size_is_an_error(rails):
     def job(comm):
@@ -354,15 +257,6 @@ def test_a_message_of_another_size_is_an_error(rails):
             comm.barrier()
 
     lanterne.spawn(2, job)
-
-
-def test_only_lent_buffers_can_be_sent():
-    def job(comm):
-        with make_plane("delegate", comm) as plane:
-            plane.send(np.zeros(3), 1 - comm.rank)
-
-    with pytest.raises(InputError, match="was not lent"):
-        lanterne.spawn(2, job)
 
 
 def test_the_number_of_queues_is_measured():

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.errors import InputError, PeerFailed, Unavailable
+from lanterne.errors import InputError, PeerFailed
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import gather, timeline
 from lanterne.pipeline.execute.stage_timed import timed_stages
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes import delegate
 from lanterne.pipeline.planes import plane_makers as planes
-from lanterne.pipeline.planes.delegate import near_pairs
 from lanterne.pipeline.planes.plane_makers import PLANES, find_plane, make_plane, predict
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import senders
@@ -78,18 +76,6 @@ def test_no_message_comes_early(set_near, name, near, scheduler):
 
 
 @pytest.mark.timing
-def test_who_waited_is_told():
-    checked, [(columns, _)] = timed("inline", "1f1b")
-    words = [str(action) for rank in checked.plan.ranks for action in rank]
-    at = words.index("F1.0")
-    assert columns["waited"][at] == 1
-    assert columns["ready_s"][at] - columns["end_s"][words.index("F0.0")] >= 8e-3
-    assert np.isnan(columns["sent_s"]).sum() == 8 and (columns["sent_s"] >= columns["end_s"])[words.index("F0.0")]
-    # Rank 0 hands over F0.1 while F0.0 is under way for 8 ms.
-    assert columns["blocked"][words.index("F0.1")] == 1
-
-
-@pytest.mark.timing
 @pytest.mark.parametrize(("name", "near"), NEAR_OR_FAR)
 def test_a_link_can_heal_between_iterations(set_near, name, near):
     set_near(near)
@@ -103,29 +89,6 @@ def test_a_link_can_heal_between_iterations(set_near, name, near):
     # Not one message may take 8 ms any more; a busy machine may be slow once, but not each time.
     waits = [columns["ready_s"][words.index(f"F1.{m}")] - columns["end_s"][words.index(f"F0.{m}")] for m in range(4)]
     assert min(waits) < 8e-3
-
-
-def test_planes_of_one_communicator_do_not_mix():
-    def job(comm):
-        made = [make_plane(name, comm) for name in HERE]
-        shape, dtype = (2,), np.dtype(float)
-        if comm.rank == 0:
-            for value, plane in reversed(list(enumerate(made))):
-                buffer = plane.lend(shape, dtype, 1)
-                buffer[:] = value
-                plane.send(buffer, 1)
-        got = []
-        for plane in made if comm.rank else ():
-            buffer = plane.receive(shape, dtype, 0).wait()
-            got.append(buffer[0])
-            plane.release(buffer)
-        for plane in made:
-            plane.finish()
-            plane.close()
-            plane.close()
-        return got
-
-    assert lanterne.spawn(2, job)[1] == list(range(len(HERE)))
 
 
 @pytest.mark.parametrize("name", ["paired", "unbounded"])
@@ -147,16 +110,6 @@ def test_some_ranks_share_memory(set_near, name):
             return got == {peer: [[10 * peer + value] for value in range(3)] for peer in peers}
 
     assert lanterne.spawn(4, job, timeout_s=20.0) == [True] * 4
-
-
-def test_ranks_of_one_host_share_memory_where_the_machine_allows_it(monkeypatch):
-    assert lanterne.spawn(3, near_pairs) == [[(0, 1), (0, 2), (1, 2)]] * 3
-
-    def refuse():
-        raise Unavailable("not here")
-
-    monkeypatch.setattr(delegate, "check_machine", refuse)
-    assert lanterne.spawn(3, near_pairs) == [[]] * 3
 
 
 def test_an_unknown_plane_is_named():

@@ -10,7 +10,6 @@ import pytest
 from host_device import array_module, until
 from host_spins import HostSpins, Waiting
 from nccl_ranks import Job
-from virtual_spins import VirtualSpins
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
@@ -28,7 +27,6 @@ from lanterne.pipeline.simulate.analysis import senders
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.pipeline.train.trainer import Trainer, plans
-from lanterne.transport.nccl.channel import NcclChannel
 from lanterne.transport.shaped import Link
 
 BYTE = np.dtype(np.uint8)
@@ -91,33 +89,6 @@ def test_messages_follow_what_made_them_and_come_before_what_reads_them():
     assert checked(over_nccl(2, program)) == [[10, 11, 12, 13, 14], [0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("ahead", [1, 2, streams.AHEAD])
-@pytest.mark.parametrize("nbytes", [0, 1, 5])
-def test_any_number_of_receives_may_be_asked_for(monkeypatch, ahead, nbytes):
-    monkeypatch.setattr(streams, "AHEAD", ahead)
-
-    def program(comm, device):
-        with opened(comm, device) as plane:
-            if comm.rank == 0:
-                for value in range(7):
-                    buffer = plane.lend((nbytes,), BYTE, 1)
-                    until(lambda: device.runtime.is_idle(device.runtime.default))
-                    buffer.fill(value)
-                    plane.send(buffer, 1)
-                plane.finish()
-                return None
-            receives, found = [plane.receive((nbytes,), BYTE, 0) for _ in range(7)], []
-            for receive in receives[:3], receives[3:]:
-                # The first of these come with the last.
-                buffers = {id(each): each.wait() for each in (receive[-1], *receive[:-1])}
-                until(lambda: device.runtime.is_idle(device.runtime.default))
-                found += [buffers[id(each)].tolist() for each in receive]
-            plane.finish()
-            return found
-
-    assert checked(over_nccl(2, program))[1] == [[value] * nbytes for value in range(7)]
-
-
 def test_nothing_is_received_ahead_in_the_first_iteration():
     """Kernels are loaded then, for which CUDA may wait until the device has nothing to do."""
 
@@ -138,71 +109,6 @@ def test_nothing_is_received_ahead_in_the_first_iteration():
         return queued
 
     assert checked(over_nccl(2, program)) == [[0, 3]] * 2
-
-
-def test_links_take_their_time_on_the_streams():
-    """20 bytes at 10 B/s, and 5 s more: on a clock that only the work moves."""
-
-    def program(comm, device):
-        runtime, spins = device.runtime, VirtualSpins()
-        with opened(comm, device, {(0, 1): Link(5.0, 10.0)}, spins) as plane:
-            if comm.rank == 0:
-                for _ in range(3):
-                    plane.send(plane.lend((20,), BYTE, 1), 1)
-                plane.finish()
-                return [spins.now_s]
-            receives = [plane.receive((20,), BYTE, 0) for _ in range(3)]
-            assert runtime.record(plane._from[0].channel.stream).wait(20)
-            times_s = [spins.now_s]
-            for receive in receives:
-                receive.wait()
-                assert runtime.record(runtime.default).wait(20), receive
-                times_s.append(spins.now_s)
-            plane.finish()
-            return times_s
-
-    assert checked(over_nccl(2, program)) == [[6.0], [6.0, 7.0, 9.0, 11.0]]
-
-
-def test_a_receiver_that_is_early_does_not_count_its_waiting():
-    met = threading.Barrier(2)
-
-    def program(comm, device):
-        spins = VirtualSpins()
-        with opened(comm, device, {(0, 1): Link(0.0, 10.0)}, spins) as plane:
-            receive = plane.receive((20,), BYTE, 0) if comm.rank else None
-            if comm.rank == 0:
-                plane._open(1)
-            met.wait(20)
-            time.sleep(0.02)
-            early = dict(spins.stamps)
-            met.wait(20)
-            if receive is None:
-                plane.send(plane.lend((20,), BYTE, 1), 1)
-            else:
-                receive.wait()
-            plane.finish()
-            return early, len(spins.stamps), spins.now_s
-
-    assert checked(over_nccl(2, program)) == [({}, 1, 2.0)] * 2
-
-
-def test_a_link_that_is_healed_takes_no_time():
-    def program(comm, device):
-        spins, found = VirtualSpins(), []
-        with opened(comm, device, {(0, 1): Link(5.0, 10.0)}, spins) as plane:
-            for link in (Link(1.0), Link(), Link(0.0, 4.0)):
-                plane.set_link(0, 1, link)
-                if comm.rank == 0:
-                    plane.send(plane.lend((20,), BYTE, 1), 1)
-                else:
-                    plane.receive((20,), BYTE, 0).wait()
-                plane.finish()
-                assert device.runtime.record(device.runtime.default).wait(20), link
-                found.append(spins.now_s)
-        return found
-
-    assert checked(over_nccl(2, program)) == [[0.0, 0.0, 5.0], [1.0, 1.0, 6.0]]
 
 
 PROBLEM, UNIT_S = Problem(3, 4, 3, 3, 2, [8, 8], message_nbytes=16), 1e-3
@@ -348,22 +254,6 @@ def test_what_cannot_be_is_refused(monkeypatch):
             plane.finish()
 
     checked(over_nccl(2, captured))
-
-
-def test_channels_end_with_the_plane():
-    made = []
-
-    def program(comm, device):
-        open_channel = comm.transport.open_channel
-        comm.transport.open_channel = lambda *arguments: made.append(open_channel(*arguments)) or made[-1]
-        with opened(comm, device) as plane:
-            plane.send(plane.lend((1,), BYTE, 1 - comm.rank), 1 - comm.rank)
-            plane.receive((1,), BYTE, 1 - comm.rank).wait()
-            plane.finish()
-
-    checked(over_nccl(2, program))
-    # One for each direction and end.
-    assert len(made) == 4 and all(isinstance(channel, NcclChannel) and channel.closed for channel in made)
 
 
 def test_a_computing_stream_that_hangs_is_its_own_ranks_fault():

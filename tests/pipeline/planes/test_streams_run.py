@@ -4,7 +4,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from host_device import array_module
 from host_spins import HostSpins, Waiting
@@ -22,13 +21,11 @@ from lanterne.errors import InputError
 from lanterne.kernels.cuda import spin as cuda_delay
 from lanterne.pipeline.device import device_stage
 from lanterne.pipeline.device.device_stage import Device
-from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes import streams
-from lanterne.pipeline.planes.plane_makers import make_plane, predict
+from lanterne.pipeline.planes.plane_makers import predict
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import check
-from lanterne.pipeline.train.trainer import Trainer, plans
 from lanterne.transport.shaped import Link
 
 UNIT_S = 1e-3
@@ -101,23 +98,6 @@ def trained(transport_ranks, *options):
     return transport_ranks.run(rank_main, close=False)
 
 
-def test_training_over_links_that_are_slowed(monkeypatch):
-    """The losses of the host, and the slowed link's time on the streams."""
-    made = []
-    monkeypatch.setattr(streams, "Streams", Waiting)
-    monkeypatch.setattr(streams, "SpinKernels", lambda: made.append(HostSpins()) or made[-1])
-    monkeypatch.setattr(
-        device_stage, "cuda_device", lambda comm: device_stage.Device(array_module(), comm.transport.runtime)
-    )
-    found = trained(Job(2), "--device", "cuda", "--slow-link", "0=3ms@1:3")
-    assert not [each for each in found if isinstance(each, Exception)], found
-    expected = trained(Job(2))
-    losses = [[record["losses"] for record in each[0]["results"]] for each in (found, expected)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    # Four messages each way in each of two iterations.
-    assert sorted(len(spins.stamps) for spins in made) == [8, 8]
-
-
 def test_a_slow_rank_whose_cpu_only_queues_is_refused(monkeypatch):
     monkeypatch.setattr(
         device_stage, "cuda_device", lambda comm: device_stage.Device(array_module(), comm.transport.runtime)
@@ -125,18 +105,6 @@ def test_a_slow_rank_whose_cpu_only_queues_is_refused(monkeypatch):
     for error in trained(Job(2), "--device", "cuda", "--slow-rank", "0=2x"):
         assert isinstance(error, InputError), error
         assert str(error).startswith("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work"), error
-
-
-def test_training_that_was_given_no_device_is_refused():
-    def rank_main(transport):
-        with Communicator(transport, closes=(transport,)) as comm:
-            microbatches = np.zeros((2, 4, 3)), np.zeros((2, 4, 2))
-            streams_of = partial(make_plane, "streams")
-            planned = plans(Problem(2, 2, 1, 1, 1), "1f1b")
-            Trainer(comm, mlp((3, 16, 2), rows=4), lambda _: microbatches, planned, plane=streams_of).iteration()
-
-    for error in Job(2).run(rank_main, close=False):
-        assert "data plane streams: got no device, expected `stage_on` before the first message" in str(error), error
 
 
 def test_the_figures_of_emulated_links(monkeypatch):

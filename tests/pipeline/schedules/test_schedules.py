@@ -78,13 +78,3 @@ def test_zb_v_never_waits_in_the_memory_of_1f1b(p, m):
 def test_an_unknown_scheduler_names_the_known():
     with pytest.raises(InputError, match=r"scheduler: got 'zb' .*, expected one of gpipe, 1f1b"):
         load("zb")
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_scheduler_can_be_loaded(name):
-    assert load(name).__doc__
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_plan_is_named_by_its_scheduler(name):
-    assert plan(Problem(2, 4, 1, 1, 1), name).scheduler == name

@@ -17,12 +17,6 @@ def test_two_steps_by_hand():
     assert x[0] == pytest.approx(0.9 - 0.1 * mean / square**0.5)
 
 
-def test_weight_decay_shrinks_weights_without_gradients():
-    adam, x = Adam(0.1, weight_decay=0.5), np.array([2.0])
-    adam.step(x, np.zeros(1))
-    assert x[0] == pytest.approx(2 * (1 - 0.1 * 0.5))
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_pieces_give_the_bits_of_the_whole(dtype):
     random = np.random.default_rng(2)

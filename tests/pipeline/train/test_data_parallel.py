@@ -1,12 +1,9 @@
 """Copies: gradients on their way while the pipeline runs, unequal shares, ZeRO-1's memory, a rank that is late."""
 
-import time
-
 import numpy as np
 import pytest
 
 import lanterne
-from lanterne.collectives.schedule.cost import CostModel
 from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
@@ -15,8 +12,6 @@ from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.trainer import Trainer, plans
 
 MODEL, TOTAL = mlp((3, 5, 4, 6, 2), rows=2), 6
-# Slow enough that an all-reduce of some 100 KiB asks who is late.
-SLOW = CostModel(1e-4, 1 / 20e6)
 
 
 def batch(iteration, width=3):
@@ -77,26 +72,3 @@ def test_a_stage_is_reduced_once_its_last_weights_are_done_while_others_go_on(sh
             mine = [index for index, action in enumerate(actions) if action.stage == stage]
             assert len(actions) - left - 1 == mine[-1], (actions, started, stage, left)
         assert len(started) == 2 and sorted(started.values())[0] == 0 < sorted(started.values())[1], (actions, started)
-
-
-@pytest.mark.timing
-def test_copies_do_not_wait_for_a_late_one():
-    """One of four computes long: the others have begun without it, it is named, and the losses are the same."""
-    model = mlp((3, 200, 200, 2), rows=2)
-    planned = plans(Problem(1, 1, 1, 1, 1), "1f1b", (2, 2, 1, 1))
-
-    def job(comm, late):
-        comm.tuning.adopt(SLOW, "test")
-        trainer = Trainer(comm, model, batch, planned)
-        stage = trainer.stages[0]
-        if comm.rank == 2 and late:
-            begin = stage.begin
-            stage.begin = lambda *args: (time.sleep(0.2), begin(*args))
-        losses = [trainer.iteration().losses for _ in range(3)]
-        return np.array(losses), trainer.copies.comms[0].arrivals()
-
-    usual, _ = lanterne.spawn(4, job, False)[0]
-    for rank, (losses, arrivals) in enumerate(lanterne.spawn(4, job, True)):
-        np.testing.assert_allclose(losses, usual, rtol=1e-5, err_msg=f"rank {rank}")
-        assert (arrivals.calls, arrivals.begun_early) == (3, 3), (losses, arrivals)
-        assert arrivals.late_rank(share=0.9, delay_s=0.05) == 2, (losses, arrivals)

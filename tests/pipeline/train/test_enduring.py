@@ -243,19 +243,6 @@ def test_parts_are_what_the_state_says_and_have_all_of_it_together(sharded):
     assert (counts == (1 if sharded else 2)).all()
 
 
-@pytest.mark.parametrize(
-    ("places", "runs"),
-    [
-        *(([], []), ([0, 1, 2], [[0, 3]]), ([4, 5, 2, 3, 9], [[4, 2], [2, 2], [9, 1]])),
-        ([3, 3, 2], [[3, 1], [3, 1], [2, 1]]),
-    ],
-    ids=str,
-)
-def test_places_are_kept_as_runs(places, runs):
-    found = runs_of(np.array(places, np.int64))
-    assert found.tolist() == runs and places_of(found).tolist() == places
-
-
 def held(iteration, places, value):
     return TrainingState(iteration, iteration, 6, runs_of(np.array(places)), np.full(len(places), float(value)))
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.presets import find_preset
-from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.errors import InputError
 from lanterne.pipeline.train.rank_layout import Layout, make_layout, nearest_first
 
@@ -43,24 +41,10 @@ def test_what_does_not_divide(arguments, words):
         make_layout(*arguments)
 
 
-def test_a_layout_tells_where_a_rank_is():
-    assert Layout([[[3], [0]], [[2], [1]]]).where(2) == (1, 0, 0)
-
-
 @pytest.mark.parametrize("wrong", [(((0,), (0,)),), (((1,), (2,)),), ((0, 1),)], ids=str)
 def test_a_layout_has_each_rank_once(wrong):
     with pytest.raises(InputError, match="with each rank once"):
         Layout(wrong)
-
-
-def test_on_nodes_copies_are_next_to_each_other_and_pipelines_run_across():
-    """Ranks are numbered across two hosts; all that a stage's copies send stays on one."""
-    nodes, alone = ((0, 2, 5, 7), (1, 3, 4, 6)), tuple((rank,) for rank in range(8))
-    links = LinkClass(INSIDE, CostModel(1e-6, 1e-10), alone), LinkClass(NIC, CostModel(1e-5, 1e-9), nodes)
-    topology = Topology(nodes, links)
-    layout = make_layout(8, 4, 2, topology=topology)
-    assert layout.ranks == (((0,), (5,), (1,), (4,)), ((2,), (7,), (3,), (6,)))
-    assert make_layout(8, 2, 2, 2, topology).ranks == (((0, 2), (1, 3)), ((5, 7), (4, 6)))
 
 
 def test_sites_come_before_racks_and_these_before_nodes():

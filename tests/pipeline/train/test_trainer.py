@@ -86,11 +86,6 @@ def test_every_schedule_has_the_losses_of_one_process_for_fifty_iterations(sched
     np.testing.assert_allclose(losses, [fifty_iterations[dtype]] * 4, rtol=FIGURE[dtype])
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULES)
-def test_every_schedule_trains_to_the_weights_of_one_process(scheduler, one_process):
-    same(lanterne.spawn(2, train, made(scheduler, 2)), one_process)
-
-
 def test_on_nodes_copies_share_one_and_the_losses_stay(one_process):
     """As the communicator was told of its nodes: pipelines run across these."""
     nodes, alone = ((0, 2), (1, 3)), tuple((rank,) for rank in range(4))
@@ -200,23 +195,6 @@ def test_what_does_not_fit():
     words(lambda comm: trainer(comm, other if comm.rank == 3 else two), "than on rank")
 
 
-def test_a_plan_that_does_not_fit_leaves_the_trainer_as_it_was(one_process):
-    def job(comm):
-        training = trainer(comm, made("zb_h1", 2))
-        losses = [training.iteration().losses]
-        for change, words in (
-            ({"plans": made("zb_h1", 3)}, "got 3 ranks, expected 2"),
-            ({"starts": (0, 8, 8)}, "expected 3 ascending numbers"),
-            ({"layout": make_layout(2, 1, 2)}, "expected one for each"),
-        ):
-            with pytest.raises(InputError, match=words):
-                training.change(**change)
-        losses += [training.iteration().losses for _ in range(ITERATIONS - 1)]
-        return np.array(losses), training.state()
-
-    same(lanterne.spawn(2, job), one_process)
-
-
 def test_a_state_of_another_model_is_refused():
     state = lanterne.spawn(1, train, made("1f1b", 1), 1)[0][1]
     short = replace(state, size=state.size - 3)
@@ -240,14 +218,6 @@ def test_microbatches_that_go_both_ways(places, microbatches, sharded, one_proce
     layout = make_layout(ranks, places, len(microbatches))
     found = lanterne.spawn(ranks, lambda comm: train(comm, planned, layout=layout, sharded=sharded))
     same(found, one_process)
-
-
-def test_an_odd_number_of_ranks_cannot_go_both_ways():
-    planned = plans(Problem(3, TOTAL, 2, 2, 1), "crosspipe", placement="bidirectional")
-    for word in failure(3, lambda comm: trainer(comm, planned)):
-        assert "plans: got a bidirectional placement of 3 ranks, expected microbatches that go one way, or" in word, (
-            word
-        )
 
 
 def test_a_stage_that_raises_ends_every_copy():
