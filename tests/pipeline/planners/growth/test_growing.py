@@ -27,7 +27,7 @@ def growth_of(placement, **options):
     problem = Problem(3, 16, [100, 120, 90], 113, 87, [50, 170], max_inflight_activations=4, **options)
     table = costs(problem, make_placement(placement, 3))
     letters, routes = letters_of(table), table.placement.num_routes
-    growth = Growth(letters, 4 // routes, kept=2, actions=3e3, heat=100.0, blocks=0.3, seed=7)
+    growth = Growth(letters, 4 // routes, kept=2, actions=3e3, heat=100.0, seed=7)
 
     def begin(few):
         part = dataclasses.replace(problem, microbatches=int(few.total.max()) * routes)
