@@ -21,9 +21,10 @@ they came. A rank that has come to one of them by then has reported.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
 from lanterne.transport.board.late_policy import (
@@ -64,8 +65,8 @@ ASKING_S = 1e-3  # measured: up to 1 ms where ranks share cores
 # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
 # ignored.
 MAX_REPORTS = 1 << 14
-# What calls took corrects what they are predicted to take: the median of the latest so many of an algorithm, from so
-# many on; older ones than so many calls of the signature are forgotten, so that it is tried again.
+# What calls took corrects what they are predicted to take: the mean of the latest so many of an algorithm but the
+# slowest, from so many on; older ones than so many calls of the signature are forgotten, so that it is tried again.
 MAX_TOOK, LEAST_TOOK, TOOK_CALLS = 5, 2, 64  # three calls in 65 are tried in vain where it is always slower
 # By so much a second the clocks of two hosts may drift apart.
 MAX_DRIFT = 1e-4  # quartz drifts 1e-5 to 1e-4
@@ -87,6 +88,7 @@ class Record(NamedTuple):
             from which on it takes part, the next such rank, and so on. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
         free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
+        arrivals: of an outcome to which all ranks have come, by rank the ns after the first; "" of more than 16 ranks.
     """
 
     number: int
@@ -98,6 +100,7 @@ class Record(NamedTuple):
     late: int = -1
     text: str = ""
     free: int = 0
+    arrivals: str = ""
 
 
 WANTED = "spread"
@@ -132,6 +135,12 @@ def _spread(number: int, call: _Call, rank: int, delay_s: float = 0.0, granted: 
     text = " ".join(f"{each} {first}" for each, first in call.joins.items())
     late = call.granted if granted is None else granted
     return Record(number, SPREAD, rank, delay_s, choice=call.choice, late=late, text=text)
+
+
+def _by_rank(arrivals_s: Mapping[int, float]) -> str:
+    """Return the arrivals of a Record."""
+    first_s = min(arrivals_s.values())
+    return " ".join(str(round((arrivals_s[rank] - first_s) * 1e9)) for rank in range(len(arrivals_s)))
 
 
 def rounds_ahead(choice: str) -> int:
@@ -212,12 +221,12 @@ class Took:
                 del names[next(iter(names))]
 
     def factors(self, signature: str) -> dict[str, float]:
-        """Return, by algorithm, the median ratio of the latest calls of `signature`."""
+        """Return, by algorithm, the mean ratio of the latest calls of `signature` but the slowest."""
         found, since = {}, self._calls.get(signature, 0) - TOOK_CALLS
         for name, ratios in self._ratios.get(signature, {}).items():
             latest = sorted(ratio for then, ratio in ratios if then >= since)
             if len(latest) >= LEAST_TOOK:
-                found[name] = latest[(len(latest) - 1) // 2]
+                found[name] = fmean(latest[:-1])
         return found
 
 
@@ -337,6 +346,8 @@ class Sequencer:
             elif call.decision.verdict == SPREAD:
                 self._take_in(call, rank)
                 call.outcome = _spread(number, call, rank, delay_s, granted=-1)
+            if self.world_size <= MAX_GAPS + 1:
+                call.outcome = call.outcome._replace(arrivals=_by_rank(call.arrivals))
             told = self._tell(call, call.outcome)
             predicted_s = last_phase_s(call.policy, call.option, call.arrivals.values())
             self._took.expect(number, call.signature, choice_name(call.choice), predicted_s)
