@@ -16,7 +16,6 @@ from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.paired import Paired, PairedInMemory
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
-from lanterne.pipeline.simulate.rendezvous import simulate_rendezvous
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.base import Transport
 from lanterne.transport.rails.rail import MEMORY
@@ -25,7 +24,7 @@ from lanterne.transport.shaped import Links, ShapedTransport
 
 class Maker(NamedTuple):
     """Where a data plane's maker is, what it does in one line, and how its sends are simulated: the options of
-    `simulate`, or {"rendezvous": True}.
+    `simulate`.
     """
 
     module: str
@@ -82,8 +81,6 @@ def find_plane(name: str) -> Maker:
 def predict(name: str, checked: CheckedPlan, problem: Problem, **options: Any) -> Timeline:
     """The Timeline that `simulate` gives for a CheckedPlan over the data plane `name` with its `options`."""
     known = find_plane(name).simulated
-    if "rendezvous" in known:
-        return simulate_rendezvous(checked, problem)
     return simulate(checked, problem, **known | {key: value for key, value in options.items() if key in known})
 
 

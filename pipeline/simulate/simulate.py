@@ -83,6 +83,7 @@ def simulate(
     *,
     in_order: bool = False,
     queue: int = 1,
+    rendezvous: bool = False,
     durations: Floats | None = None,
 ) -> Timeline:
     """Return the Timeline of `plan` under `problem`, its own or another; it may exceed the memory.
@@ -93,13 +94,16 @@ def simulate(
             computing wait while `queue` sends are not done: head-of-line blocking (ADAPTRA section 3.2).
         queue: sends that a rank may have handed over and not done when it goes on computing; 0: it waits for each to be
             done.
+        rendezvous: let a message take its link when it was sent, the one before it of the same pair has left the link,
+            and its receive is posted: when the rank that waits for it, or for a later message of the same sender, has
+            ended the action before. Sends never keep a rank from computing. Without shared or data-parallel links.
         durations: (num_actions,) of this iteration, by column; by default those of the problem.
 
     Raises:
         ScheduleError: the plan is not valid for the problem.
         InputError: queue below 0, or durations beside data-parallel communication.
 
-    Cost: about 1 us per action; 2 with links that several ranks share, 8 with in_order.
+    Cost: about 1 us per action; 2 with links that several ranks share, 5 with rendezvous, 8 with in_order.
     """
     if queue < 0:
         raise InputError(f"queue: got {queue}, expected at least 0 sends")
@@ -113,6 +117,8 @@ def simulate(
     turns = message_turns(made, table, program.operations)
     if in_order:
         return _simulate_in_order(made, problem, program, turns, queue)
+    if rendezvous:
+        return _simulate_rendezvous(made, problem, program.operations)
     ran = run_program(with_links(program, turns))
     if ran.left.any():
         raise ScheduleError(STUCK)
@@ -155,6 +161,25 @@ def _simulate_in_order(
         start, arrival = made.starts_and_arrivals()
     except ScheduleError as error:
         raise ScheduleError(STUCK) from error
+    return timeline_of(plan, problem, operations, start, arrival, in_order=True)
+
+
+def _simulate_rendezvous(plan: Plan, problem: Problem, operations: Operations) -> Timeline:
+    """Return the Timeline in which messages move only once their receiver waits for them, or for a later one."""
+    lane, source = operations.lane.tolist(), operations.source.tolist()
+    made, firsts = PlanPrecedences(operations), set(plan.offsets.tolist())
+    # Pair of ranks -> (column that sends, column that waits), in the order of sending.
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for receiver, sender in sorted(enumerate(source), key=lambda pair: pair[1]):
+        if sender >= 0 and lane[sender] != lane[receiver]:
+            pairs.setdefault((lane[sender], lane[receiver]), []).append((sender, receiver))
+    for pair in pairs.values():
+        waits = np.minimum.accumulate([receiver for _, receiver in pair][::-1])[::-1].tolist()
+        before = None
+        for (sender, _), first in zip(pair, waits, strict=True):
+            made.send(sender, sender, before, None if first in firsts else first - 1)
+            before = made.moves[sender]
+    start, arrival = made.starts_and_arrivals()
     return timeline_of(plan, problem, operations, start, arrival, in_order=True)
 
 

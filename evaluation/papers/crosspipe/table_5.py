@@ -15,7 +15,6 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe, crosspipe_wave
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import check
-from lanterne.pipeline.simulate.rendezvous import simulate_rendezvous
 from lanterne.pipeline.simulate.simulate import simulate
 
 STAGES, MESSAGE = 8, 1.0
@@ -70,7 +69,7 @@ def rows_of(slow_links: Collection[int], paper: str, quick: bool) -> list[Record
             if static:
                 for name, scheduler in STATIC.items():
                     checked = check(plan(problem, scheduler), problem, memory=False)
-                    found[name] = simulate_rendezvous(checked, problem).makespan
+                    found[name] = simulate(checked, problem, rendezvous=True).makespan
             for name, make in DYNAMIC.items():
                 found[name] = simulate(check(make(problem), problem), problem).makespan
             per_microbatch = {name: value and value / problem.microbatches for name, value in found.items()}
