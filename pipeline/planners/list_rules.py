@@ -155,14 +155,13 @@ def _choose(
     """Return (letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
     num_stages = len(ranks.enters)
     room = letters.capacity[rank] - used
-    forwards, backwards, weights, weight, oldest, reserve = 0, 0, 0, -1, 0, 0.0
+    forwards, backwards, weights, weight, oldest = 0, 0, 0, -1, 0
     for stage in ranks.own[rank]:
         if stage >= 0:
             done = count[2 * num_stages + stage]
             forwards += count[stage]
             backwards += count[num_stages + stage]
             weights += done
-            reserve = max(reserve, letters.alloc[num_stages + stage])
             if count[num_stages + stage] > done and (weight < 0 or done < oldest):
                 weight, oldest = 2 * num_stages + stage, done
     lead = forwards - backwards
@@ -178,10 +177,9 @@ def _choose(
         wanted, first, kept_out = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
     else:
         wanted, first, kept_out = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
-    if backwards > weights:
-        blocked = wants_forward and kept_out and first > now and lead < rule.leads[rank]
-        if blocked or room < reserve:
-            return weight, 0.0
+    blocked = wants_forward and kept_out and first > now and lead < rule.leads[rank]
+    if blocked and backwards > weights:
+        return weight, 0.0
     if first <= now:
         return wanted, 0.0
     if wants_forward:

@@ -13,7 +13,9 @@ from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
+from lanterne.pipeline.simulate.analysis import memory_profile
 from lanterne.pipeline.simulate.check_plan import check
+from lanterne.pipeline.simulate.simulate import simulate
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 SMALL = Problem(3, 4, 1, 2, 3)
@@ -194,3 +196,13 @@ def test_plans_survive_json(data):
     again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again.ranks == made.ranks and again.placement.stage_to_rank == made.placement.stage_to_rank
     assert again.placement.num_routes == made.placement.num_routes and again.microbatches == made.microbatches
+
+
+def test_memory_is_held_until_the_last_part_of_w():
+    words = "F0.0 B0.0 W0.0.1/2 F0.1 B0.1 W0.0.2/2 W0.1".split()
+    made = Plan.from_actions([map(Action.parse, words)], unidirectional(1), 2)
+    problem = Problem(1, 2, 1, 1, 1, memory={"forward": 3, "backward_input": -1, "backward_weight": -2})
+    checked = check(made, problem)
+    assert checked.peak_memory == (5.0,)
+    (levels,) = [levels.tolist() for _, levels in memory_profile(simulate(checked, problem))]
+    assert max(levels) == 5 and levels[-1] == 0

@@ -270,8 +270,11 @@ def test_each_rank_gets_the_places_that_it_wants_whatever_overlaps():
         mine = [np.flatnonzero(drawn.random(40) < 0.5) for _ in range(2)] + [np.arange(comm.rank, 40, 3)]
         parts = [TrainingState(5, 9, 40, runs_of(places), 100.0 + places) for places in mine if len(places)]
         wanted = drawn.permutation(40)[: drawn.integers(0, 40)]
+        received, receive = [], comm.start_recv
+        comm.start_recv = lambda array, *args, **more: received.append(array) or receive(array, *args, **more)
         state, _ = move_state(comm, parts, runs_of(wanted))
         np.testing.assert_array_equal(state.values, 100.0 + wanted)
+        assert sum(map(len, received)) == len(np.setdiff1d(wanted, np.concatenate(mine))), "each place crosses once"
 
     for seed in range(5):
         lanterne.spawn(3, run, seed)
