@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output.report import read_json
 from lanterne.bench.output.units import whole
+from lanterne.bench.pipeline.input import of_file
 from lanterne.errors import InputError, LanterneError, Unavailable
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.model.stage_layers import StageModel
     from lanterne.pipeline.model.text import Batches, Text
-    from lanterne.pipeline.plan.plan import Plan
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
     from lanterne.pipeline.train.rank_layout import Layout
     from lanterne.pipeline.train.trainer import Iteration, Trainer
@@ -217,7 +217,9 @@ def planned(
         forward, backward_input, backward_weight = (cut.stage_sums(column.tolist()) for column in times_s.T)
         problem = Problem(places, max(setup.microbatches), forward, backward_input, backward_weight)
         if args.plan:
-            found = [_plan_of_file(args.plan)] * len(setup.microbatches)
+            document = read_json(args.plan)
+            with of_file(args.plan):
+                found = [Plan.from_dict(document)] * len(setup.microbatches)
         else:
             found = [checked.plan for checked in plans(problem, args.scheduler, setup.microbatches)]
         num_stages = found[0].placement.route_length
@@ -245,13 +247,3 @@ def check_finite(done: Iteration, *, tells: bool = True) -> None:
         )
         error.told = not tells
         raise error
-
-
-def _plan_of_file(path: str) -> Plan:
-    from lanterne.pipeline.plan.plan import Plan
-
-    document = read_json(path)
-    keys = ("placement", "stage_to_rank", "num_routes", "ranks", "microbatches", "scheduler", "message_order")
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: got {type(document).__name__}, expected a plan, an object")
-    return Plan.from_dict({key: document[key] for key in keys if key in document})

@@ -31,6 +31,7 @@ class Rule(NamedTuple):
         limit: whether an F that brings a microbatch to its rank may not exceed the lead.
         prefer: B_FIRST; or ALTERNATE, F after a B and B after an F.
         gap: W fills a gap that is at least this share of it.
+        patience: wait for the preferred kind if it arrives within this share of the other's duration.
         stage: which of the rank's stages goes first if an action of a kind has arrived for several: the DEEP one,
             farthest on the microbatch's way, the SHALLOW one, or that of the OLDEST microbatch.
         group: microbatches that go together. The oldest group that has arrived goes first. No F of a group starts
@@ -41,6 +42,7 @@ class Rule(NamedTuple):
     limit: bool
     prefer: int
     gap: float
+    patience: float
     stage: int
     group: int = 0
 
@@ -53,10 +55,10 @@ def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,), gro
         stages: what to try for `stage`: one where ranks hold one stage each.
         groups: what to try for `group`.
     """
-    shapes = product((True, False), (ALTERNATE, B_FIRST), (0.0, 1.0))
+    shapes = product((True, False), (ALTERNATE, B_FIRST), (0.0, 1.0, 0.5), (0.0, 0.4))
     apart = [Rule(lead, *shape, stage) for shape in shapes for lead in leads for stage in stages][:most]
     together = product(groups, (ALTERNATE, B_FIRST), (0.0, 1.0))
-    return [*(Rule(leads[0], False, prefer, gap, SHALLOW, size) for size, prefer, gap in together), *apart]
+    return [*(Rule(leads[0], False, prefer, gap, 0.0, SHALLOW, size) for size, prefer, gap in together), *apart]
 
 
 class RankStages(NamedTuple):
@@ -182,13 +184,16 @@ def _choose(
         return weight, 0.0
     if first <= now:
         return wanted, 0.0
-    if wants_forward:
-        other, second, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
-    else:
-        other, second, _ = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
-    if second <= now:
-        return other, 0.0
-    soonest = min(first, second)
+    soonest = first
+    rest = ranks.own[rank, 0] + (num_stages if wants_forward else 0)
+    if first > now + rule.patience * letters.operations.duration[rest]:
+        if wants_forward:
+            other, second, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
+        else:
+            other, second, _ = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
+        if second <= now:
+            return other, 0.0
+        soonest = min(first, second)
     if weight >= 0 and soonest - now >= rule.gap * letters.operations.duration[weight]:
         return weight, 0.0
     return -1, soonest
