@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("speed.training", "benchmark training by a pipeline against training in one process"),
     "failslow": ("speed.watching", "benchmark what it costs to be watched and to redistribute microbatches"),
     "kernels": ("speed.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "gpu-kernels": ("gpu.kernel_table", "compile the GPU kernels; registers, spills and occupancy of each"),
     "gpu": ("gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
     "simulate": ("simulation.simulate", "run jobs from seeds, with deaths, cuts, lost packets; see what breaks"),
     "replay": ("simulation.replay", "replay a simulated job step by step, and shrink it"),

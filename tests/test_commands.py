@@ -41,7 +41,7 @@ NOT_HERE = {
 # Runs longer than some two seconds: with `-m slow`.
 SLOW = re.compile(
     r"(run|lanterne) (bench|demo|launch)|validate|watch|cost|study|pipeline (run|train|sweep|calibrate)|--scheduler all"
-    r"|h800\.json|info --kernels"
+    r"|h800\.json"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 # What only a shell can run.
