@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "peers.torch_pipelining",
         "train a model by torch.distributed.pipelining and by lanterne, the same plans in turn",
     ),
+    "random-clusters": ("random_clusters", "judge what `auto` takes on clusters drawn from a seed"),
     "schedules": ("speed.schedules", "benchmark generating and checking of collective schedules"),
     "pipeline": ("speed.planning", "benchmark planning, checking and simulating of pipelines"),
     "planner": ("speed.planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
@@ -48,7 +49,9 @@ EVALUATE = CommandLine(
         *("deaths", "rejoins", "enduring", "strangers", "failover"),
         *("lab-peers", "lab-arrivals", "ddp", "torch-pipelining"),
     ),
-    measures=[name for name in COMMANDS if name not in ("experiment", "simulate", "replay")],
+    measures=[
+        name for name in COMMANDS if name not in ("experiment", "simulate", "replay", "random-clusters", "gpu-kernels")
+    ],
 )
 
 

@@ -35,7 +35,6 @@ NOT_HERE = {
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
     r"evaluat|run test|run figures|--seconds": "minutes, and tests of its own",
-    r"--random 200": "minutes",
     r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",
 }
 # Runs longer than some two seconds: with `-m slow`.

@@ -49,7 +49,7 @@ BASES: dict[str, Sequence[str]] = {
     "lab": ("--hosts 2 -- true", "--hosts 2"),
     "schedule": ("all_reduce -n 4", "plan.json", "broadcast -n 3 --algorithm tree"),
     "cost": ("all_reduce -n 4", "reduce -n 2,3"),
-    "study": ("topology dgx-2x2", "--random 1"),
+    "study": ("topology dgx-2x2",),
     "pipeline plan": (f"{STAGES} --scheduler zb_h1", "problem.json --scheduler gpipe"),
     "pipeline simulate": (f"zb.json {STAGES}", "zb.json"),
     "pipeline run": (f"{STAGES} --scheduler 1f1b --transport local --iterations 1 --warmup 0",),
