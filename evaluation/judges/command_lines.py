@@ -263,7 +263,7 @@ def _be_the_line(words: Sequence[str], folder: str, output: Path, mark: str) -> 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
         sys.argv = ["lanterne", *words]
         code = cli.main(words)
     except SystemExit as error:
