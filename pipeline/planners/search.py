@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,10 +49,22 @@ GROWN_SHARE, GROWN = 0.5, 3
 SAMPLES = 32
 
 
-# Temperature schedule: the share of the moves that each short search has, of which there is one from each of the best
-# words, with their heats in turn, in mean durations; and (share, heat) of the searches that follow, from the best.
-SHORT, HOT = 1 / 40, (0.2, 1.0)
-LONG = (0.6, 1.0), (0.2, 0.2)
+class Heats(NamedTuple):
+    """Temperature schedule: how searches share the moves, and how hot they begin, in mean durations.
+
+    Attributes:
+        short, hot: share of a short search, of which there is one from each of the best words; its heats in turn.
+        long: (share, heat) of those that follow, from the best.
+    """
+
+    short: float
+    hot: tuple[float, ...]
+    long: tuple[tuple[float, float], ...]
+
+
+ONE_STAGE = Heats(1 / 16, (0.2,), ((1 / 4, 0.2), (1 / 4, 0.05)))
+# Where ranks hold several stages good words lie far apart.
+MANY_STAGES = Heats(1 / 40, (0.2, 1.0), ((0.6, 1.0), (0.2, 0.2)))
 
 
 def improve(
@@ -207,7 +220,7 @@ class _WordSearch:
         if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         has_many = placement.num_stages > placement.num_ranks
-        times = max(round(effort), 1) if has_many else 1
+        heats, times = (MANY_STAGES, max(round(effort), 1)) if has_many else (ONE_STAGE, 1)
         growth = None
         if self.samples == 1 and has_little_memory(problem, placement):
             growth = self._growth(placement, problem, effort)
@@ -217,15 +230,15 @@ class _WordSearch:
         for again in range(times):
             if again == 1 and growth and self.makespan > self.target:
                 begun = growth.grown(lambda letters: self._begun(letters, placement, problem, effort)) or begun
-            self._anneal_from(begun, moves, again * 16)
+            self._anneal_from(begun, moves, heats, again * 16)
 
-    def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, salt: int) -> None:
+    def _anneal_from(self, begun: Sequence[tuple[float, Ints]], moves: int, heats: Heats, salt: int) -> None:
         """Search shortly from each of `begun`, then longer from the best of them."""
         found = [
-            self._anneal(words, int(moves * SHORT), HOT[i % len(HOT)] * self.unit, salt + i)
+            self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * self.unit, salt + i)
             for i, (_, words) in enumerate(begun)
         ]
-        for more, (share, hot) in enumerate(LONG, salt + KEPT):
+        for more, (share, hot) in enumerate(heats.long, salt + KEPT):
             nearest = min(found, key=lambda pair: pair[0])[1]
             found.append(self._anneal(nearest, int(moves * share), hot * self.unit, more))
 
@@ -236,7 +249,7 @@ class _WordSearch:
             held=least_held(problem, placement),
             kept=GROWN,
             actions=effort * SEARCH_ACTIONS * GROWN_SHARE,
-            heat=LONG[0][1] * self.unit,
+            heat=MANY_STAGES.long[0][1] * self.unit,
             seed=self.seed,
         )
         can = growth.levels and growth.moves >= FEWEST_MOVES and self.until_s == math.inf
