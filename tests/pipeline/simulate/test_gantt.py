@@ -1,6 +1,7 @@
 """Gantt charts and traces hold what was simulated."""
 
 import json
+import re
 
 import pytest
 
@@ -21,6 +22,20 @@ def test_every_format_is_drawn(tmp_path, scheduler, ending, in_order):
     path = tmp_path / f"plan.{ending}"
     draw(simulate(plan(PROBLEM, scheduler), PROBLEM, in_order=in_order), path, scheduler, "ms")
     assert path.read_bytes()[:5] in (b"<?xml", b"\x89PNG\r", b"%PDF-")
+
+
+def test_the_heading_gives_makespan_and_bubbles(tmp_path, monkeypatch):
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    timeline = simulate(plan(PROBLEM, "zb_h1"), PROBLEM)
+    draw(timeline, tmp_path / "plan.svg", "zb_h1", "ms")
+    text = (tmp_path / "plan.svg").read_text()
+    assert f"zb_h1: makespan {timeline.makespan:g} ms, bubble rate" in text
+    for words in ("rank 2", "time (ms)", "forward", "weight gradient", "reduce-scatter", "critical path"):
+        assert words in text, words
+    # Every microbatch number of every action is there.
+    assert len(re.findall(r">\s*3\s*</text>", text)) == 9
 
 
 @pytest.mark.parametrize("name", ["plan.nope", "no/such/folder/plan.png"])
@@ -49,6 +64,23 @@ def test_a_trace_has_every_action_message_and_level():
     assert all(begins[i]["ts"] <= ends[i]["ts"] and begins[i]["pid"] != ends[i]["pid"] for i in begins)
     levels = [event["args"]["in use"] for event in document["traceEvents"] if event["ph"] == "C"]
     assert max(levels) == 3 and min(levels) == 0
+
+
+@pytest.mark.parametrize("scheduler", ["gpipe", "zb_h1", "interleaved_1f1b"])
+def test_in_a_notebook_plans_and_timelines_are_charts_and_one_line(scheduler):
+    problem = Problem(4, 4, 2, 2, 1)
+    made = plan(problem, scheduler)
+    timeline = simulate(made, problem)
+    assert made._repr_svg_().count("<svg") == timeline._repr_svg_().count("<svg") == 1
+    assert repr(timeline) == f"Timeline({made!r}, makespan {timeline.makespan:.6g})" and "\n" not in repr(timeline)
+
+
+def test_drawing_leaves_the_users_matplotlib_alone(monkeypatch):
+    import matplotlib
+
+    monkeypatch.setattr(matplotlib, "use", None)
+    problem = Problem(2, 2, 1, 1, 1)
+    assert simulate(plan(problem, "1f1b"), problem)._repr_svg_()
 
 
 def test_without_matplotlib_a_notebook_shows_the_line_and_drawing_says_what_is_missing(monkeypatch, tmp_path):
