@@ -163,10 +163,14 @@ class LayerStage(Stage):
         assert self._optimizer is not None, "this stage was made without an optimizer"
         return self._optimizer
 
+    @property
+    def first_place(self) -> int:
+        """Where its first layer's parameters begin in the vector of all of the model's, whole ones."""
+        return sum(layer.num_whole for layer in self.model.layers[: self._start])
+
     def places(self) -> Ints:
         """(chain.num_parameters,) int64: where its parameters are in the vector of all of the model's, whole ones."""
-        before = sum(layer.num_whole for layer in self.model.layers[: self._start])
-        return before + self.chain.part_of(np.arange(self.chain.num_whole))
+        return self.first_place + self.chain.part_of(np.arange(self.chain.num_whole))
 
     def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         """See Stage.

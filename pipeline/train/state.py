@@ -17,6 +17,7 @@ from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import is_device_array
 from lanterne.pipeline.execute.stage import StageArray
+from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.plan.costs import Ints
 from lanterne.pipeline.train.data_parallel import Copies
 
@@ -56,12 +57,22 @@ class TrainingState:
         """Return the same state with values of its own."""
         return TrainingState(self.iteration, self.steps, self.size, self.runs, self.values.copy())
 
-    def find(self, places: Ints) -> Ints:
-        """Return where `places`, which it has, are in `values`."""
+    def spans(self, runs: Ints) -> list[slice]:
+        """Return where `runs` are in `values`, in few slices; each of `runs` lies within one of its own."""
         order = np.argsort(self.runs[:, 0], kind="stable")
         starts = np.cumsum(self.runs[:, 1]) - self.runs[:, 1]
-        run = order[np.searchsorted(self.runs[order, 0], places, side="right") - 1]
-        return starts[run] + places - self.runs[run, 0]
+        own = order[np.searchsorted(self.runs[order, 0], runs[:, 0], side="right") - 1]
+        at = starts[own] + runs[:, 0] - self.runs[own, 0]
+        ends = at + runs[:, 1]
+        begins = np.flatnonzero(np.append(True, at[1:] != ends[:-1])) if len(at) else np.empty(0, np.int64)
+        stops = ends[np.append(begins[1:] - 1, -1)] if len(at) else at
+        return [slice(*span) for span in zip(at[begins].tolist(), stops.tolist(), strict=True)]
+
+    def take(self, runs: Ints) -> NDArray[Any]:
+        """Return the values of `runs`, without a copy where they lie together."""
+        spans = self.spans(runs)
+        found = [self.values[span] for span in spans]
+        return found[0] if len(found) == 1 else np.concatenate([self.values[:0], *found])
 
 
 def runs_of(places: Ints) -> Ints:
@@ -119,7 +130,7 @@ def move_state(
     found = TrainingState(iteration, steps, size, own, np.empty(int(own[:, 1].sum()), dtype))
     pieces = np.stack([cuts[:-1], np.diff(cuts)], axis=1)
     requests: list[Any] = []
-    received: list[tuple[NDArray[np.bool_], NDArray[Any]]] = []
+    received: list[tuple[list[slice], NDArray[Any]]] = []
     for to, its in enumerate(wants):
         missing = _covered(its, cuts)
         # The parts of the rank itself come first.
@@ -129,19 +140,23 @@ def move_state(
             source, index, _ = parts[at]
             if comm.rank not in (source, to) or not given.any():
                 continue
+            spans = found.spans(pieces[given]) if to == comm.rank else []
             if source != comm.rank:
-                values = np.empty(int(pieces[given, 1].sum()), dtype)
+                one = len(spans) == 1
+                values = found.values[spans[0]] if one else np.empty(int(pieces[given, 1].sum()), dtype)
                 requests.append(comm.start_recv(values, source, tag=Lane.STATE))
+                received += [] if one else [(spans, values)]
+            elif to != comm.rank:
+                requests.append(comm.start_send(held[index].take(pieces[given]), to, tag=Lane.STATE))
             else:
-                values = held[index].values[held[index].find(places_of(pieces[given]))]
-                if to != comm.rank:
-                    requests.append(comm.start_send(values, to, tag=Lane.STATE))
-                    continue
-            received.append((given, values))
+                received.append((spans, held[index].take(pieces[given])))
     for request in requests:
         request.wait()
-    for given, values in received:
-        found.values[found.find(places_of(pieces[given]))] = values
+    for spans, values in received:
+        at = 0
+        for span in spans:
+            found.values[span] = values[at : at + span.stop - span.start]
+            at += span.stop - span.start
     return found, known[0][0]
 
 
@@ -160,24 +175,33 @@ def _on_host(array: Any) -> Any:
     return array.get() if array is not None and is_device_array(array) else array
 
 
-def _places(copies: Copies, *, needed: bool) -> Ints:
-    """Return the places of a rank's stages: those `needed` to run them, or those that the rank answers for."""
+def _runs(copies: Copies, *, needed: bool) -> Ints:
+    """Return the runs of places of a rank's stages: those `needed` to run them, or those that the rank answers for."""
     found = []
     for number, stage in copies.stages.items():
-        whole, places = sum(layer.num_whole for layer in stage.model.layers), stage.places()
-        own = places[copies.part(number)]
-        found += [places if needed else own, whole + own, 2 * whole + own]
+        whole = sum(layer.num_whole for layer in stage.model.layers)
+        own = _stage_runs(stage, copies.part(number))
+        parameters = _stage_runs(stage, slice(None)) if needed else own
+        found += [parameters, own + np.array([whole, 0]), own + np.array([2 * whole, 0])]
     return np.concatenate(found)
+
+
+def _stage_runs(stage: LayerStage, part: slice) -> Ints:
+    """Return the runs of places of a part of a stage's parameters."""
+    if stage.chain.num_whole != stage.chain.num_parameters:
+        return runs_of(stage.places()[part])
+    own = range(stage.chain.num_parameters)[part]
+    return np.array([[stage.first_place + own.start, len(own)]])
 
 
 def needed_runs(copies: Copies) -> Ints:
     """Return the runs of places that a rank's stages need."""
-    return runs_of(_places(copies, needed=True))
+    return _runs(copies, needed=True)
 
 
 def seat_counts(copies: Copies) -> Ints:
     """Return (stages,) how many parameters of each of its stages this rank answers for: all, or if sharded its part."""
-    counts = [len(stage.places()[copies.part(number)]) for number, stage in copies.stages.items()]
+    counts = [len(range(stage.chain.num_parameters)[copies.part(number)]) for number, stage in copies.stages.items()]
     return np.array(counts, np.int64)
 
 
@@ -205,7 +229,7 @@ def seat_state(copies: Copies, iteration: int, out: StageArray | None = None) ->
     stage = next(iter(copies.stages.values()))
     size = len(VECTORS) * sum(layer.num_whole for layer in stage.model.layers)
     values = np.concatenate(seat_arrays(copies), out=out)
-    return TrainingState(iteration, stage.optimizer.steps, size, runs_of(_places(copies, needed=False)), values)
+    return TrainingState(iteration, stage.optimizer.steps, size, _runs(copies, needed=False), values)
 
 
 def put_state(state: TrainingState, copies: Copies) -> None:
@@ -218,10 +242,9 @@ def put_state(state: TrainingState, copies: Copies) -> None:
     expected = len(VECTORS) * sum(layer.num_whole for layer in model.layers)
     if state.size != expected:
         raise InputError(f"state: got {state.size} numbers, expected {expected}: those of this model")
-    values = state.values[state.find(_places(copies, needed=True))]
-    for number, stage in copies.stages.items():
-        count, part = len(stage.places()), copies.part(number)
-        own = len(stage.places()[part])
+    values = state.take(needed_runs(copies))
+    for (number, stage), own in zip(copies.stages.items(), seat_counts(copies).tolist(), strict=True):
+        count, part = stage.chain.num_parameters, copies.part(number)
         parameters, mean, square, values = np.split(values, np.cumsum([count, own, own]))
         stage.parameters[:count] = stage.xp.asarray(parameters)
         for name, given in (("mean", mean), ("square", square)):
