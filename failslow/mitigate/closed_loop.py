@@ -216,7 +216,7 @@ class ClosedLoop:
         """Go on with a trainer on other ranks, with the state of those before."""
         held = []
         if self.trainer is not None:
-            held = [self.trainer.held()]
+            held = self.trainer.held()
             self.trainer.close()
         # What those that are out compare themselves with, to know when they are well again.
         self._examiner.compare(members)

@@ -175,15 +175,15 @@ def _on_host(array: Any) -> Any:
     return array.get() if array is not None and is_device_array(array) else array
 
 
-def _runs(copies: Copies, *, needed: bool) -> Ints:
-    """Return the runs of places of a rank's stages: those `needed` to run them, or those that the rank answers for."""
+def _runs(copies: Copies, *, needed: bool) -> list[Ints]:
+    """Return the runs of places of VECTORS of each stage: those `needed` to run it, or that the rank answers for."""
     found = []
     for number, stage in copies.stages.items():
         whole = sum(layer.num_whole for layer in stage.model.layers)
         own = _stage_runs(stage, copies.part(number))
         parameters = _stage_runs(stage, slice(None)) if needed else own
         found += [parameters, own + np.array([whole, 0]), own + np.array([2 * whole, 0])]
-    return np.concatenate(found)
+    return found
 
 
 def _stage_runs(stage: LayerStage, part: slice) -> Ints:
@@ -196,7 +196,7 @@ def _stage_runs(stage: LayerStage, part: slice) -> Ints:
 
 def needed_runs(copies: Copies) -> Ints:
     """Return the runs of places that a rank's stages need."""
-    return _runs(copies, needed=True)
+    return np.concatenate(_runs(copies, needed=True))
 
 
 def seat_counts(copies: Copies) -> Ints:
@@ -224,12 +224,20 @@ def seat_gradients(copies: Copies) -> list[StageArray]:
     return [_on_host(stage.gradients[copies.part(number)])[:count] for (number, stage), count in counts]
 
 
-def seat_state(copies: Copies, iteration: int, out: StageArray | None = None) -> TrainingState:
-    """Return the part of the state that this rank answers for, with its values in `out` if that is given."""
+def seat_parts(copies: Copies, iteration: int) -> list[TrainingState]:
+    """Return the parts of the state that this rank answers for, where seat_arrays has them: nothing is copied."""
     stage = next(iter(copies.stages.values()))
     size = len(VECTORS) * sum(layer.num_whole for layer in stage.model.layers)
-    values = np.concatenate(seat_arrays(copies), out=out)
-    return TrainingState(iteration, stage.optimizer.steps, size, _runs(copies, needed=False), values)
+    pairs = zip(_runs(copies, needed=False), seat_arrays(copies), strict=True)
+    return [TrainingState(iteration, stage.optimizer.steps, size, runs, values) for runs, values in pairs]
+
+
+def seat_state(copies: Copies, iteration: int, out: StageArray | None = None) -> TrainingState:
+    """Return the part of the state that this rank answers for, with its values in `out` if that is given."""
+    parts = seat_parts(copies, iteration)
+    runs = np.concatenate([part.runs for part in parts])
+    values = np.concatenate([part.values for part in parts], out=out)
+    return TrainingState(iteration, parts[0].steps, parts[0].size, runs, values)
 
 
 def put_state(state: TrainingState, copies: Copies) -> None:

@@ -33,7 +33,7 @@ from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.spill import DeviceStore, HostStore, Spill
-from lanterne.pipeline.train.state import TrainingState, move_state, needed_runs, put_state, seat_state
+from lanterne.pipeline.train.state import TrainingState, move_state, needed_runs, put_state, seat_parts
 from lanterne.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -294,15 +294,15 @@ class Trainer:
             return
         held = self.held()
         self._open(plans, layout, starts, seed=None)
-        self.take_over(self.comm, [held])
+        self.take_over(self.comm, held)
 
-    def held(self) -> TrainingState:
-        """Return the part of the state that this rank answers for."""
-        return seat_state(self.copies, self.iterations)
+    def held(self) -> list[TrainingState]:
+        """Return the parts of the state that this rank answers for, which the next iteration changes."""
+        return seat_parts(self.copies, self.iterations)
 
     def state(self) -> TrainingState:
         """Return the whole state of training, on the host of every rank; every rank calls it."""
-        state, _ = move_state(self.comm, [self.held()])
+        state, _ = move_state(self.comm, self.held())
         assert state is not None, "every rank holds its part of this iteration"
         return state
 

@@ -233,10 +233,11 @@ def test_parts_are_what_the_state_says_and_have_all_of_it_together(sharded):
         trainer = trainer_of(comm, 2, sharded)
         for _ in range(2):
             trainer.iteration()
-        whole, part = trainer.state(), trainer.held()
-        np.testing.assert_array_equal(part.values, whole.values[places_of(part.runs)])
-        assert part.size == whole.size
-        return places_of(part.runs)
+        whole, parts = trainer.state(), trainer.held()
+        for part in parts:
+            np.testing.assert_array_equal(part.values, whole.values[places_of(part.runs)])
+            assert part.size == whole.size
+        return np.concatenate([places_of(part.runs) for part in parts])
 
     places = np.concatenate(lanterne.spawn(4, run))
     counts = np.bincount(places)
