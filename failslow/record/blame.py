@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.failslow.detect.votes import LIKELY, MAX_RATE, PROVISIONAL, VoteRun
+from lanterne.failslow.evidence.persistence import LIKELY, MAX_RATE, PROVISIONAL, VoteRun
 from lanterne.failslow.record.lateness import MAX_LATE, Matched
 
 # Iterations that are kept, and those before a slow spell that tell what is usual.

@@ -7,9 +7,8 @@ from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
-from lanterne.failslow.detect.tracker import Tracker
+from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
 from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals, Latecomer, Latecomers
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
