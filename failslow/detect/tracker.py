@@ -11,7 +11,7 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 3. *Weighing* (weighing.py). A slowdown of a healthy job is certain when at least five suspects speak for one lasting
    level rather than for bursts that happen to meet, and when healthy rows are seldom as high. Everything else is
    certain by votes where the median has moved by more than the noise explains. What is certain must also count: a
-   shift of 10 % (ACCEPT). Of a healthy job that becomes faster nothing is lost by waiting for 16 rows.
+   shift of 10 % (SHIFT). Of a healthy job that becomes faster nothing is lost by waiting for 16 rows.
 4. The first level of a job that falls at once and for good was slow from the start; what falls by and by is a warm-up.
 5. *Slow path.* The level is also compared with that at the last event: steps of less than 10 % add up.
 
@@ -28,26 +28,21 @@ from statistics import fmean, pstdev
 
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import STILL_SLOW, Incident, LevelEvent, incidents, latest
-from lanterne.failslow.detect.weighing import IGNORED, MIN_ROWS, Bursts, level_start, log_odds
+from lanterne.failslow.detect.weighing import HIGH, IGNORED, MIN_ROWS, Bursts, level_start, log_odds
 from lanterne.failslow.evidence.persistence import LIKELY, PROVISIONAL, VoteRun
 from lanterne.failslow.evidence.series import REVIEW_ROWS, SHIFT, Level, median
 
 WINDOW_ROWS = 64
 # Rows that are never judged; and those of a step below 10 %, or of a faster job, that lasts.
 SKIPPED_ROWS = 16
-MAX_WARM_UP_ROWS = 300
-# A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
-# worth recording.
-ACCEPT, SMALL = log(1.08), log(1.05)
-# Score from which suspects are weighed; log odds that are certain: of five rows, which two bursts side by side may be,
-# and of more.
-CANDIDATE, SURE_AT_ONCE, SURE = 3.9, 8.0, 5.5
-# Standard errors by which a median must have moved, and within which suspects are noise whatever their odds.
-SIGNIFICANT, CLEAR = 5.5, 2.5
-# A fall by a quarter is certain after as few rows as a rise. Rows that a job is slow from its start at least; more
-# where it is by less than the ratio of a warm-up.
-CLEAR_FALL, WARM_UP = log(1.25), log(1.4)
-SLOW_START_ROWS, LOW_START_ROWS = 22, 32
+# A fall before this row ends a warm-up, unless it is abrupt after so many rows: then the job was slow from its start.
+MAX_WARM_UP_ROWS, SLOW_START_ROWS = 300, 24
+# A step worth recording. A shift that lasts 8 rows counts from one standard error below 10 %, but never below this.
+SMALL = log(1.05)
+# Log odds of a level that are certain.
+SURE = 8.0
+# Standard errors by which a median must have moved.
+SIGNIFICANT = 5.5
 
 
 class Tracker:
@@ -247,7 +242,7 @@ class Tracker:
         before, now, recent = fmean(healthy.values), fmean(self._level.values), fmean(rows[-SKIPPED_ROWS:])
         # Of two sequence lengths in turn means of two rows vary little.
         error = pstdev([(a + b) / 2 for a, b in pairwise(healthy.values)]) / sqrt(SKIPPED_ROWS / 2)
-        if now - recent < SIGNIFICANT * error or abs(recent - before) > min(CLEAR * error, (now - before) / 3):
+        if now - recent < SIGNIFICANT * error or abs(recent - before) > min(2 * error, (now - before) / 3):
             return None
         high = list(accumulate(value - (before + now) / 2 for value in rows))
         start = min(1 + high.index(max(high)), len(rows) - MIN_ROWS)
@@ -284,11 +279,11 @@ class Tracker:
         """Return the event that the suspects make certain."""
         up, down = self._up, self._down
         suspects = self._held[up.start - row - 1 :]
-        if not self.slow and up.grew and up.score >= CANDIDATE and len(suspects) >= MIN_ROWS:
+        if not self.slow and up.grew and up.score >= PROVISIONAL and len(suspects) >= MIN_ROWS:
             if row >= self._weighed_row:
                 self._weighed_row = row + max(1, len(suspects) // 8)
                 odds, first = log_odds(suspects, self._level, self._anchor, self._bursts)
-                if odds >= (SURE if len(suspects) - first > MIN_ROWS else SURE_AT_ONCE):
+                if odds >= SURE:
                     return self._rise(suspects[first:], row)
             # A level that wanders is no chance meeting of bursts, even if two of the votes are of one.
             wanders = len(suspects) >= 8 and up.score >= LIKELY + 2 * up.cap and self._moved(suspects) != 0.0
@@ -303,7 +298,7 @@ class Tracker:
         """Confirm that a healthy job has become slow, where healthy rows are seldom as high."""
         level, count = self._level, len(suspects)
         shift = min(median(suspects[-8:]), median(suspects)) - level.median
-        least = max(SMALL, CLEAR * level.error(min(count, 16), len(level)))
+        least = max(SMALL, 2 * level.error(min(count, 16), len(level)))
         if shift < least or level.odds_beyond(suspects, 1) < LIKELY:
             return None
         if self._counts(level.median + shift - self._anchor, count):
@@ -327,14 +322,12 @@ class Tracker:
     def _faster(self, suspects: Sequence[float], fall: float, row: int) -> LevelEvent | None:
         """A job that is not slow becomes faster: waiting until that is certain loses nothing."""
         level, counts = self._level, self._counts(fall, len(suspects))
-        least = MIN_ROWS if fall > CLEAR_FALL else SKIPPED_ROWS
+        least = MIN_ROWS if fall > HIGH else SKIPPED_ROWS
         if len(suspects) < least or level.odds_beyond(suspects, -1) < LIKELY:
             return None
-        if self._last is None and counts:
-            index = self._start(suspects, row)
-            long = index >= (SLOW_START_ROWS if fall > WARM_UP else LOW_START_ROWS)
+        if self._last is None and counts and (index := self._start(suspects, row)) >= SLOW_START_ROWS:
             before, after = list(self._recent)[: index - row - 1], self._since(index)
-            if long and len(after) >= MIN_ROWS and _is_abrupt(before, after, level.error(8, 8)):
+            if len(after) >= MIN_ROWS and _is_abrupt(before, after, level.error(8, 8)):
                 # The job has been slow from its start.
                 return self._place("relief", suspects, self._down, row, level.median)
         if len(suspects) < 8:
@@ -364,7 +357,7 @@ class Tracker:
     def _counts(self, shift: float, rows: int) -> bool:
         """Return whether `shift`, measured on so many rows, is 10 %; within its standard error where it lasts."""
         allowance = self._level.error(8, len(self._level)) if rows >= 8 else 0.0
-        return shift >= max(ACCEPT, SHIFT - allowance)
+        return shift >= max(SMALL, SHIFT - allowance)
 
     def _moved(self, suspects: Sequence[float]) -> float:
         """Return the distance from the level to where `suspects` lie now, 0.0 where noise explains it."""
@@ -404,7 +397,7 @@ class Tracker:
     ) -> LevelEvent:
         """Return the event of that kind, which began at `index` from level `old` and is certain from `row` on."""
         index, new = max(index, self._first), median(values[-8:])
-        small = kind == "change" and not self.slow and new - old > -ACCEPT
+        small = kind == "change" and not self.slow and new - old > -SHIFT
         if kind == "onset":
             level = self._level.median
             # An incident recovers to the level just before, be it that of the last event or a little above.

@@ -15,26 +15,21 @@ from math import exp, inf, log
 
 from lanterne.failslow.evidence.series import Level, NoiseDensity, density, median, noise_density, student
 
-# Rows of a level that can be told from a burst, and on either side of where a level begins.
-MIN_ROWS, LEAST_ROWS = 5, 4
-# Heights of bursts, and of levels, are exponential with this mean: a third of all exceed +82 %.
-MEAN_HEIGHT = 0.6
-# What is assumed before a row was seen, and the rows or bursts that it is worth.
-USUAL_RATE, RATE_ROWS = 0.015, 33.0
-USUAL_SHARE, SHARE_BURSTS = 0.5, 6.0
+# Rows of a level that can be told from a burst.
+MIN_ROWS = 5
 # Rows after which the older ones have lost two thirds of their weight.
 MEMORY_ROWS = 400.0
 # A lasting shift that is of no interest: drifts and bumps.
 IGNORED = 0.03
-# Six rows above this height may be a spell without a level; how much rarer such spells are, as log odds.
-HIGH, RAGGED_PRICE = log(1.25), 4.5
+# Six rows above this height may be a spell without a level.
+HIGH = log(1.25)
 # Share of the rows of such a spell that do not lie anywhere above what is healthy.
 RAGGED = 0.2
 
 
 def height_density(z: float) -> float:
-    """Return the density of the height `z` of a burst, or of a level of which nothing is known."""
-    return exp(-z / MEAN_HEIGHT) / MEAN_HEIGHT if z > 0.0 else 0.0
+    """Return the density of the height `z` of a burst, or of a level of which nothing is known: exponential."""
+    return exp(-z) if z > 0.0 else 0.0
 
 
 class Bursts:
@@ -63,8 +58,8 @@ class Bursts:
 
     @property
     def rate(self) -> float:
-        """The share of rows that begin a burst."""
-        return (USUAL_RATE * RATE_ROWS + self._begun) / (RATE_ROWS + self._rows)
+        """The share of rows that begin a burst: at first one in 64."""
+        return (1.0 + self._begun) / (64.0 + self._rows)
 
     @property
     def share(self) -> float:
@@ -73,8 +68,8 @@ class Bursts:
 
     @property
     def share_going_on(self) -> float:
-        """The chance that a burst goes on to its next row."""
-        return (USUAL_SHARE * SHARE_BURSTS + self._lasted) / (SHARE_BURSTS + self._begun + self._lasted)
+        """The chance that a burst goes on to its next row: at first a half."""
+        return (1.0 + self._lasted) / (2.0 + self._begun + self._lasted)
 
 
 def log_odds(suspects: Sequence[float], level: Level, anchor: float, bursts: Bursts) -> tuple[float, int]:
@@ -106,7 +101,7 @@ def level_start(rows: Sequence[float], old: float, scale: float, rate: float) ->
     """Return the index in `rows` from which on they most likely lie at a level of their own rather than at `old`.
 
     The level is what the last few rows say. Bursts, a share `rate` of the rows, come on top of either level and so say
-    little of where one ends. At least LEAST_ROWS rows follow. Cost: 2 us a row.
+    little of where one ends. At least MIN_ROWS rows follow. Cost: 2 us a row.
     """
     peak, curve = student(scale)
     peak *= 1 - rate
@@ -119,7 +114,7 @@ def level_start(rows: Sequence[float], old: float, scale: float, rate: float) ->
         total = 0.0
         for i in range(len(rows) - 1, -1, -1):
             total += log(likelihood(rows[i] - level) / likelihood(rows[i] - old))
-            if len(rows) - i >= LEAST_ROWS:
+            if len(rows) - i >= MIN_ROWS:
                 found.append((total, i))
     return max(found)[1]
 
@@ -153,7 +148,7 @@ def _best_ragged(heights: Sequence[float], noise: NoiseDensity, against: Sequenc
         z = heights[i]
         total += log((1 - RAGGED) * height_density(z) + RAGGED * noise(z, 0.0))
         if len(heights) - i > MIN_ROWS:
-            found.append((total - against[i] - RAGGED_PRICE, i))
+            found.append((total - against[i], i))
     return max(found)
 
 
@@ -163,7 +158,7 @@ def _best_start(
     """Return the log odds of `level` since row i, for the best i, and that i."""
     rate = bursts.rate
     # What a flat choice of the level costs: the share of levels that fit the rows as well as this one.
-    chance = log(2.5 * scale / MEAN_HEIGHT) - level / MEAN_HEIGHT
+    chance = log(2.5 * scale) - level
     total, found = 0.0, []
     for i in range(len(heights) - 1, -1, -1):
         z = heights[i] - level

@@ -6,8 +6,6 @@ from math import log
 PROVISIONAL = log(1e2)
 LIKELY = log(1e5)
 MIN_RATE, MAX_RATE = 0.03, 0.6
-# Share of the rows of a change that show it.
-SEEN = 0.9
 
 
 class VoteRun:
@@ -30,7 +28,7 @@ class VoteRun:
     def set_rate(self, rate: float) -> None:
         """Expect a share `rate` of rows to vote for a change that is none."""
         self.rate: float = min(max(rate, MIN_RATE), MAX_RATE)
-        self.cap: float = log(SEEN / self.rate)
+        self.cap: float = -log(self.rate)
 
     def add(self, vote: float, row: int) -> None:
         """Count the `vote` of `row`, a log-likelihood ratio."""

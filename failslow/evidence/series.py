@@ -17,8 +17,8 @@ SHIFT = log(1.10)
 _PEAK, _INTERQUARTILE = 0.35355, 1.6330
 # The scale of the noise never counts as less: timers and logs round.
 MIN_SCALE = 0.003
-# Values from which a scale is told, and after which it is told anew.
-SCALE_ROWS, REVIEW_ROWS = 16, 8
+# Values after which the scale is told anew; the first time after twice as many.
+REVIEW_ROWS = 8
 # Reviews over which the scale without spikes is averaged: 64 values, with spikes among them, are off by a factor of 2.
 CORE_REVIEWS = 16
 
@@ -87,7 +87,7 @@ class Level:
 
     def review(self) -> None:
         """Tell the scale anew; to be called every REVIEW_ROWS values."""
-        if len(self) < SCALE_ROWS:
+        if len(self) < 2 * REVIEW_ROWS:
             return
         ordered, last = self._sorted, len(self) - 1
         low, high = ordered[last >> 2], ordered[last - (last >> 2)]

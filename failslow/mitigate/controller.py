@@ -31,8 +31,8 @@ from lanterne.pipeline.adapt.suspect import Suspect
 
 # Times the forecast that an iteration may take while something is blamed: more is an alarm.
 LONGER = 1.15
-# Healthy iterations that prime a Tracker when the job is home again; slow ones after which it is reported that nobody is
-# to blame.
+# Healthy iterations that prime a Tracker when the job is home again; slow ones after which that is reported, though
+# nobody is to blame.
 REMEMBERED, UNEXPLAINED = 32, 5
 # S2 to S4.
 COSTLY = ("rebalance", "topology", "restart")
@@ -135,7 +135,8 @@ class Controller:
             if not self.settings.validates:
                 return self._blame(suspects, seen)
             self._waits = suspects, seen
-            return self._decided(Decision("validate", seen.iteration, suspects, evidence=self._suspicion.words(suspects)))
+            words = self._suspicion.words(suspects)
+            return self._decided(Decision("validate", seen.iteration, suspects, evidence=words))
         if self.slow:
             return self._more(seen)
         return self._nobody(seen)

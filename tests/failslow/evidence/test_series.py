@@ -48,7 +48,7 @@ def test_few_values_beyond_all_others_do_not_meet_by_chance():
 
 
 def test_no_vote_counts_for_more_than_its_cap_and_one_against_takes_as_much_back():
-    run = VoteRun(0.09)
+    run = VoteRun(0.1)
     assert run.cap == pytest.approx(log(10))
     for row, (vote, score) in enumerate([(-inf, 0), (inf, 1), (inf, 2), (-inf, 1), (-inf, 0), (-inf, 0)]):
         run.add(vote, row)

@@ -330,7 +330,7 @@ def test_since_when_a_rank_that_came_late_as_a_rule_does_so_no_more(often):
         told.append(late.left)
     assert told[:60] == [None] * 60
     after = next(count for count, left in enumerate(told[60:]) if left is not None)
-    assert told[60 + after] == 60 and after == {10: 4, 5: 7}[often]
+    assert told[60 + after] == 60 and after == {10: 4, 5: 6}[often]
 
 
 def test_who_has_become_late_is_told_at_once():
