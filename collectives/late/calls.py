@@ -51,7 +51,7 @@ from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request, make_tag
-from lanterne.transport.board.late_policy import MAX_LATE, Policy, to_text
+from lanterne.transport.board.late_policy import MAX_LATE, Policy, from_text, scaled, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
     ABORT,
@@ -75,6 +75,8 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 LEAST_NORMAL_S = 2e-3  # the board costs 0.05 ms a call, up to 1 ms where ranks share cores
 SHARED = 4  # up to 1 ms a call is an eighth of 8 ms
 LEAST_NBYTES = 64 << 10  # chosen: starts, not bytes, are the time of smaller ones
+# Calls are priced by powers of two, and take such parts of that: a DDP bucket of 9 MB takes 37/64 of what 16 MiB do.
+PARTS = 64
 # A part of the chunks joins late (late_hybrid) in calls that take so long.
 LEAST_CUT_S = 20e-3  # each choice has a plan, made at the first call that needs it
 # Without several ranks begin calls that take so long, where the join takes such a part of the ordinary time.
@@ -111,7 +113,7 @@ class LateRanks:
         self._communicator = communicator
         self.key = key
         self._seat: Seat | None = None
-        self._policies: dict[tuple[str, int, CostModel, bool], str | None] = {}
+        self._policies: dict[tuple[int, int, CostModel, bool], str | None] = {}
         self.number = 0
         # By signature, the last call that need not ask; by number, the calls that have come and are not over.
         self._free: dict[str, int] = {}
@@ -119,6 +121,7 @@ class LateRanks:
         self._unreported: list[tuple[float, str]] = []
         # Calls that are over, of which the board has not heard: (number, s).
         self._took: list[tuple[int, float]] = []
+        self._ended_s = 0.0
         self._short = 0
         self.plans: Plans = Plans(communicator, [None] * MAX_PLANS)
         self.ready: ReadyPrograms = ReadyPrograms(self.plans.programs, communicator.rank, communicator.world_size)
@@ -190,9 +193,14 @@ class LateRanks:
             turn.number, turn.signature, policy, ready, prepared=any_arrival.is_loaded(), took=took[-MAX_UNTOLD:]
         )
 
-    def took(self, turn: Turn, seconds: float) -> None:
-        """The call is over; it took so long from its outcome on."""
-        self._took.append((turn.number, seconds))
+    def ended(self, turn: Turn, outcome_s: float | None) -> None:
+        """The call is over, whose outcome this rank knew at `outcome_s`; the board is told later what it took.
+
+        In a queue that begins where the call before ended.
+        """
+        began_s, self._ended_s = self._ended_s, self._communicator.machine.now_s()
+        if outcome_s is not None and not self.is_free(turn):
+            self._took.append((turn.number, self._ended_s - max(outcome_s, began_s)))
 
     def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
         """The plan of a call as a record says; "" for that of a call for which nobody is late."""
@@ -277,9 +285,13 @@ class LateRanks:
         model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
         if size < LEAST_NBYTES or collective != "all_reduce" or communicator.deterministic or model is None:
             return None
-        key = collective, size, model, on_host
+        key = size, -(-nbytes * PARTS // size), model, on_host
         if key not in self._policies:
-            self._policies[key] = self._make(collective, size, model, on_host)
+            whole = (size, PARTS, model, on_host)
+            if whole not in self._policies:
+                self._policies[whole] = self._make(collective, size, model, on_host)
+            policy = self._policies[whole]
+            self._policies[key] = None if policy is None else to_text(scaled(from_text(policy), key[1] / PARTS))
         return self._policies[key]
 
     def _make(self, collective: str, nbytes: int, model: CostModel, on_host: bool) -> str | None:
@@ -551,8 +563,7 @@ class LateRequest(CollectiveRequest):
         call, self._call = self._call, None
         self._late.forget(self._turn)
         if call is not None and self._error is None:
-            if self._outcome_s is not None and call.entry is None and not self._late.is_free(self._turn):
-                self._late.took(self._turn, self._communicator.machine.now_s() - self._outcome_s)
+            self._late.ended(self._turn, None if call.entry is not None else self._outcome_s)
             self._late.ready.note(call, self._policy)
             if self._late.is_idle:
                 self._late.ready.make()

@@ -2,6 +2,7 @@
 
   ./run evaluate ddp                                        four ranks of this host, nobody late
   ./run evaluate ddp --hosts 4 --late 0,2 --caps 1,2,25     an emulated cluster (root): one rank late by 2 s/rate
+  ./run evaluate ddp --hosts 4 --late 0.5 --spread          ranks that come 0, 1/6, 1/3 and 1/2 of s/rate late
   ./run evaluate ddp --caps 1,2,25 --memory                 and what memory a job over each takes
   ./run evaluate ddp --init 5                               what init_process_group takes, nothing known from before
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="of this host (default 4)")
     parser.add_argument("--rate", default="200mbit", help="of every emulated link (default: %(default)s)")
     parser.add_argument("--late", default="0", metavar="D,...", help="how late one rank is, in s/rate (default 0)")
+    parser.add_argument("--spread", action="store_true", help="all come spread evenly over D, in place of one late")
     parser.add_argument("--caps", default="1,25", metavar="MB,...", help="bucket_cap_mb (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=3, help="3.2 MB each (default 3)")
     parser.add_argument("--iterations", type=int, default=5, metavar="K", help="that count, of each (default 5)")
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     options = {
         "caps_mb": _numbers("--caps", args.caps),
         "late": _numbers("--late", args.late),
+        "spread": args.spread,
         "layers": args.layers,
         "iterations": args.iterations,
         "rate_bytes_per_s": rate,

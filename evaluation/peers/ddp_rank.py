@@ -47,14 +47,12 @@ class DdpContest:
         self.nbytes: int = sum(each.numel() * each.element_size() for each in self._ddp[BACKENDS[0]].parameters())
 
     def iterate(self, name: str, late_s: float, *, alone: bool = False) -> dict[str, float]:
-        """One iteration, which the last rank begins `late_s` later than the others; `alone`: nothing is exchanged.
+        """Run one iteration, which this rank begins `late_s` after the common instant; `alone`: nothing is exchanged.
 
         Returns seconds: `backward`, of this rank; `end`, from the common instant.
         """
         ddp, optimizer = self._ddp[name], self._optimizers[name]
-        at_s = self._instant()
-        if self._rank == dist.get_world_size() - 1:
-            at_s += late_s
+        at_s = self._instant() + late_s
         time.sleep(max(0.0, at_s - time.monotonic()))
         with ddp.no_sync() if alone else nullcontext():
             loss = ddp(self._x).square().mean()
@@ -66,7 +64,7 @@ class DdpContest:
         else:
             optimizer.step()
             optimizer.zero_grad()
-        return {"backward": end_s - begin_s, "end": end_s - (at_s - late_s * (self._rank == dist.get_world_size() - 1))}
+        return {"backward": end_s - begin_s, "end": end_s - (at_s - late_s)}
 
     def _instant(self) -> float:
         """An instant of CLOCK_MONOTONIC, which all ranks share, that is the same on all, and near."""
@@ -161,10 +159,12 @@ def main() -> None:
         alone = [contest.iterate("gloo", 0.0, alone=True)["backward"] for _ in range(3)]
         for late in options["late"]:
             late_s = late * contest.nbytes / options["rate_bytes_per_s"]
+            last = dist.get_world_size() - 1
+            own_s = late_s * (dist.get_rank() / last if options["spread"] else dist.get_rank() == last)
             samples: dict[str, list[list[dict[str, float]]]] = {name: [] for name in BACKENDS}
             for turn in range(-WARMUPS, options["iterations"]):
                 for name in BACKENDS[:: 1 if turn % 2 else -1]:
-                    mine = contest.iterate(name, late_s)
+                    mine = contest.iterate(name, own_s)
                     everyone: list[Any] = [None] * dist.get_world_size()
                     dist.all_gather_object(everyone, mine, groups["gloo"])
                     if turn >= 0:

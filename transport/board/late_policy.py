@@ -103,6 +103,12 @@ def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
     return Policy(policy.normal_s, tuple(options))
 
 
+def scaled(policy: Policy, part: float) -> Policy:
+    """Return `policy` for a call of `part` of the bytes: all its times are those of bytes, not of starts."""
+    options = (each._replace(before_s=each.before_s * part, join_s=each.join_s * part) for each in policy.options)
+    return Policy(policy.normal_s * part, tuple(options))
+
+
 def without_any(policy: Policy) -> Policy:
     """Return `policy` without the Option that takes in ranks as they arrive."""
     return Policy(policy.normal_s, tuple(option for option in policy.options if option.late != ANY))
@@ -224,8 +230,7 @@ def _with_any(
     before_s, now_s = (
         sum(weight * duration_s(policy, each, gaps_s, most) for weight, gaps_s in weighed) for each in (found, trial)
     )
-    waits_s = sum(weight * sum(gaps_s[:most]) for weight, gaps_s in weighed)
-    return trial if before_s - now_s > LEAST_SAVING * (before_s - waits_s) else found
+    return trial if now_s < before_s else found
 
 
 def _start(policy: Policy, delays_s: Sequence[float]) -> Start:

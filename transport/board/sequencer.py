@@ -24,6 +24,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
 from lanterne.transport.board.late_policy import (
@@ -64,8 +65,8 @@ ASKING_S = 1e-3  # measured: up to 1 ms where ranks share cores
 # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are
 # ignored.
 MAX_REPORTS = 1 << 14
-# What calls took corrects what they are predicted to take: the median of the latest so many of an algorithm, from so
-# many on; older ones than so many calls of the signature are forgotten, so that it is tried again.
+# What calls took corrects what they are predicted to take: the mean of the latest so many of an algorithm but the
+# slowest, from so many on; older ones than so many calls of the signature are forgotten, so that it is tried again.
 MAX_TOOK, LEAST_TOOK, TOOK_CALLS = 5, 2, 64  # three calls in 65 are tried in vain where it is always slower
 # By so much a second the clocks of two hosts may drift apart.
 MAX_DRIFT = 1e-4  # quartz drifts 1e-5 to 1e-4
@@ -212,12 +213,12 @@ class Took:
                 del names[next(iter(names))]
 
     def factors(self, signature: str) -> dict[str, float]:
-        """Return, by algorithm, the median ratio of the latest calls of `signature`."""
+        """Return, by algorithm, the mean ratio of the latest calls of `signature` but the slowest."""
         found, since = {}, self._calls.get(signature, 0) - TOOK_CALLS
         for name, ratios in self._ratios.get(signature, {}).items():
             latest = sorted(ratio for then, ratio in ratios if then >= since)
             if len(latest) >= LEAST_TOOK:
-                found[name] = latest[(len(latest) - 1) // 2]
+                found[name] = fmean(latest[:-1])
         return found
 
 

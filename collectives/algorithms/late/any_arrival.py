@@ -7,7 +7,9 @@ What no algorithm can beat is arrival_bound.py's.
 """
 
 import logging
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
@@ -26,6 +28,8 @@ MAX_RANKS = 16
 # Fewer chunks a rank cost rounds at the end, more of them cost starts.
 CHUNKS_A_RANK, LEAST_CHUNKS = 6, 64
 ROUNDING = 1e-9
+# Numba's import takes 1 s of CPU, and calls go on meanwhile: ranks may share cores, and always share the interpreter.
+IMPORT_PART = 0.2
 
 
 class ArrivalRounds(NamedTuple):
@@ -120,7 +124,7 @@ def is_loaded() -> bool:
 
 
 def load() -> threading.Thread:
-    """Load the compiled automaton in a thread, once: 1 s, or 10 s where it is compiled for the first time."""
+    """Load the compiled automaton in a thread, once: 5 s, or 15 s where it is compiled for the first time."""
     with _starting:
         # After a fork the thread is gone.
         if not _threads or not (_threads[-1].is_alive() or _loaded.is_set() or _failed.is_set()):
@@ -130,7 +134,22 @@ def load() -> threading.Thread:
     return _threads[-1]
 
 
+class _Pace:
+    """Import finder that finds nothing, and keeps the imports of its thread to a part of one core's time."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._used_s = time.thread_time()
+
+    def find_spec(self, *_: object) -> None:
+        if threading.get_ident() == self._thread:
+            time.sleep((time.thread_time() - self._used_s) * (1 / IMPORT_PART - 1))
+            self._used_s = time.thread_time()
+
+
 def _load() -> None:
+    pace = _Pace()
+    sys.meta_path.insert(0, pace)
     try:
         any_arrival_all_reduce(2, 1)
     except Exception:  # Whatever the compiler says: calls go on without it.
@@ -138,6 +157,8 @@ def _load() -> None:
         log.warning("any_arrival: cannot be compiled, so ranks that arrive spread gain nothing", exc_info=True)
     else:
         _loaded.set()
+    finally:
+        sys.meta_path.remove(pace)
 
 
 def refuses_many(world_size: int) -> str | None:

@@ -277,7 +277,7 @@ def test_a_queue_of_calls_to_which_ranks_come_spread():
 def test_what_takes_longer_than_predicted_is_left(monkeypatch):
     """Nobody is really late, and rounds take twice what the board was told: from the fourth call on it knows."""
     monkeypatch.setattr(late_options, "ROUNDS_MORE", -32)
-    job, delays = Job(letter_s=1e-3, count=4 * COUNT), [0.02 * rank for rank in range(HOSTS)]
+    job, delays = Job(letter_s=1e-3, count=4 * COUNT), [0.018 * rank for rank in range(HOSTS)]
     usual = job.x(delays)
     times = [job.x(delays) for _ in range(6)]
     assert choices_of(job)["any_arrival/64/4"] == LEAST_TOOK + 1
