@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lanterne.failslow.operate.core_waits import CoreWaits
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
@@ -304,13 +304,28 @@ def program_text() -> str:
     return text[:512] if text.isascii() else text[:128]
 
 
-def start_of(pid: int) -> int:
-    """When process `pid` was started, ticks since the machine was; 0 where that is not known."""
+class ProcessStat(NamedTuple):
+    """What Linux tells of a process: its state, a letter; its parent; when it was started and its core time, ticks."""
+
+    state: str
+    parent: int
+    started: int
+    used: int
+
+
+def process_stat(folder: str | os.PathLike[str]) -> ProcessStat:
+    """Return the ProcessStat of the process with this folder in /proc: state "X", started 0 where it is gone."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
+        with open(os.path.join(folder, "stat")) as file:
+            words = file.read().rpartition(")")[2].split()
+        return ProcessStat(words[0], int(words[1]), int(words[19]), int(words[11]) + int(words[12]))
     except (OSError, IndexError, ValueError):
-        return 0
+        return ProcessStat("X", 0, 0, 0)
+
+
+def start_of(pid: int) -> int:
+    """Return when process `pid` was started, ticks since the machine was; 0 where that is not known."""
+    return process_stat(f"/proc/{pid}").started
 
 
 def environment_rank() -> int:
