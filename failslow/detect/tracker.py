@@ -28,7 +28,8 @@ from statistics import fmean, pstdev
 
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import STILL_SLOW, Incident, LevelEvent, incidents, latest
-from lanterne.failslow.detect.weighing import HIGH, IGNORED, MIN_ROWS, Bursts, level_start, log_odds
+from lanterne.failslow.detect.weighing import HIGH, IGNORED, Bursts, level_start, log_odds
+from lanterne.failslow.evidence.comparison import CLEAR_ERRORS, MIN_STEPS
 from lanterne.failslow.evidence.persistence import LIKELY, PROVISIONAL, VoteRun
 from lanterne.failslow.evidence.series import REVIEW_ROWS, SHIFT, Level, median
 
@@ -41,8 +42,6 @@ MAX_WARM_UP_ROWS, SLOW_START_ROWS = 300, 24
 SMALL = log(1.05)
 # Log odds of a level that are certain.
 SURE = 8.0
-# Standard errors by which a median must have moved.
-SIGNIFICANT = 5.5
 
 
 class Tracker:
@@ -74,7 +73,7 @@ class Tracker:
     @property
     def doubtful(self) -> bool:
         """The last rows may be of another level: by their votes, or since so many in a row lie between the two."""
-        return max(self._up.score, self._down.score) >= PROVISIONAL or len(self._held) >= MIN_ROWS
+        return max(self._up.score, self._down.score) >= PROVISIONAL or len(self._held) >= MIN_STEPS
 
     @property
     def noisy(self) -> bool:
@@ -136,7 +135,7 @@ class Tracker:
         """
         index = max(index, self._first)
         values, before = self._since(index), list(self._recent)[: index - self.row][-SKIPPED_ROWS:]
-        if self.slow or len(values) < MIN_ROWS:
+        if self.slow or len(values) < MIN_STEPS:
             return None
         # A job may have become calmer just before.
         old = self._level.median
@@ -149,7 +148,7 @@ class Tracker:
     def believe_relief(self, index: int) -> LevelEvent | None:
         """Confirm the end of an incident, or of a slow start, at row `index` likewise."""
         values = self._since(index)
-        if index < self._first or len(values) < MIN_ROWS - (not self.slow):
+        if index < self._first or len(values) < MIN_STEPS - (not self.slow):
             return None
         new = max(median(values), median(values[-8:]))
         if self.slow:
@@ -216,7 +215,7 @@ class Tracker:
             self._review_warm_up(row)
         drift = level.median - self._anchor
         error = level.error(len(level) / 2, WINDOW_ROWS) * max(1.0, level.core_scale / level.scale)
-        if not self.slow and drift < -max(IGNORED, SIGNIFICANT * error):
+        if not self.slow and drift < -max(IGNORED, CLEAR_ERRORS * error):
             # Downwards the anchor follows.
             self._drop(level.median)
         if len(level) < WINDOW_ROWS // 2:
@@ -225,7 +224,7 @@ class Tracker:
             back = level.median - self._base < min(SHIFT, self._told - self._base) / 2
             return self._slow_path("relief", self._told, row) if back else None
         # What a small step has told already is no slow drift.
-        rises = drift > max(SHIFT, SIGNIFICANT * error, self._told - self._anchor + IGNORED)
+        rises = drift > max(SHIFT, CLEAR_ERRORS * error, self._told - self._anchor + IGNORED)
         return self._slow_path("onset", self._anchor, row) if rises else None
 
     def _slow_path(self, kind: str, old: float, row: int) -> LevelEvent:
@@ -242,10 +241,10 @@ class Tracker:
         before, now, recent = fmean(healthy.values), fmean(self._level.values), fmean(rows[-SKIPPED_ROWS:])
         # Of two sequence lengths in turn means of two rows vary little.
         error = pstdev([(a + b) / 2 for a, b in pairwise(healthy.values)]) / sqrt(SKIPPED_ROWS / 2)
-        if now - recent < SIGNIFICANT * error or abs(recent - before) > min(2 * error, (now - before) / 3):
+        if now - recent < CLEAR_ERRORS * error or abs(recent - before) > min(2 * error, (now - before) / 3):
             return None
         high = list(accumulate(value - (before + now) / 2 for value in rows))
-        start = min(1 + high.index(max(high)), len(rows) - MIN_ROWS)
+        start = min(1 + high.index(max(high)), len(rows) - MIN_STEPS)
         return self._confirm("relief", row + 1 - len(rows) + start, row, rows[start:], self._told)
 
     def _review_warm_up(self, row: int) -> None:
@@ -279,7 +278,7 @@ class Tracker:
         """Return the event that the suspects make certain."""
         up, down = self._up, self._down
         suspects = self._held[up.start - row - 1 :]
-        if not self.slow and up.grew and up.score >= PROVISIONAL and len(suspects) >= MIN_ROWS:
+        if not self.slow and up.grew and up.score >= PROVISIONAL and len(suspects) >= MIN_STEPS:
             if row >= self._weighed_row:
                 self._weighed_row = row + max(1, len(suspects) // 8)
                 odds, first = log_odds(suspects, self._level, self._anchor, self._bursts)
@@ -288,7 +287,7 @@ class Tracker:
             # A level that wanders is no chance meeting of bursts, even if two of the votes are of one.
             wanders = len(suspects) >= 8 and up.score >= LIKELY + 2 * up.cap and self._moved(suspects) != 0.0
             return self._rise(suspects, row) if wanders else None
-        if down.grew and down.score >= LIKELY and row - down.start >= MIN_ROWS - 1:
+        if down.grew and down.score >= LIKELY and row - down.start >= MIN_STEPS - 1:
             return self._fall(self._held[down.start - row - 1 :], row)
         if self.slow and up.grew and up.score >= LIKELY:
             return self._step(suspects, up, row)
@@ -312,7 +311,7 @@ class Tracker:
         over, count = median(suspects[-8:]) - self._base, len(suspects)
         near = max(SMALL, 2 * level.error(min(count, 8), len(self._healthy)))
         # A few rows may as well be of another level of the incident.
-        sure = count >= 2 * MIN_ROWS or over + 2 * self._healthy.error(count, len(self._healthy)) <= SHIFT
+        sure = count >= 2 * MIN_STEPS or over + 2 * self._healthy.error(count, len(self._healthy)) <= SHIFT
         if (over <= min(near, (level.median - self._base) / 2) and sure) or (
             shift <= -SMALL and level.median + shift - self._base < SHIFT
         ):
@@ -322,12 +321,12 @@ class Tracker:
     def _faster(self, suspects: Sequence[float], fall: float, row: int) -> LevelEvent | None:
         """A job that is not slow becomes faster: waiting until that is certain loses nothing."""
         level, counts = self._level, self._counts(fall, len(suspects))
-        least = MIN_ROWS if fall > HIGH else SKIPPED_ROWS
+        least = MIN_STEPS if fall > HIGH else SKIPPED_ROWS
         if len(suspects) < least or level.odds_beyond(suspects, -1) < LIKELY:
             return None
         if self._last is None and counts and (index := self._start(suspects, row)) >= SLOW_START_ROWS:
             before, after = list(self._recent)[: index - row - 1], self._since(index)
-            if len(after) >= MIN_ROWS and _is_abrupt(before, after, level.error(8, 8)):
+            if len(after) >= MIN_STEPS and _is_abrupt(before, after, level.error(8, 8)):
                 # The job has been slow from its start.
                 return self._place("relief", suspects, self._down, row, level.median)
         if len(suspects) < 8:
@@ -343,7 +342,7 @@ class Tracker:
     def _step(self, suspects: Sequence[float], run: VoteRun, row: int) -> LevelEvent | None:
         """Another level inside an incident: it must stand clear of the incident's own noise."""
         level, shift = self._level, abs(self._moved(suspects))
-        if len(suspects) >= 2 * MIN_ROWS and shift >= 3 * level.scale and self._counts(shift, len(suspects)):
+        if len(suspects) >= 2 * MIN_STEPS and shift >= 3 * level.scale and self._counts(shift, len(suspects)):
             return self._place("change", suspects, run, row, level.median)
         return self._small_step(suspects, shift, run, row)
 
@@ -363,9 +362,9 @@ class Tracker:
         """Return the distance from the level to where `suspects` lie now, 0.0 where noise explains it."""
         level, count = self._level, len(suspects)
         recent, whole = median(suspects[-8:]) - level.median, median(suspects) - level.median
-        if abs(recent) >= SIGNIFICANT * level.error(min(count, 8), len(level)):
+        if abs(recent) >= CLEAR_ERRORS * level.error(min(count, 8), len(level)):
             return recent
-        if abs(whole) >= SIGNIFICANT * level.error(count, len(level)) and recent * whole > 0.0:
+        if abs(whole) >= CLEAR_ERRORS * level.error(count, len(level)) and recent * whole > 0.0:
             return min(recent, whole, key=abs)
         return 0.0
 
@@ -380,7 +379,7 @@ class Tracker:
     def _place(self, kind: str, suspects: Sequence[float], run: VoteRun, row: int, old: float) -> LevelEvent | None:
         """Confirm the event of that kind where its level began, if enough rows have followed."""
         index = self._start(suspects, row)
-        if row + 1 - index < (2 * MIN_ROWS if kind == "change" else MIN_ROWS):
+        if row + 1 - index < (2 * MIN_STEPS if kind == "change" else MIN_STEPS):
             return None
         last = self._last
         if kind == "change" and last is not None and index < last.index + 8 and (run is self._up) == (last.ratio > 1):

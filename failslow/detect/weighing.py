@@ -13,10 +13,9 @@ own noise, and how rare bursts are in this job:
 from collections.abc import Sequence
 from math import exp, inf, log
 
+from lanterne.failslow.evidence.comparison import MIN_STEPS
 from lanterne.failslow.evidence.series import Level, NoiseDensity, density, median, noise_density, student
 
-# Rows of a level that can be told from a burst.
-MIN_ROWS = 5
 # Rows after which the older ones have lost two thirds of their weight.
 MEMORY_ROWS = 400.0
 # A lasting shift that is of no interest: drifts and bumps.
@@ -82,7 +81,7 @@ def log_odds(suspects: Sequence[float], level: Level, anchor: float, bursts: Bur
 
     Cost: 6 us a suspect.
     """
-    if len(suspects) < MIN_ROWS:
+    if len(suspects) < MIN_STEPS:
         return -inf, 0
     heights, scale = [y - level.median for y in suspects], level.core_scale
     noise = noise_density(scale, max(level.correlation, 0.0))
@@ -92,7 +91,7 @@ def log_odds(suspects: Sequence[float], level: Level, anchor: float, bursts: Bur
         shifted = _bursts([z - ignored for z in heights], scale, noise, bursts)
         against = [max(pair) for pair in zip(against, shifted, strict=True)]
     found = [_best_start(heights, max(median(heights[-n:]), scale), scale, noise, bursts, against) for n in (5, 8)]
-    if min(heights[-MIN_ROWS:]) > HIGH:
+    if min(heights[-MIN_STEPS:]) > HIGH:
         found.append(_best_ragged(heights, noise, against))
     return max(found)
 
@@ -101,7 +100,7 @@ def level_start(rows: Sequence[float], old: float, scale: float, rate: float) ->
     """Return the index in `rows` from which on they most likely lie at a level of their own rather than at `old`.
 
     The level is what the last few rows say. Bursts, a share `rate` of the rows, come on top of either level and so say
-    little of where one ends. At least MIN_ROWS rows follow. Cost: 2 us a row.
+    little of where one ends. At least MIN_STEPS rows follow. Cost: 2 us a row.
     """
     peak, curve = student(scale)
     peak *= 1 - rate
@@ -110,11 +109,11 @@ def level_start(rows: Sequence[float], old: float, scale: float, rate: float) ->
         return peak * (1.0 + curve * z * z) ** -1.5 + rate * height_density(z)
 
     found = [(-inf, 0)]
-    for level in {median(rows[-count:]) for count in (MIN_ROWS, 8)}:
+    for level in {median(rows[-count:]) for count in (MIN_STEPS, 8)}:
         total = 0.0
         for i in range(len(rows) - 1, -1, -1):
             total += log(likelihood(rows[i] - level) / likelihood(rows[i] - old))
-            if len(rows) - i >= MIN_ROWS:
+            if len(rows) - i >= MIN_STEPS:
                 found.append((total, i))
     return max(found)[1]
 
@@ -147,7 +146,7 @@ def _best_ragged(heights: Sequence[float], noise: NoiseDensity, against: Sequenc
     for i in range(len(heights) - 1, -1, -1):
         z = heights[i]
         total += log((1 - RAGGED) * height_density(z) + RAGGED * noise(z, 0.0))
-        if len(heights) - i > MIN_ROWS:
+        if len(heights) - i > MIN_STEPS:
             found.append((total - against[i], i))
     return max(found)
 
@@ -166,6 +165,6 @@ def _best_start(
         # Bursts come on top of the level.
         total += log((1 - rate) * noise(z, last) + rate * height_density(z))
         rows = len(heights) - i
-        if rows >= MIN_ROWS:
+        if rows >= MIN_STEPS:
             found.append((total - against[i] + min(chance - 0.5 * log(rows), 0.0), i))
     return max(found)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lanterne.failslow.evidence.comparison import worst_span
+from lanterne.failslow.evidence.comparison import MIN_STEPS, worst_span
 from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
 from lanterne.failslow.locate.activity import Activity, activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 WAIT_SHARE = 0.1  # chosen: share of their time that the others wait for a late rank
-LEAST_CALLS = 5
 PARTS = 16  # of the time, in which waits are compared
 SILENT_SHARE = 0.25  # chosen: of more the records were not made, rather than the ranks lost
 
@@ -268,7 +267,7 @@ def _groups(table: CallTable) -> tuple[list[Verdict], float]:
     seen = 0.0
     for (name, *_), copies in _copies(table).items():
         calls = min(map(len, copies.values()))
-        if len(copies) < 2 or calls < LEAST_CALLS:
+        if len(copies) < 2 or calls < MIN_STEPS:
             continue
         alone_s = np.stack([seconds[:calls] for seconds in copies.values()], axis=1)
         if np.median(alone_s, axis=1).sum() < MIN_SAVING * total_s or not (alone_s > 0).all():

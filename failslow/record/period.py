@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.errors import InputError
+from lanterne.failslow.evidence.comparison import PERSISTENT
 from lanterne.failslow.record.bounds import MANY
 
 LONGEST_GRAM = 4  # chosen: four symbols in a row make a number of 64 bits
@@ -31,7 +32,6 @@ MIN_OCCURRENCES = 4  # chosen; a sequence across the end of an iteration is seen
 COMMON = 8  # chosen: what is rare is foreign, or a marker by itself
 TOLERANCE = 0.05  # chosen: share by which spacings may differ
 EVEN_SHARE = 0.75  # chosen: share of what must agree
-STEADY_SHARE = 0.9  # chosen: share of calls between two markers that recur alike
 MAX_CHECKS = 24  # chosen: candidates that are looked at, the longest spacing first
 LEAST_ADDED = 0.01  # chosen: share of a shorter period that the end of a longer one takes
 ADDED_ERRORS = 3.0  # chosen: standard errors of what that end seems to take
@@ -218,7 +218,7 @@ def _is_steady(positions: NDArray[np.intp], symbols: Sequence[Hashable]) -> bool
         agree = sum(abs(count - usual) <= max(1, 0.005 * usual) for count in counts)
         total += sum(counts)
         steady += sum(counts) if agree >= EVEN_SHARE * len(counts) else 0
-    return steady >= STEADY_SHARE * total
+    return steady >= PERSISTENT * total
 
 
 def _is_multiple(marker: Marker, other: Marker) -> bool:
