@@ -22,9 +22,7 @@ medians instead of means, provisional and confirmed events, the slow path.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from math import exp, inf, log, sqrt
-from statistics import fmean, pstdev
+from math import exp, inf, log
 
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import STILL_SLOW, Incident, LevelEvent, incidents, latest
@@ -117,8 +115,7 @@ class Tracker:
         self._recent.append(y)
         self.row = row + 1
         if row >= SKIPPED_ROWS:
-            event = self._take(y, row)
-            return self._returned(row) if event is None and self.slow and row % REVIEW_ROWS == 0 else event
+            return self._take(y, row)
         self._level.push(y)
         self._drop(self._level.median)
         if row + 1 == SKIPPED_ROWS:
@@ -232,20 +229,6 @@ class Tracker:
         values = list(self._level.values)
         start = level_start(values, old, self._level.core_scale, self._bursts.rate)
         return self._confirm(kind, row + 1 - len(values) + start, row, values[start:], old)
-
-    def _returned(self, row: int) -> LevelEvent | None:
-        """Confirm a relief by the mean of the last 16 rows, in noise so wide that single rows say little."""
-        healthy, rows = self._healthy, list(self._recent)[-2 * SKIPPED_ROWS :]
-        if healthy.shift <= SHIFT or row + 1 - self._first < 2 * SKIPPED_ROWS:
-            return None
-        before, now, recent = fmean(healthy.values), fmean(self._level.values), fmean(rows[-SKIPPED_ROWS:])
-        # Of two sequence lengths in turn means of two rows vary little.
-        error = pstdev([(a + b) / 2 for a, b in pairwise(healthy.values)]) / sqrt(SKIPPED_ROWS / 2)
-        if now - recent < CLEAR_ERRORS * error or abs(recent - before) > min(2 * error, (now - before) / 3):
-            return None
-        high = list(accumulate(value - (before + now) / 2 for value in rows))
-        start = min(1 + high.index(max(high)), len(rows) - MIN_STEPS)
-        return self._confirm("relief", row + 1 - len(rows) + start, row, rows[start:], self._told)
 
     def _review_warm_up(self, row: int) -> None:
         """Warm-up is over once two successive half windows agree; until then the anchor follows downwards."""

@@ -41,10 +41,13 @@ def density(z: float, scale: float) -> float:
 
 def noise_density(scale: float, correlation: float) -> NoiseDensity:
     """Return the NoiseDensity of noise of that scale, in which half of the values follow the one before."""
-    narrow = scale * sqrt(1 - correlation * correlation)
+    peak, curve = student(scale)
+    narrow_peak, narrow_curve = student(scale * sqrt(1 - correlation * correlation))
 
     def of(z: float, last: float) -> float:
-        return 0.5 * density(z, scale) + 0.5 * density(z - correlation * last, narrow)
+        follows = z - correlation * last
+        alone = peak * (1.0 + curve * z * z) ** -1.5
+        return 0.5 * (alone + narrow_peak * (1.0 + narrow_curve * follows * follows) ** -1.5)
 
     return of
 
@@ -53,10 +56,12 @@ class Level:
     """What the last `capacity` ordinary values say of the present level.
 
     Attributes: `values`, in order of time; `median`; `scale`, of a Student t with 2 degrees of freedom; `shift`: the
-    least change that a few values can tell from this noise, at least SHIFT; `capacity`, which may be set.
+    least change that a few values can tell from this noise, two scales, at least SHIFT; `capacity`, which may be set.
     """
 
-    __slots__ = ("_agreement", "_core", "_last_z", "_reviews", "_sorted", "capacity", "median", "scale", "values")
+    __slots__ = (
+        "_agreement", "_core", "_last_z", "_reviews", "_sorted", "capacity", "median", "scale", "shift", "values"
+    )  # fmt: skip
 
     def __init__(self, capacity: int, values: Sequence[float] = (), like: "Level | None" = None) -> None:
         """Make the level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
@@ -65,6 +70,7 @@ class Level:
         self._sorted = sorted(self.values)
         self.median: float = median(self._sorted) if values else 0.0
         self.scale: float = like.scale if like else MIN_SCALE
+        self.shift: float = max(SHIFT, 2 * self.scale)
         self._core: float = like._core if like else MIN_SCALE
         self._reviews = 0
         self._agreement: float = like._agreement if like else 0.25
@@ -92,15 +98,11 @@ class Level:
         ordered, last = self._sorted, len(self) - 1
         low, high = ordered[last >> 2], ordered[last - (last >> 2)]
         self.scale = max((high - low) / _INTERQUARTILE, MIN_SCALE)
+        self.shift = max(SHIFT, 2 * self.scale)
         # Spikes all lie above, and may be a quarter of all: the lower half has none.
         core = max(min(self.scale, 4 * (ordered[last >> 1] - low) / _INTERQUARTILE), MIN_SCALE)
         self._reviews = min(self._reviews + 1, CORE_REVIEWS)
         self._core *= (core / self._core) ** (1 / self._reviews)
-
-    @property
-    def shift(self) -> float:
-        """Two scales, at least SHIFT."""
-        return max(SHIFT, 2 * self.scale)
 
     @property
     def core_scale(self) -> float:
@@ -111,11 +113,6 @@ class Level:
     def correlation(self) -> float:
         """Lag-1 autocorrelation, from how often two values in a row lie on the same side."""
         return min(max(sin(pi / 2 * self._agreement), -0.8), 0.8)
-
-    @property
-    def noise(self) -> NoiseDensity:
-        """The noise_density of ordinary values."""
-        return noise_density(self.scale, max(self.correlation, 0.0))
 
     def error(self, count: float, other: float) -> float:
         """Return the standard error of the difference of the medians of `count` and `other` values."""
