@@ -2,8 +2,6 @@
 
   lanterne info --json info.json
   mpiexec -n 4 lanterne info --topology     hosts, ranks and links of a job as they were found; or of a file: dgx-8x8
-  lanterne info --kernels --inputs 2,8,32 --dtypes float32,bfloat16     what GPU kernels take; needs NVRTC, no GPU
-  lanterne info --kernels --inputs 1-32 --ops all     all 10,000; exit code 1 if one spills
 
 Every answer is tried, not guessed: a library counts as there only if it loads.
 """
@@ -21,7 +19,6 @@ from types import ModuleType
 from typing import TypedDict
 
 from lanterne import __version__
-from lanterne.bench import kernel_table
 from lanterne.bench.output import report
 from lanterne.bench.output.options import add_json
 from lanterne.bench.topology import found
@@ -60,13 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology", nargs="?", const="", metavar="FILE|PRESET", help="show hosts and links of this job, or of a file"
     )
-    kernel_table.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask for all components, print and write what they say; the exit code."""
-    if args.kernels:
-        return kernel_table.run(args)
     if args.topology is not None:
         return found.run(args)
     probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _telemetry, _lab)

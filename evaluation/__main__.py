@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "peers.torch_pipelining",
         "train a model by torch.distributed.pipelining and by lanterne, the same plans in turn",
     ),
+    "random-clusters": ("random_clusters", "judge what `auto` takes on clusters drawn from a seed"),
     "schedules": ("speed.schedules", "benchmark generating and checking of collective schedules"),
     "pipeline": ("speed.planning", "benchmark planning, checking and simulating of pipelines"),
     "planner": ("speed.planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("speed.training", "benchmark training by a pipeline against training in one process"),
     "failslow": ("speed.watching", "benchmark what it costs to be watched and to redistribute microbatches"),
     "kernels": ("speed.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "gpu-kernels": ("gpu.kernel_table", "compile the GPU kernels; registers, spills and occupancy of each"),
     "gpu": ("gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
     "simulate": ("simulation.simulate", "run jobs from seeds, with deaths, cuts, lost packets; see what breaks"),
     "replay": ("simulation.replay", "replay a simulated job step by step, and shrink it"),
@@ -47,7 +49,9 @@ EVALUATE = CommandLine(
         *("deaths", "rejoins", "enduring", "strangers", "failover"),
         *("lab-peers", "lab-arrivals", "ddp", "torch-pipelining"),
     ),
-    measures=[name for name in COMMANDS if name not in ("experiment", "simulate", "replay")],
+    measures=[
+        name for name in COMMANDS if name not in ("experiment", "simulate", "replay", "random-clusters", "gpu-kernels")
+    ],
 )
 
 

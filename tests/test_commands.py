@@ -35,13 +35,12 @@ NOT_HERE = {
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
     r"evaluat|run test|run figures|--seconds": "minutes, and tests of its own",
-    r"--random 200": "minutes",
     r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",
 }
 # Runs longer than some two seconds: with `-m slow`.
 SLOW = re.compile(
     r"(run|lanterne) (bench|demo|launch)|validate|watch|cost|study|pipeline (run|train|sweep|calibrate)|--scheduler all"
-    r"|h800\.json|info --kernels"
+    r"|h800\.json"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 # What only a shell can run.

@@ -53,7 +53,6 @@ FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA 
         ("exit 127", "bench --transport ucx", {}, "full"),
         ("exit 127", "lab -- lanterne bench", {}, "full"),
         ("exit 127", "lab -- lanterne bench --transport tcp", {}, "base"),
-        ("exit 127", "info --kernels", {}, "test"),
         *(("exit 127", words, {}, "test") for words in MODULES),
         ("echo 580.65.06", "bench", {}, "cuda13"),
         ("echo 1000.1", "test", {}, "cuda13"),

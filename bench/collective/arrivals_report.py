@@ -35,6 +35,23 @@ def print_arrivals(arrivals: Arrivals, file: TextIO) -> None:
     report.print_table(COLUMNS, rows, notes=notes, file=file)
 
 
+def profile_of(path: str, option: str) -> Arrivals:
+    """Return the Arrivals in the file `path` of `bench --arrivals --json`.
+
+    Raises:
+        InputError: it cannot be read, or is another file; names `option`.
+    """
+    try:
+        found = Arrivals.from_json(json.loads(Path(path).read_text())["arrivals"])
+    except OSError as error:
+        raise InputError(f"{option}: got {path!r}, expected a readable file ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{option}: got {path}, expected a file of bench --arrivals --json") from None
+    if not (np.isfinite(found.arrivals_s).all() and (found.arrivals_s >= 0).all()):
+        raise InputError(f"{option}: got {path}, expected arrivals of at least 0 s")
+    return found
+
+
 def late_rank_of(text: str | None) -> int | None:
     """The rank that `text` names: a number, or a file that `bench --arrivals --json FILE` wrote: who mostly came last.
 
@@ -43,12 +60,7 @@ def late_rank_of(text: str | None) -> int | None:
     """
     if text is None or re.fullmatch("-?[0-9]{1,18}", text):
         return None if text is None else int(text)
-    try:
-        arrivals = Arrivals.from_json(json.loads(Path(text).read_text())["arrivals"])
-    except OSError as error:
-        raise InputError(f"--late-rank: got {text!r}, expected a rank or a readable file ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"--late-rank: got {text}, expected a file of bench --arrivals --json") from None
+    arrivals = profile_of(text, "--late-rank")
     rank = arrivals.late_rank()
     if rank is None:
         raise InputError(f"--late-rank: got {text}, in which no rank came last in over half of {arrivals.calls} calls")

@@ -26,8 +26,10 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
+from lanterne.bench.collective.arrivals_report import profile_of
 from lanterne.bench.output.options import add_link_model
 from lanterne.bench.output.report import progress, write_atomically, write_text
 from lanterne.bench.output.units import (
@@ -79,12 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_arrivals(parser: argparse.ArgumentParser) -> None:
     """Add --arrivals."""
     parser.add_argument(
-        "--arrivals", metavar="A,A,...", help="when each rank arrives, in s/rate or as times such as 5ms"
+        "--arrivals",
+        metavar="A,A,...|FILE",
+        help="when each rank arrives, in s/rate or as times such as 5ms; or a profile, of bench --arrivals --json FILE",
     )
 
 
-def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> list[float]:
-    """The arrivals of --arrivals at an all-reduce of `nbytes` in seconds, by rank, the first at 0.
+def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> list[list[float]]:
+    """Return the arrivals of --arrivals at all-reduces of `nbytes` in seconds: by call and rank, the first at 0.
 
     Raises:
         InputError: no numbers, or options beside it that say otherwise.
@@ -93,20 +97,33 @@ def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> lis
         raise InputError(f"--arrivals: got them beside {collective} of {nbytes} bytes, expected an all_reduce of some")
     if args.topology is not None:
         raise InputError("--arrivals: got them beside --topology, expected links that are all equal")
-    texts = [text.strip() for text in args.arrivals.split(",")]
+    if Path(args.arrivals).suffix == ".json":
+        calls = profile_of(args.arrivals, "--arrivals").arrivals_s.tolist()
+        if not calls:
+            raise InputError(f"--arrivals: got {args.arrivals}, which has no call with the arrivals of all ranks")
+    else:
+        calls = [_given_arrivals(args, [text.strip() for text in args.arrivals.split(",")], nbytes)]
+    if args.ranks is not None and str(args.ranks) != str(len(calls[0])):
+        raise InputError(f"--arrivals: got {len(calls[0])} beside -n {args.ranks}, expected one for each rank")
+    return [[value - min(values) for value in values] for values in calls]
+
+
+def _usual_arrivals(args: argparse.Namespace, collective: str, nbytes: int) -> list[float]:
+    """Return the arrivals of --arrivals by rank; of a profile the median of each."""
+    return [median(times_s) for times_s in zip(*arrivals_from(args, collective, nbytes), strict=True)]
+
+
+def _given_arrivals(args: argparse.Namespace, texts: Sequence[str], nbytes: int) -> list[float]:
+    """Return the seconds that `texts` give."""
     if len(texts) < 2:
-        raise InputError(f"--arrivals: got {args.arrivals!r}, expected at least two, separated by commas")
-    if args.ranks is not None and str(args.ranks) != str(len(texts)):
-        raise InputError(f"--arrivals: got {len(texts)} beside -n {args.ranks}, expected one for each rank")
+        raise InputError(f"--arrivals: got {args.arrivals!r}, expected at least two, separated by commas, or FILE.json")
     if are_bare(texts, "--arrivals"):
         unit_s = nbytes * model_from(args).beta_s_per_byte
         for text in texts:
             if not 0 <= float(text) <= MOST_BUFFERS:
                 raise InputError(f"--arrivals: got {text!r}, expected multiples of s/rate from 0 to {MOST_BUFFERS}")
-        values = [float(text) * unit_s for text in texts]
-    else:
-        values = [parse_time_s(text, "--arrivals") for text in texts]
-    return [value - min(values) for value in values]
+        return [float(text) * unit_s for text in texts]
+    return [parse_time_s(text, "--arrivals") for text in texts]
 
 
 def model_from(args: argparse.Namespace) -> CostModel:
@@ -142,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     topology = topology_from(args)
     arrivals_s = None
     if args.arrivals is not None and args.what in CONTRACTS:
-        arrivals_s = arrivals_from(args, args.what, parse_nbytes(args.nbytes, "--nbytes"))
+        arrivals_s = _usual_arrivals(args, args.what, parse_nbytes(args.nbytes, "--nbytes"))
     ranks = 8 if args.ranks is None else args.ranks
     if topology is not None or arrivals_s is not None:
         ranks = topology.world_size if topology is not None else len(arrivals_s or ())
@@ -179,13 +196,10 @@ def _make(
     # An algorithm that expects no late rank can be priced with one.
     line = find_algorithm(args.what, name)
     late_rank = args.late_rank if line.late else None
-    if arrivals_s is not None and line.any_arrivals:
-        schedule = schedule_for_arrivals(
-            arrivals_s, parse_nbytes(args.nbytes, "--nbytes"), model_from(args), args.chunks
-        )
+    if arrivals_s is not None:
+        nbytes = parse_nbytes(args.nbytes, "--nbytes")
+        schedule = schedule_for_arrivals(line, arrivals_s, nbytes, model_from(args), args.chunks)
     else:
-        if arrivals_s is not None and line.late:
-            late_rank = max(range(ranks), key=lambda rank: arrivals_s[rank])
         schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, late_rank, progress, nodes=nodes)
     progress("")
     return schedule
@@ -261,7 +275,7 @@ def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) 
     from lanterne.transport.board.arrival_bound import least_after_s
 
     if args.arrivals is not None:
-        arrivals_s = arrivals_from(args, schedule.collective, nbytes)
+        arrivals_s = _usual_arrivals(args, schedule.collective, nbytes)
         least_s = least_after_s(arrivals_s, nbytes * model_from(args).beta_s_per_byte)
         return arrivals_s, "the last arrival", f"; ports allow {format_time(least_s)}"
     late, delay_s = (

@@ -4,7 +4,6 @@
   lanterne study topology cluster.json --late 3,7 --nbytes 64MiB,1GiB --json study.json
   lanterne study topology dgx-1x8 --late 3 --nbytes 4KiB,16KiB,64KiB,256KiB,1MiB      where does an early start pay?
   lanterne study topology dgx-one-nic-8x8 --late all           every position of the late rank, beside the optimum
-  lanterne study --random 200 --seed 1                         is auto right on clusters that nobody has looked at?
 
 Nothing is measured. A cluster is a file or a preset with its size (docs/topology.md), of up to 4,096 ranks. Columns:
 
@@ -17,8 +16,7 @@ Nothing is measured. A cluster is a file or a preset with its size (docs/topolog
 
 `auto` is what a communicator would choose on such links; it waits for all where that is predicted to take less. With
 --late all, for each kind of position: the better late-rank algorithm with the chunk count that the model chooses, and
-the best of all chunk counts near it. With --random, for each of the clusters drawn from the seed: how much longer what
-`auto` takes lasts than the best by name, by flows, nobody late and one rank late.
+the best of all chunk counts near it.
 """
 
 from __future__ import annotations
@@ -27,20 +25,17 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lanterne.bench.output.options import add_json, add_plot, add_seed
+from lanterne.bench.output.options import add_json, add_plot
 from lanterne.bench.output.report import envelope, print_table, progress, write_json
 from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_nbytes
 from lanterne.bench.topology.outcomes import auto_of, judged_s, outcomes, over
-from lanterne.bench.topology.random_clusters import AUTO_BAR
 from lanterne.errors import InputError
 
 if TYPE_CHECKING:
     from lanterne.collectives.schedule.ir import LateRank
     from lanterne.collectives.topology.topology import Topology
 
-MAX_RANKS, MAX_RANDOM = 4096, 10_000
-# Of --random.
-RANDOM_NBYTES = 16 << 20
+MAX_RANKS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,24 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--late", default="", metavar="R,...", help="who comes late; `all`: every rank in turn (default: the last)"
     )
-    parser.add_argument("--nbytes", default="", metavar="SIZE,...", help="buffer sizes (default: 1GiB; random: 16MiB)")
+    parser.add_argument("--nbytes", default="", metavar="SIZE,...", help="buffer sizes (default: 1GiB)")
     parser.add_argument("--algorithm", default="all", metavar="A,A,...", help="default: all that can be used")
-    parser.add_argument("--random", type=int, metavar="N", help="study N random clusters instead")
-    add_seed(parser, "the random clusters")
-    parser.add_argument("--check", action="store_true", help=f"--random: exit 1 if auto is above {AUTO_BAR} anywhere")
     add_json(parser, "all numbers")
     add_plot(parser, "what is exposed over the delay")
 
 
 def run(args: argparse.Namespace) -> int:
-    if (args.random is None) == (args.what is None):
-        raise InputError("study: got no cluster, or two kinds, expected `topology FILE` or --random N")
-    if args.random is not None:
-        return _run_random(args)
-    if args.check:
-        raise InputError("--check: got it without --random, expected both")
     if args.cluster is None:
-        raise InputError("study topology: got no cluster, expected a file or a preset such as dgx-8x8")
+        raise InputError("study: got no cluster, expected `topology` and a file or a preset such as dgx-8x8")
     from lanterne.collectives.topology.presets import find_topology
 
     topology = find_topology(args.cluster)
@@ -178,7 +164,7 @@ def _listed(late: LateRank) -> str:
     return ", ".join(map(str, late)) if isinstance(late, tuple) else f"rank {late}"
 
 
-# -- every position of the late rank; random clusters
+# -- every position of the late rank
 
 
 def _run_positions(args: argparse.Namespace, topology: Topology, sizes: Sequence[int]) -> int:
@@ -192,24 +178,3 @@ def _run_positions(args: argparse.Namespace, topology: Topology, sizes: Sequence
     if args.json != "-":
         print_positions(topology, results)
     return 0
-
-
-def _run_random(args: argparse.Namespace) -> int:
-    if args.cluster or args.late or args.plot or args.algorithm != "all":
-        raise InputError("--random: got options of one cluster beside it, expected --seed, --nbytes, --check, --json")
-    if not 1 <= args.random <= MAX_RANDOM:
-        raise InputError(f"--random: got {args.random}, expected 1 to {MAX_RANDOM}")
-    from lanterne.bench.topology.random_clusters import judge_auto, print_random, random_topologies
-
-    nbytes = parse_nbytes(args.nbytes, "--nbytes") if args.nbytes else RANDOM_NBYTES
-    results = []
-    for number, (topology, late) in enumerate(random_topologies(args.random, args.seed)):
-        progress(f"{number + 1}/{args.random} {topology.name}, {topology.world_size} ranks")
-        results.append(judge_auto(topology, nbytes, late))
-    progress("")
-    if args.json:
-        write_json(args.json, envelope(seed=args.seed, nbytes=nbytes, results=results))
-    if args.json != "-":
-        print_random(args.seed, nbytes, results)
-    worst = max(max(row["together_ratio"], row["late_ratio"]) for row in results)
-    return int(args.check and worst > AUTO_BAR)

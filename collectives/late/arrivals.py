@@ -1,7 +1,7 @@
 """Who came last to the calls of a communicator, how often, and by how much."""
 
 from collections import deque
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", np.int64, np.float64)
 # Delays that are kept; counts go on.
 MAX_DELAYS = 1 << 16
+# Calls of which the arrivals of all ranks are kept.
+MAX_VECTORS = 1 << 10
+NO_ARRIVALS: NDArray[np.float64] = np.zeros((0, 0))
 
 
 class Arrivals(NamedTuple):
@@ -20,6 +23,8 @@ class Arrivals(NamedTuple):
         begun_early: how many of them the others began without the last rank.
         last: (world_size,), how often each rank came last.
         ranks, delays_s: of the latest calls, oldest first: who came last, and how long after the last but one (s).
+        arrivals_s: (calls, world_size), of the latest calls that asked the board, oldest first: when each rank came, s
+            after the first. No rows where there are more than 16 ranks.
     """
 
     calls: int
@@ -27,6 +32,7 @@ class Arrivals(NamedTuple):
     last: NDArray[np.int64]
     ranks: NDArray[np.int64]
     delays_s: NDArray[np.float64]
+    arrivals_s: NDArray[np.float64] = NO_ARRIVALS
 
     def late_rank(self, share: float = 0.5, delay_s: float = 0.0) -> int | None:
         """The rank that came last, by over `delay_s`, in more than `share` of the calls kept; None: there is none.
@@ -48,6 +54,7 @@ class Arrivals(NamedTuple):
             "last": self.last.tolist(),
             "ranks": self.ranks.tolist(),
             "delays_s": self.delays_s.tolist(),
+            "arrivals_s": self.arrivals_s.tolist(),
         }
 
     @classmethod
@@ -55,7 +62,8 @@ class Arrivals(NamedTuple):
         """The Arrivals that `to_json` wrote: a recorded profile."""
         last, ranks = (np.array(document[name], np.int64) for name in ("last", "ranks"))
         calls, begun_early = int(document["calls"]), int(document["begun_early"])
-        return cls(calls, begun_early, last, ranks, np.array(document["delays_s"], float))
+        arrivals_s = np.array(document.get("arrivals_s", []), float).reshape(-1, len(last))
+        return cls(calls, begun_early, last, ranks, np.array(document["delays_s"], float), arrivals_s)
 
 
 class ArrivalLog:
@@ -67,14 +75,23 @@ class ArrivalLog:
         self._last = np.zeros(world_size, np.int64)
         self._ranks: deque[int] = deque(maxlen=MAX_DELAYS)
         self._delays_s: deque[float] = deque(maxlen=MAX_DELAYS)
+        # (calls up to then, s by rank).
+        self._arrivals_s: deque[tuple[int, list[float]]] = deque(maxlen=MAX_VECTORS)
 
-    def note(self, rank: int, delay_s: float, begun_early: bool) -> None:
-        """`rank` came last, `delay_s` after the last but one; whether these began without it."""
+    def note(self, rank: int, delay_s: float, begun_early: bool, arrivals_s: list[float] | None = None) -> None:
+        """Note a call to which `rank` came last, `delay_s` after the last but one.
+
+        Args:
+            begun_early: whether the others began without it.
+            arrivals_s: by rank, s after the first; None: not known.
+        """
         self.begun_early += begun_early
         self._early.append(begun_early)
         self._last[rank] += 1
         self._ranks.append(rank)
         self._delays_s.append(delay_s)
+        if arrivals_s:
+            self._arrivals_s.append((int(self._last.sum()), arrivals_s))
 
     def snapshot(self, since: int = 0) -> Arrivals:
         """The Arrivals up to now; with `since`, of the calls after so many, as far as they are kept.
@@ -84,10 +101,12 @@ class ArrivalLog:
         calls = int(self._last.sum())
         count = min(calls - since, len(self._ranks)) if since else len(self._ranks)
         ranks, delays_s = _newest(self._ranks, count, np.int64), _newest(self._delays_s, count, np.float64)
+        rows = [each for _, each in takewhile(lambda pair: pair[0] > since, reversed(self._arrivals_s))]
+        arrivals_s = np.array(rows[::-1], float).reshape(-1, len(self._last))
         if not since:
-            return Arrivals(calls, self.begun_early, self._last.copy(), ranks, delays_s)
+            return Arrivals(calls, self.begun_early, self._last.copy(), ranks, delays_s, arrivals_s)
         last = np.bincount(ranks, minlength=len(self._last))
-        return Arrivals(calls, int(_newest(self._early, count, np.int64).sum()), last, ranks, delays_s)
+        return Arrivals(calls, int(_newest(self._early, count, np.int64).sum()), last, ranks, delays_s, arrivals_s)
 
 
 def _newest(kept: "deque[Any]", count: int, dtype: type[Number]) -> "NDArray[Number]":

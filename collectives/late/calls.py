@@ -258,7 +258,8 @@ class LateRanks:
             if record.text == WANTED:
                 any_arrival.load()
             if record.verdict in (NORMAL, JOIN) or (record.verdict == SPREAD and record.late < 0):
-                self.arrivals.note(record.rank, record.delay_s, record.verdict != NORMAL)
+                arrivals_s = [int(ns) / 1e9 for ns in record.arrivals.split()]
+                self.arrivals.note(record.rank, record.delay_s, record.verdict != NORMAL, arrivals_s)
 
     def look(self, since: int = 0) -> Arrivals:
         """The Arrivals after `since` calls, after a look at what the board has sent, if no call is under way."""

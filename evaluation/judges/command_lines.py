@@ -49,7 +49,7 @@ BASES: dict[str, Sequence[str]] = {
     "lab": ("--hosts 2 -- true", "--hosts 2"),
     "schedule": ("all_reduce -n 4", "plan.json", "broadcast -n 3 --algorithm tree"),
     "cost": ("all_reduce -n 4", "reduce -n 2,3"),
-    "study": ("topology dgx-2x2", "--random 1"),
+    "study": ("topology dgx-2x2",),
     "pipeline plan": (f"{STAGES} --scheduler zb_h1", "problem.json --scheduler gpipe"),
     "pipeline simulate": (f"zb.json {STAGES}", "zb.json"),
     "pipeline run": (f"{STAGES} --scheduler 1f1b --transport local --iterations 1 --warmup 0",),
@@ -263,7 +263,7 @@ def _be_the_line(words: Sequence[str], folder: str, output: Path, mark: str) -> 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
         sys.argv = ["lanterne", *words]
         code = cli.main(words)
     except SystemExit as error:

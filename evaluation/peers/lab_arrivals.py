@@ -29,7 +29,7 @@ from lanterne.bench.lab.command import end_in_order
 from lanterne.bench.lab.network import Network, Undertaker, check_available, create
 from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_nbytes, parse_rate_bytes_per_s, parse_sizes, whole
-from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.algorithms.catalogue import Algorithm, find_algorithm
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.formats.export_json import to_json
@@ -163,15 +163,16 @@ class _Caller:
 
     def call(self, algorithm: str, delays: Sequence[float]) -> float:
         """Return the x of one call."""
-        if algorithm != "auto" and find_algorithm("all_reduce", algorithm).any_arrivals:
-            algorithm = self._planned(delays)
+        line = None if algorithm == "auto" else find_algorithm("all_reduce", algorithm)
+        if line is not None and line.any_arrivals:
+            algorithm = self._planned(line, delays)
             self._call(algorithm, [0.0] * len(delays))
         return self._call(algorithm, delays)
 
-    def _planned(self, delays: Sequence[float]) -> str:
+    def _planned(self, line: Algorithm, delays: Sequence[float]) -> str:
         """Return the file of the schedule for ranks that come so."""
         model = CostModel(START_S, HEADERS * self._unit_s / self._nbytes)
-        schedule = schedule_for_arrivals([delay * self._unit_s for delay in delays], self._nbytes, model)
+        schedule = schedule_for_arrivals(line, [delay * self._unit_s for delay in delays], self._nbytes, model)
         file = self._folder / f"{schedule.fingerprint[:16]}.json"
         file.write_text(json.dumps(to_json(schedule)))
         return str(file)

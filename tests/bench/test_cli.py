@@ -234,7 +234,7 @@ def test_libraries_that_the_address_space_has_no_room_for_are_one_line(monkeypat
     assert "got 268 MB of address space" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("line", ["demo", "study --random 1", "pipeline train --data x"])
+@pytest.mark.parametrize("line", ["demo", "pipeline train --data x"])
 def test_a_seed_below_0_is_refused(line, capsys):
     assert cli.main([*line.split(), "--seed", "-1"]) == 2
     assert "--seed: got '-1', expected a whole number of at least 0" in capsys.readouterr().err

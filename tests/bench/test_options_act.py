@@ -66,7 +66,6 @@ EFFECTS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "cost all_reduce --algorithm ring --json -": ("", {"--topology": "dgx-2x4", "--arrivals": "0,0,1.1"}),
     "study": ("topology dgx-2x2 --json -", {"--late": "0,1", "--nbytes": "1KiB", "--algorithm": "ring"}),
-    "study --json -": ("--random 1", {"--seed": "5", "--random": "2", "--nbytes": "1KiB"}),
     "pipeline plan": (
         f"{STAGES} --json -",
         PROBLEM | {"--scheduler": "gpipe", "--placement": "loop", "--option": "slack=1 --scheduler alternating"},
@@ -131,9 +130,6 @@ REFUSED = [
     ("schedule all_reduce -n 4 --root 1", "root"),
     ("schedule plan.json --chunks 3", "--chunks"),
     ("cost all_reduce --topology dgx-2x4 --bandwidth 1GB/s", "--bandwidth"),
-    ("study topology dgx-2x2 --seed 3", "--seed"),
-    ("study topology dgx-2x2 --check", "--check"),
-    ("study --random 1 --late 1", "--random"),
     (f"pipeline plan {STAGES} --scheduler gpipe --time-limit 2", "--time-limit"),
     (f"pipeline plan {STAGES} --scheduler gpipe --gpu A10", "--gpu"),
     (f"pipeline plan {STAGES} --scheduler gpipe --case 1", "--case"),

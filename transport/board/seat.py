@@ -13,7 +13,7 @@ from lanterne.transport.board.sequencer import Record, Sequencer, Told
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind, unpack_fields
 
-_RECORD_TYPES = "biiiiibibi"
+_RECORD_TYPES = "biiiiibibib"
 MAX_BOARDS = 1024
 # (when, on the machine's clock, signature of the call).
 Arrival: TypeAlias = tuple[float, str]
@@ -206,15 +206,16 @@ class LocalSeat:
 
 def pack_record(key: bytes, record: Record) -> list[int | bytes]:
     """The fields of a RECORD_NOTICE."""
-    number, verdict, rank, delay_s, cause, choice, late, text, free = record
-    return [key, number, verdict, rank, round(delay_s * 1e9), cause, choice.encode(), late, text.encode(), free]
+    *numbers, delay_s, cause, choice, late, text, free, arrivals = record
+    texts = choice.encode(), text.encode(), arrivals.encode()
+    return [key, *numbers, round(delay_s * 1e9), cause, texts[0], late, texts[1], free, texts[2]]
 
 
 def unpack_record(body: bytes) -> tuple[bytes, Record]:
     """(key, Record) of a RECORD_NOTICE's body."""
-    key, number, verdict, rank, delay_ns, cause, choice, late, text, free = unpack_fields(body, _RECORD_TYPES)
-    choice, text = choice.decode(), text.decode(errors="replace")
-    return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice, late, text, free)
+    key, number, verdict, rank, delay_ns, cause, choice, late, text, free, arrivals = unpack_fields(body, _RECORD_TYPES)
+    choice, text, arrivals = choice.decode(), text.decode(errors="replace"), arrivals.decode()
+    return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice, late, text, free, arrivals)
 
 
 def pack_took(took: Iterable[TookCall]) -> bytes:

@@ -21,7 +21,7 @@ they came. A rank that has come to one of them by then has reported.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -88,6 +88,7 @@ class Record(NamedTuple):
             from which on it takes part, the next such rank, and so on. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
         free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
+        arrivals: of an outcome to which all ranks have come, by rank the ns after the first; "" of more than 16 ranks.
     """
 
     number: int
@@ -99,6 +100,7 @@ class Record(NamedTuple):
     late: int = -1
     text: str = ""
     free: int = 0
+    arrivals: str = ""
 
 
 WANTED = "spread"
@@ -133,6 +135,12 @@ def _spread(number: int, call: _Call, rank: int, delay_s: float = 0.0, granted: 
     text = " ".join(f"{each} {first}" for each, first in call.joins.items())
     late = call.granted if granted is None else granted
     return Record(number, SPREAD, rank, delay_s, choice=call.choice, late=late, text=text)
+
+
+def _by_rank(arrivals_s: Mapping[int, float]) -> str:
+    """Return the arrivals of a Record."""
+    first_s = min(arrivals_s.values())
+    return " ".join(str(round((arrivals_s[rank] - first_s) * 1e9)) for rank in range(len(arrivals_s)))
 
 
 def rounds_ahead(choice: str) -> int:
@@ -338,6 +346,8 @@ class Sequencer:
             elif call.decision.verdict == SPREAD:
                 self._take_in(call, rank)
                 call.outcome = _spread(number, call, rank, delay_s, granted=-1)
+            if self.world_size <= MAX_GAPS + 1:
+                call.outcome = call.outcome._replace(arrivals=_by_rank(call.arrivals))
             told = self._tell(call, call.outcome)
             predicted_s = last_phase_s(call.policy, call.option, call.arrivals.values())
             self._took.expect(number, call.signature, choice_name(call.choice), predicted_s)

@@ -37,7 +37,7 @@ def test_json_round_trip():
     again = Arrivals.from_json(json.loads(json.dumps(arrivals.to_json())))
     assert again.calls == 3
     assert again.begun_early == 2
-    for name in ("last", "ranks", "delays_s"):
+    for name in ("last", "ranks", "delays_s", "arrivals_s"):
         np.testing.assert_array_equal(getattr(again, name), getattr(arrivals, name), err_msg=name)
 
 
@@ -79,6 +79,9 @@ def test_command(tmp_path, capsys):
     with open(file) as opened:
         document = json.load(opened)
     assert document["arrivals"]["calls"] == 4
+    assert all(times_s[1] == max(times_s) > 0.2 for times_s in document["arrivals"]["arrivals_s"])
+    assert main(["cost", "all_reduce", "--arrivals", file, "--algorithm", "ring", "--nbytes", "32M"]) == os.EX_OK
+    assert "4 of its calls" in capsys.readouterr().out
     assert late_rank_of(file) == 1
     small = ["--late-rank", file, "--delay", "1ms", "--bytes", "64K", "--algorithm", "late_join"]
     assert main([*arguments, *small]) == os.EX_OK

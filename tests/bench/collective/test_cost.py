@@ -7,6 +7,7 @@ import pytest
 from lanterne.bench.cli import main
 from lanterne.bench.collective import cost
 from lanterne.collectives.algorithms.catalogue import algorithms_for
+from lanterne.collectives.late.arrivals import ArrivalLog
 from lanterne.collectives.schedule.cost import CostModel
 
 PAPER = "cost all_reduce --nbytes 1GiB --alpha 3us --bandwidth 450GB/s".split()
@@ -55,6 +56,18 @@ def test_arrivals_are_priced_beside_the_bound(tmp_path, capsys):
     assert records["ring"]["exposed_s"] == pytest.approx(4 / 3, 0.001)
     assert 1.0 <= records["any_arrival"]["exposed_s"] < 1.08
     assert "bound" in capsys.readouterr().out
+    log = ArrivalLog(3)
+    for last_s in (0.0, 1.0, 1.0):
+        log.note(2, last_s, True, [0.0, 0.0, last_s])
+    (profile := tmp_path / "profile.json").write_text(json.dumps({"arrivals": log.snapshot().to_json()}))
+    assert main(["cost", *words.replace("0,0,1", str(profile)).split(), "--json", str(path)]) == 0
+    again = {each["algorithm"]: each for each in json.loads(path.read_text())["results"]}
+    assert again["any_arrival"] == records["any_arrival"] | {
+        "calls": 3,
+        "arrivals_s": [[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]],
+        "worst_s": again["any_arrival"]["worst_s"],
+    }
+    assert again["any_arrival"]["worst_s"] > 4 / 3
     assert main(["cost", *words.split(), "--plot", str(tmp_path / "f.svg")]) == 2
 
 

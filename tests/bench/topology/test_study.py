@@ -6,10 +6,11 @@ from itertools import islice
 
 import pytest
 
+from evaluation.__main__ import EVALUATE
+from evaluation.random_clusters import AUTO_BAR, judge_auto, random_topologies
 from lanterne.bench.cli import main
 from lanterne.bench.topology.outcomes import auto_names, study_one
 from lanterne.bench.topology.positions import positions
-from lanterne.bench.topology.random_clusters import AUTO_BAR, judge_auto, random_topologies
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.port_bounds import bound_s
 from lanterne.collectives.topology.presets import find_preset
@@ -73,9 +74,8 @@ def test_random_clusters_are_those_of_the_seed(capsys):
     row = judge_auto(*next((topology, 1 << 20, late) for topology, late in first))
     assert row["together_ratio"] >= 1.0
     assert row["late_ratio"] >= 1.0
-    code, out, _ = run(capsys, "--random", "2", "--seed", "7", "--nbytes", "1MiB")
-    assert code == 0
-    assert "2 random clusters of seed 7" in out
+    assert EVALUATE.main(["random-clusters", "--clusters", "2", "--seed", "7", "--nbytes", "1MiB"]) == 0
+    assert "2 random clusters of seed 7" in capsys.readouterr().out
 
 
 def test_auto_hangs_few_nodes_on_one_and_joins_small_buffers_at_once():
@@ -166,16 +166,13 @@ def test_beyond_flows_the_model_speaks_alone():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "study: got no cluster, or two kinds"),
-        ("topology dgx-2x2 --random 3", "study: got no cluster, or two kinds"),
-        ("topology", "study topology: got no cluster"),
+        ("", "study: got no cluster, expected `topology` and a file"),
+        ("topology", "study: got no cluster, expected `topology` and a file"),
         ("topology dgx-2x2 --late 4", "--late: got '4', expected ranks from 0 to 3, or all"),
         ("topology dgx-2x2 --late 1,1", "--late: got 1,1, expected different ranks"),
         ("topology dgx-2x2 --late all --plot a.png", "--plot: got it with --late all"),
         ("topology dgx-1025x4", "study: got 4100 ranks, expected at most 4096"),
         ("topology dgx-2x2 --algorithm rnig", "did you mean 'ring'"),
-        ("--random 0", "--random: got 0, expected 1 to 10000"),
-        ("--random 3 --late 1", "--random: got options of one cluster"),
     ],
 )
 def test_bad_input_gets_one_line(capsys, words, message):

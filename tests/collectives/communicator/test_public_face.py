@@ -41,7 +41,7 @@ NAMES = {
     Bound: {"start"},
     Mailbox: {"send", "start_send", "recv", "start_recv", "probe"},
     MailRequest: {"test", "wait", "then", "done", "received"},
-    Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
+    Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "arrivals_s", "late_rank", "to_json", "from_json"},
 } | {
     kind: {"test", "wait", "then", "done"}
     for kind in (CollectiveRequest, CallRequest, CopiedRequest, LateRequest, MessageRequest, NativeRequest)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from lanterne.bench.topology.random_clusters import AUTO_BAR, judge_auto, random_topologies
+from evaluation.random_clusters import AUTO_BAR, judge_auto, random_topologies
 from lanterne.collectives.auto.predict import ordinary_by_law_s, predictions
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS
 from lanterne.collectives.execute.arguments import Key
@@ -174,7 +174,7 @@ def test_a_chain_pays_where_no_slow_nic_is_on_its_way():
     assert [first == "late_chain" for first in firsts] == [True, False, False, True]
 
 
-# Clusters of `study --random`, of which the names are what was taken, and what it took of the best, by flows.
+# Clusters of `./run evaluate random-clusters`, of which the names are what was taken, and what it took of the best.
 @pytest.mark.parametrize(
     ("seed", "number"),
     [

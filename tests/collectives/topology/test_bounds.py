@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanterne.bench.topology.random_clusters import random_topologies
+from evaluation.random_clusters import random_topologies
 from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
 from lanterne.collectives.schedule.cost import CostModel, late_start
 from lanterne.collectives.topology.flows import simulate_flows

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from lanterne.bench.topology.random_clusters import random_topologies
+from evaluation.random_clusters import random_topologies
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.cost import late_start
 from lanterne.collectives.topology import flows, queues

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lanterne.bench.topology.random_clusters import AUTO_BAR, judge_auto
+from evaluation.random_clusters import AUTO_BAR, judge_auto
 from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.cost import CostModel, Piece, late_start, price
 from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from lanterne.kernels.cuda.occupancy import OPS
+from evaluation.gpu.occupancy import OPS
 from lanterne.kernels.cuda.reduce_on_device import head_count
 from lanterne.kernels.cuda.source import divide_source, fold_source, multiply_source
 from lanterne.kernels.dtypes import COMPLEX, DTYPES, find_dtype, has_op, kernel_op

@@ -14,9 +14,9 @@ HERE = Path(__file__).parents[1]
 
 require_compilers()
 
+from evaluation.gpu.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by  # noqa: E402 (needs the compilers)
 from lanterne.errors import Unavailable  # noqa: E402 (needs the compilers)
 from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature  # noqa: E402 (needs the compilers)
-from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, OPS, compile_for, kernel_resources, taken_by  # noqa: E402 (needs the compilers)
 from lanterne.kernels.cuda.reduce_on_device import MOST_NUMBA_INPUTS  # noqa: E402 (needs the compilers)
 from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together, multiply_source  # noqa: E402 (needs the compilers)
 from lanterne.kernels.dtypes import COMPLEX, DTYPES  # noqa: E402 (needs the compilers)

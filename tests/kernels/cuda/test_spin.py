@@ -7,9 +7,9 @@ from gpu_compilers import require_compilers
 from host_runtime import HostRuntime
 from virtual_spins import VirtualSpins
 
+from evaluation.gpu.occupancy import ARCHS, compile_for
 from lanterne.errors import InputError
 from lanterne.kernels.cuda import spin as cuda_delay
-from lanterne.kernels.cuda.occupancy import ARCHS, compile_for
 from lanterne.kernels.cuda.spin import MAX_SPIN_NS, Calibration, StreamShaper, delay, spin_parts_ns
 
 TIMEOUT_S = 60

@@ -193,7 +193,9 @@ def test_several_late_ranks_join_together(several):
     assert together(sequencer, 1, [3], 2.0) == []
     told = together(sequencer, 1, [1], 2.5)
     assert sorted(rank for rank, _ in told) == [0, 1, 2, 3]
-    assert {record for _, record in told} == {board.Record(1, JOIN, 1, 0.5, choice="late/4@1,3")}
+    assert {record for _, record in told} == {
+        board.Record(1, JOIN, 1, 0.5, choice="late/4@1,3", arrivals="0 2500000000 0 2000000000")
+    }
 
 
 @pytest.fixture
@@ -318,7 +320,7 @@ def test_delay_is_between_the_last_two():
     together(sequencer, 1, [0], 2.5)
     told = together(sequencer, 1, [1], 2.625)
     assert sorted(rank for rank, _ in told) == [0, 1, 2]
-    assert {record for _, record in told} == {board.Record(1, NORMAL, 1, 0.125)}
+    assert {record for _, record in told} == {board.Record(1, NORMAL, 1, 0.125, arrivals="1500000000 1625000000 0")}
 
 
 def test_window_learns_from_delays():
@@ -331,7 +333,9 @@ def test_window_learns_from_delays():
         ((rank, record), _) = sequencer.expire(10.0 * number + 1)
         assert (rank, record.verdict, record.rank, record.choice) == (0, WITHOUT, 1, "late_join/4"), number
         told = together(sequencer, number, [1], 10.0 * number + 2)
-        assert {record for _, record in told} == {board.Record(number, JOIN, 1, 2.0, choice="late_join/4")}, number
+        assert {record for _, record in told} == {
+            board.Record(number, JOIN, 1, 2.0, choice="late_join/4", arrivals="0 2000000000 0")
+        }, number
     assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.speed.any_arrivals import after_last, draw
+from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.late import any_arrival_rounds
 from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
@@ -85,7 +86,7 @@ def test_it_is_planned_alike_without_the_compiler(monkeypatch):
 
 def test_by_the_cost_model_it_ends_sooner_than_a_ring():
     arrivals = [0, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9, 1.1]
-    schedule = schedule_for_arrivals(arrivals, 1, UNIT, 64)
+    schedule = schedule_for_arrivals(find_algorithm("all_reduce", "any_arrival"), arrivals, 1, UNIT, 64)
     assert least_after(arrivals) < price(schedule, 1, UNIT, arrivals).exposed_s < 0.85 * 1.75
 
 

@@ -1,4 +1,8 @@
-"""`lanterne info --kernels`: what each GPU kernel takes of a multiprocessor, as a table and JSON; no GPU is needed."""
+"""Compile the GPU kernels and report what each takes of a multiprocessor: registers, spills, occupancy. Needs no GPU.
+
+./run evaluate gpu-kernels --inputs 2,8,32 --dtypes float32,bfloat16
+./run evaluate gpu-kernels --inputs 1-32 --ops all     all 10,000; exit code 1 if one spills
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import MAX_DIGITS, format_count, format_nbytes, whole
 from lanterne.errors import InputError
 from lanterne.transport.job.guard import set_parent_death_signal
 
 if TYPE_CHECKING:
-    from lanterne.kernels.cuda.occupancy import KernelResources
+    from evaluation.gpu.occupancy import KernelResources
 
 # The kernels of an architecture whose elements are of a dtype; None: those that have none.
 Part: TypeAlias = tuple[str, str | None]
@@ -29,17 +34,12 @@ FEW_KERNELS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this part of `info`."""
-    parser.add_argument(
-        "--kernels", action="store_true", help="compile the GPU kernels and tell registers, spills, occupancy of each"
-    )
-    parser.add_argument(
-        "--inputs", default=INPUTS, metavar="K,K-K", help=f"of --kernels: numbers to fold (default {INPUTS})"
-    )
-    parser.add_argument("--dtypes", metavar="NAME,NAME", help="of --kernels (default: all)")
-    parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="of --kernels, or all (default sum,max)")
-    parser.add_argument("--archs", metavar="ARCH,ARCH", help="of --kernels (default sm_80,sm_90,sm_100)")
-    parser.add_argument("--jobs", type=whole(1), metavar="J", help="of --kernels: processes (default: one a core)")
+    parser.add_argument("--inputs", default=INPUTS, metavar="K,K-K", help=f"numbers to fold (default {INPUTS})")
+    parser.add_argument("--dtypes", metavar="NAME,NAME", help="default: all")
+    parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="or all (default sum,max)")
+    parser.add_argument("--archs", metavar="ARCH,ARCH", help="default sm_80,sm_90,sm_100")
+    parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one a core)")
+    add_json(parser, "every kernel")
 
 
 def parse_inputs(text: str) -> list[int]:
@@ -60,7 +60,7 @@ def parse_inputs(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Compile the kernels, print and write what they take; exit code 1 if one spills."""
-    from lanterne.kernels.cuda.occupancy import ARCHS, OPS, check_kernels
+    from evaluation.gpu.occupancy import ARCHS, OPS, check_kernels
     from lanterne.kernels.dtypes import COMPLEX, DTYPES
 
     inputs = parse_inputs(args.inputs)
@@ -98,7 +98,7 @@ def _compiled(
 
 
 def _part(part: Part, inputs: Sequence[int], ops: Sequence[str]) -> list[KernelResources]:
-    from lanterne.kernels.cuda.occupancy import kernels_of_dtype, kernels_that_wait
+    from evaluation.gpu.occupancy import kernels_of_dtype, kernels_that_wait
 
     arch, dtype = part
     return list(kernels_that_wait(arch) if dtype is None else kernels_of_dtype(dtype, arch, inputs, ops))

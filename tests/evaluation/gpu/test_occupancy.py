@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluation.gpu.occupancy import ARCHS, Taken, blocks_at_once, kernel_resources, taken_by
 from lanterne.errors import InputError
-from lanterne.kernels.cuda.occupancy import ARCHS, Taken, blocks_at_once, kernel_resources, taken_by
 
 
 @pytest.mark.parametrize(

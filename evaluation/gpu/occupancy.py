@@ -47,7 +47,7 @@ class Taken(NamedTuple):
 
 
 class KernelResources(TypedDict):
-    """A kernel on an architecture, as `lanterne info --kernels --json` has it; null is what it does not have.
+    """A kernel on an architecture, as `./run evaluate gpu-kernels --json` has it; null is what it does not have.
 
     `spill_bytes` of a thread are all its stack: our kernels have no arrays there. `occupancy` is the part of the warps
     of a multiprocessor that run at once.
