@@ -27,7 +27,7 @@ from evaluation.simulation.simulated_machine import SimulatedMachine, guard
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.store import membership
 
-PORTIONS = [range(first, first + simulate.PORTION) for first in range(0, 300, simulate.PORTION)]
+PORTIONS = [range(first, first + simulate.PORTION) for first in range(0, 160, simulate.PORTION)]
 # Turned conditions that are tried one by one.
 SAMPLE = (
     "lanterne.transport.store.membership.epoch Epoch.gather",
