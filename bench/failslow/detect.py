@@ -38,9 +38,8 @@ from lanterne.bench.failslow.iteration_times import Source, differences, parse_u
 from lanterne.bench.output import report
 from lanterne.bench.output.options import add_json, add_plot
 from lanterne.errors import InputError
-from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
-from lanterne.failslow.detect.tracker import Tracker
+from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

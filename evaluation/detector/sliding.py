@@ -1,11 +1,12 @@
 """A sliding median: the simple detector that others are measured against."""
 
+from collections import deque
 from math import exp, inf, log
+from statistics import median_low
 
 from lanterne.errors import InputError
-from lanterne.failslow.detect.decisions import MAX_WARM_UP_ROWS
 from lanterne.failslow.detect.events import LevelEvent
-from lanterne.failslow.detect.window import SortedWindow
+from lanterne.failslow.detect.tracker import MAX_WARM_UP_ROWS
 
 CHANGE = log(1.10)
 
@@ -21,7 +22,7 @@ class SlidingMedian:
     def __init__(self, rows: int = 9) -> None:
         self.events: list[LevelEvent] = []
         self.row: int = 0
-        self._window = SortedWindow(rows)
+        self._window: deque[float] = deque(maxlen=rows)
         self._reference: float | None = None
         self._healthy = 0.0
 
@@ -31,10 +32,10 @@ class SlidingMedian:
             raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")
         row, window = self.row, self._window
         self.row += 1
-        window.push(log(time_s))
+        window.append(log(time_s))
         if row < 16:
             return None
-        level = window.median()
+        level = median_low(window)
         if self._reference is None:
             self._reference = self._healthy = level
         shift = level - self._reference
@@ -52,6 +53,6 @@ class SlidingMedian:
         if kind == "relief" or (kind == "change" and not slow):
             self._healthy = level
         self._reference = level
-        event = LevelEvent(kind, row - window.capacity // 2, row, row, exp(shift))
+        event = LevelEvent(kind, row - len(window) // 2, row, row, exp(shift))
         self.events.append(event)
         return event

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from lanterne.failslow.evidence.comparison import PERSISTENT
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable
-from lanterne.failslow.locate.trace import Trace, filled
+from lanterne.failslow.locate.trace import LEAST_TOLD, Trace, filled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from lanterne.failslow.locate.replay import Array, Operation, StageLink
 
 
-# A label marks steps where so many of the ranks have it, so often.
-MARKED_RANKS = 0.8
+# A label marks steps where most ranks have it, so often.
 MARKED_STEPS = 4
 BROKEN = 4.0  # chosen: times its usual that a rank's step with missing rows seems to take
 TOGETHER_S = 2e-5  # chosen: calls that begin within it are posted together
@@ -36,7 +36,6 @@ WAITING = 0.1  # chosen: share of the time between calls by which a send lasts l
 STEADIER = 0.995
 MAX_STEPS = 512  # chosen: of more steps several are one, by their medians, as what is slow for long shows there too
 TOLD_BY = 64  # chosen: messages that a step begins with, of which those of two steps are compared
-LEAST_TOLD = 0.25  # chosen: share of the operations of a rank, and of a step, that must be told; the rest is filled in
 
 
 # Of a forward and a backward with no message between them: a backward takes twice a forward.
@@ -209,7 +208,7 @@ def _marker(table: CallTable, known: NDArray[np.bool_]) -> NDArray[np.bool_] | N
     for one in np.unique(label[collective]).tolist():
         rows = collective & (label == one)
         counts = np.unique(table.rank[rows], return_counts=True)[1]
-        if len(counts) >= MARKED_RANKS * ranks and np.median(counts) >= MARKED_STEPS:
+        if len(counts) >= PERSISTENT * ranks and np.median(counts) >= MARKED_STEPS:
             size = int(sizes[table.group[np.argmax(rows)]])
             found.append((float(np.median(counts)), -size, one))
     if not found:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lanterne.failslow.evidence.comparison import PERSISTENT
+from lanterne.failslow.evidence.comparison import MIN_STEPS, worst_span
 from lanterne.failslow.evidence.progress import Progress, Stall, oldest_call, roots, stall
 from lanterne.failslow.locate.activity import Activity, activity
 from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-LAST_SHARE = 0.8  # chosen: share of the calls that a blamed rank comes last to
-WAIT_SHARE = 0.1  # chosen: share of their time that the others wait for it
-LEAST_CALLS = 5
-PARTS = 8  # of the time, in which a blamed rank must wait least
-REGULAR = 0.7  # chosen: share of the calls that a blamed rank comes last to, of those as far apart as most that it does
+WAIT_SHARE = 0.1  # chosen: share of their time that the others wait for a late rank
+PARTS = 16  # of the time, in which waits are compared
 SILENT_SHARE = 0.25  # chosen: of more the records were not made, rather than the ranks lost
 
 
@@ -270,7 +267,7 @@ def _groups(table: CallTable) -> tuple[list[Verdict], float]:
     seen = 0.0
     for (name, *_), copies in _copies(table).items():
         calls = min(map(len, copies.values()))
-        if len(copies) < 2 or calls < LEAST_CALLS:
+        if len(copies) < 2 or calls < MIN_STEPS:
             continue
         alone_s = np.stack([seconds[:calls] for seconds in copies.values()], axis=1)
         if np.median(alone_s, axis=1).sum() < MIN_SAVING * total_s or not (alone_s > 0).all():
@@ -327,7 +324,7 @@ def _span_s(table: CallTable) -> NDArray[np.float64]:
 
 
 def _late(table: CallTable) -> list[Verdict]:
-    """Return the rank that all others wait for: it waits least itself, in all its groups together.
+    """Return the rank that all others wait for: for a span of the time it waits least itself, in all its groups.
 
     A rank that another one makes late comes last, too, but has waited for that one elsewhere.
     """
@@ -336,18 +333,19 @@ def _late(table: CallTable) -> list[Verdict]:
     waits_s, usual_s = _waits_s(table)
     if len(waits_s) < 2:
         return []
-    ranks = np.array(list(waits_s))
-    by_part_s = np.stack([*waits_s.values()])
-    mean_s = by_part_s.mean(axis=1)
-    least, second = np.argsort(mean_s)[:2].tolist()
-    apart_s = float(mean_s[second] - mean_s[least])
-    found = [one for one in _last(table) if mean_s[ranks == one.ranks[0]] <= mean_s[least]]
-    is_always = (by_part_s.argmin(axis=0) == least).mean() >= PERSISTENT
-    if found or not is_always or apart_s < WAIT_SHARE * usual_s:
-        return found
-    share = 1 - float(mean_s[least] / max(mean_s[second], 1e-30))
-    evidence = {"state": "late", "last_arriver_share": share, "others_wait_s": apart_s}
-    return [Verdict("worker", (int(ranks[least]),), None, 0.0, evidence)]
+    ranks, by_part_s = np.array(list(waits_s)), np.stack([*waits_s.values()])
+    found = []
+    for place in np.unique(by_part_s.argmin(axis=0)).tolist():
+        others_s = np.delete(by_part_s, place, axis=0)
+        apart_s = others_s.mean(axis=0) - by_part_s[place]
+        is_least = by_part_s[place] <= others_s.min(axis=0)
+        if (span := worst_span(is_least & (apart_s >= WAIT_SHARE * usual_s))) is not None:
+            share = float(apart_s[slice(*span)].sum() / others_s.mean(axis=0)[slice(*span)].sum())
+            told_s = float(apart_s[slice(*span)].mean())
+            evidence = {"state": "late", "last_arriver_share": share, "others_wait_s": told_s}
+            # What the step would gain is not known: only what others spend waiting.
+            found.append((span[1] - span[0], Verdict("worker", (int(ranks[place]),), None, 0.0, evidence)))
+    return [max(found, key=lambda pair: pair[0])[1]] if found else []
 
 
 def _waits_s(table: CallTable) -> tuple[dict[int, NDArray[np.float64]], float]:
@@ -378,77 +376,3 @@ def _waits_s(table: CallTable) -> tuple[dict[int, NDArray[np.float64]], float]:
             found[rank] = found.get(rank, np.zeros(PARTS)) + sums
             usual[rank] = usual.get(rank, 0.0) + float(table.took_s[own][its].mean())
     return found, float(np.median([*usual.values()])) if usual else 0.0
-
-
-def _last(table: CallTable) -> list[Verdict]:
-    """Return the rank whose collectives are the shortest."""
-    import numpy as np
-
-    rows = np.flatnonzero((table.peer < 0) & (table.number >= 0) & np.isfinite(table.took_s) & (table.state == DONE))
-    rows = rows[np.lexsort((table.took_s[rows], table.number[rows], table.group[rows]))]
-    if not len(rows):
-        return []
-    changes = (np.diff(table.group[rows]) != 0) | (np.diff(table.number[rows]) != 0)
-    first = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    counts = np.diff(np.append(first, len(rows)))
-    sizes = np.array([max(group.size, len(group.ranks)) for group in table.groups])[table.group[rows[first]]]
-    # Lost rows may hide the shortest; of two ranks the one is as much late as the other waits.
-    whole = (counts >= np.maximum(3, 0.8 * sizes)) if (counts > 2).any() else counts >= 2
-    if not whole.any():
-        return []
-    took_s = table.took_s[rows]
-    shortest_s, usual_s = took_s[first], took_s[first + counts // 2]
-    wait_s, last = np.where(whole, usual_s - shortest_s, 0.0), table.rank[rows[first]]
-    found = _latest(last, wait_s, usual_s, whole, rows[first], table)
-    return [] if found is None else [found]
-
-
-def _latest(
-    last: NDArray[np.int64], wait_s: NDArray[np.float64], usual_s: NDArray[np.float64], whole: NDArray[np.bool_],
-    rows: NDArray[np.intp], table: CallTable,
-) -> Verdict | None:  # fmt: skip
-    import numpy as np
-
-    clear = whole & (wait_s > WAIT_SHARE * usual_s)
-    ranks = np.unique(last[clear])
-    shares = {rank: float(wait_s[clear & (last == rank)].sum() / wait_s[whole].sum()) for rank in ranks.tolist()}
-    if not shares:
-        return None
-    rank = max(shares, key=shares.__getitem__)
-    own = clear & (last == rank)
-    groups = np.unique(table.group[table.rank == rank])
-    cost = float(wait_s[own].sum() / max(usual_s[whole].sum(), 1e-30))
-    if own.sum() < LEAST_CALLS or shares[rank] < LAST_SHARE or cost < WAIT_SHARE:
-        return None
-    judged = np.flatnonzero(whole)
-    come, of = _recurring(table.group[rows[judged]], table.number[rows[judged]], own[judged])
-    if come < LEAST_CALLS or come < REGULAR * of:
-        return None
-    evidence: dict[str, Any] = {
-        "state": "late",
-        "last_arriver_share": shares[rank],
-        "calls": int(own.sum()),
-        "others_wait_s": float(np.median(wait_s[own])),
-        "groups": len(groups),
-    }
-    # What the step would gain is not known: only what others spend waiting.
-    return Verdict("worker", (rank,), None, 0.0, evidence)
-
-
-def _recurring(group: NDArray[np.int64], number: NDArray[np.int64], own: NDArray[np.bool_]) -> tuple[int, int]:
-    """How many of the calls are `own`, and how many there are, of those as far apart as most own ones are.
-
-    Of each group's, from its first own call to its last: as of a call that comes once a step.
-    """
-    import numpy as np
-
-    come = of = 0
-    for one in np.unique(group[own]).tolist():
-        its, numbers = own[group == one], number[group == one]
-        gaps, counts = np.unique(np.diff(np.sort(numbers[its])), return_counts=True)
-        if len(gaps):
-            places = numbers % int(gaps[counts.argmax()])
-            place = int(np.bincount(places[its]).argmax())
-            chosen = (places == place) & (numbers >= numbers[its].min()) & (numbers <= numbers[its].max())
-            come, of = come + int((its & chosen).sum()), of + int(chosen.sum())
-    return come, of

@@ -29,7 +29,7 @@ from lanterne.failslow.evidence.comparison import (
     slow_places,
 )
 from lanterne.failslow.locate.replay import Operation, step_s
-from lanterne.failslow.locate.trace import Trace
+from lanterne.failslow.locate.trace import LEAST_TOLD, Trace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from lanterne.failslow.evidence.comparison import Array, Steps
 
 
-SLOW_WORKER = 1.05  # chosen: times the peers' computing
+SLOW_WORKER = 1.05  # chosen: times the peers' computing, of a worker or a stage
 SLOW_LINK = 1.5  # chosen: times the peers' messages
 SLOW_GROUP = 1.10  # GREYHOUND, section 4.3: times the collectives of its copies
-SLOW_STAGE = 1.05  # chosen: times the other stages' computing
-LEAST_TOLD = 0.25  # chosen: share of its operations that a worker must tell in a step that is to say whether it is slow
 RARELY_SLOW = 0.02  # chosen: share of slow steps that any worker may have
 BY_CHANCE = 0.01  # chosen: such spans expected among all workers by chance
 DEAD = 100.0  # times its peers: no slowness any more
@@ -445,7 +443,7 @@ def _stage(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict |
     usual = np.stack([np.median(durations.sum(axis=2), axis=1) for durations in compute_s], axis=1)
     heaviest = int(np.argmax(np.median(usual, axis=0)))
     ratios = usual[:, heaviest] / np.median(np.delete(usual, heaviest, axis=1), axis=1)
-    if (ratios >= SLOW_STAGE).mean() < PERSISTENT:
+    if (ratios >= SLOW_WORKER).mean() < PERSISTENT:
         return None
     even = usual.mean(axis=1) / usual.T
     fixed = [durations * even[stage][:, None, None] for stage, durations in enumerate(compute_s)]

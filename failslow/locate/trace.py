@@ -32,6 +32,8 @@ CHUNK_ROWS = 1 << 12
 # Characters of a line of text: a header of 50,000 columns has as many.
 MAX_LINE = 1 << 20
 COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
+# Share of the operations of a rank, and of a step, that must be told; the rest is filled in.
+LEAST_TOLD = 0.25
 # A worker, and a worker's step, that lacks more of its operations than this share tells nothing.
 MAX_HOLES = 0.5
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")

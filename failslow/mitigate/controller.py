@@ -14,13 +14,13 @@ it. So every order of events can be played through without a job.
 Paper: Wu et al. (GREYHOUND), sections 4 and 5; differs: evidence before blame in every step.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from lanterne.failslow.mitigate.accused import Accused
-from lanterne.failslow.mitigate.alarm import Alarm
+from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.baseline import NOBODY, Health, MakeForecaster, blamed_and_idle, evidence
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, blamed
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
@@ -31,6 +31,9 @@ from lanterne.pipeline.adapt.suspect import Suspect
 
 # Times the forecast that an iteration may take while something is blamed: more is an alarm.
 LONGER = 1.15
+# Healthy iterations that prime a Tracker when the job is home again; slow ones after which that is reported, though
+# nobody is to blame.
+REMEMBERED, UNEXPLAINED = 32, 5
 # S2 to S4.
 COSTLY = ("rebalance", "topology", "restart")
 
@@ -63,9 +66,11 @@ class Controller:
         self.health: Health = Health(home, make_forecaster, self.settings.calibrate, before, planned_s)
         self._before = before
         self.decisions: list[Decision] = []
-        self._alarm = Alarm()
+        self._tracker = Tracker()
+        self._healthy: deque[float] = deque(maxlen=REMEMBERED)
+        # Iterations in a row that are slow without a suspect.
+        self._unexplained = 0
         self._suspicion = Suspicion(self.settings)
-        self._accused = Accused(self._suspicion)
         self._planner: MitigationPlanner | None = None
         # The suspects that are to be validated, and what made them suspects.
         self._waits: tuple[tuple[Suspect, ...], Seen] | None = None
@@ -77,7 +82,7 @@ class Controller:
     @property
     def slow(self) -> Slowness:
         """What is blamed."""
-        return self._accused.slow
+        return self._suspicion.slow
 
     @property
     def slow_ranks(self) -> Mapping[int, float]:
@@ -87,7 +92,7 @@ class Controller:
     @property
     def incidents(self) -> list[dict[str, Any]]:
         """What was blamed so far: what, first suspected, named, ended (None while it lasts), severity."""
-        return self._accused.incidents
+        return self._suspicion.incidents
 
     @property
     def probes(self) -> tuple[Link, ...]:
@@ -97,7 +102,12 @@ class Controller:
     @property
     def heeds_links(self) -> bool:
         """Whether the next iteration's messages may matter: else a Seen may lack them, which spares most of it."""
-        return self.health.usual is None or bool(self.slow.links) or bool(self._suspicion) or self._alarm.at is not None
+        return self.health.usual is None or bool(self.slow.links) or bool(self._suspicion) or self._is_alarmed
+
+    @property
+    def _is_alarmed(self) -> bool:
+        """Whether iterations take longer, or may do."""
+        return self._tracker.slow or self._tracker.doubtful
 
     def update(self, seen: Seen) -> Decision | None:
         """The Decision that `seen` leads to, or None."""
@@ -108,22 +118,25 @@ class Controller:
             return self._learn(seen)
         self._count_saved(seen)
         found = evidence(seen, usual, self.now, self.slow, self.settings)
-        self._suspicion.count(found, blamed(self.slow))
+        self._suspicion.count(found)
         if not self.slow:
-            self._alarm.track(seen, is_suspicious=bool(self._suspicion))
+            self._tracker.update(seen.iteration_s)
+            if not self._is_alarmed and not self._suspicion:
+                self._healthy.append(seen.iteration_s)
         if self._waits is not None:
             return None
-        if self._accused.relieve(seen.iteration):
+        if self._suspicion.relieve(seen.iteration):
             return self._rearrange(seen, "relief")
         limit_s = LONGER * self.health.forecast_s(self.now, self.slow) if self.slow else float("inf")
-        alarmed = self._alarm.at is not None or seen.iteration_s > limit_s
-        suspects = self._suspicion.suspects(found, seen.iteration, blamed(self.slow), alarmed)
+        alarmed = self._is_alarmed or seen.iteration_s > limit_s
+        suspects = self._suspicion.suspects(found, seen.iteration, alarmed=alarmed)
         if suspects:
-            self._alarm.is_told = False
+            self._unexplained = 0
             if not self.settings.validates:
                 return self._blame(suspects, seen)
             self._waits = suspects, seen
-            return self._decided(Decision("validate", seen.iteration, suspects, evidence=self._accused.words(suspects)))
+            words = self._suspicion.words(suspects)
+            return self._decided(Decision("validate", seen.iteration, suspects, evidence=words))
         if self.slow:
             return self._more(seen)
         return self._nobody(seen)
@@ -163,24 +176,28 @@ class Controller:
 
     def _learn(self, seen: Seen) -> Decision | None:
         """Of the first iterations: learn what is healthy, and blame who was slow before and is so still."""
-        self._alarm.learn(seen.iteration_s)
+        self._tracker.update(seen.iteration_s)
+        self._healthy.append(seen.iteration_s)
         slow = self.health.learn(seen)
         if not slow:
             return None
-        self._alarm = Alarm()
-        for rank, factor in slow.items():
-            self._suspicion.measured(Suspect.rank(rank), factor)
-        return self._blame([*map(Suspect.rank, slow)], seen)
+        self._tracker = Tracker()
+        self._healthy.clear()
+        return self._blame([*map(Suspect.rank, slow)], seen, slow)
 
-    def _blame(self, suspects: Sequence[Suspect], seen: Seen) -> Decision | None:
-        self._accused.add(suspects, seen.iteration)
-        return self._rearrange(seen, self._accused.words(suspects))
+    def _blame(
+        self, suspects: Sequence[Suspect], seen: Seen, known: Mapping[int, float] | None = None
+    ) -> Decision | None:
+        self._suspicion.blame(suspects, seen.iteration, known)
+        return self._rearrange(seen, self._suspicion.words(suspects))
 
     def _rearrange(self, seen: Seen, because: str) -> Decision | None:
         """Something is blamed or relieved: as high a strategy as before, for what is slow now."""
         if not self.slow:
             self._planner = None
-            self._alarm.restart()
+            self._tracker = Tracker()
+            for time_s in self._healthy:
+                self._tracker.update(time_s)
             if self.now == self.home:
                 return None
             self.now = self.home
@@ -221,7 +238,8 @@ class Controller:
 
     def _nobody(self, seen: Seen) -> Decision | None:
         """The job is slow for certain, and nobody is to blame: say so, once."""
-        if not self._alarm.must_tell(seen.iteration):
+        self._unexplained = self._unexplained + 1 if self._tracker.slow else 0
+        if self._unexplained != UNEXPLAINED:
             return None
         words = "iterations are slow, but no rank, link or all-reduce is slower than it was, or all are alike"
         return self._decided(Decision("report", seen.iteration, before_s=seen.iteration_s, evidence=words))

@@ -22,13 +22,11 @@ from typing import Any, NamedTuple
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import Decision
+from lanterne.failslow.record.blame import LATEST
+from lanterne.failslow.record.bounds import KEPT, OPEN
 from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
-from lanterne.failslow.record.iteration_log import KEPT_EVENTS, LATEST_TIMES, RECENT
 from lanterne.failslow.record.job_ledger import about_run, utc
 from lanterne.pipeline.adapt.suspect import Suspect
-
-# Incidents that are told of; and how often iterations without a time may shift the others' numbers.
-MAX_INCIDENTS, MAX_SHIFTS = 256, 1024
 
 
 class Blamed(NamedTuple):
@@ -66,7 +64,7 @@ class TrainingStatus:
         self._begun_early = begun_early
         self._about = about_run(program)
         self._tracker = Tracker()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=KEPT)
         self._count = 0
         self._total_s = 0.0
         # (row of the tracker, what to add for the iteration's number) where that changes: some have no time.
@@ -91,9 +89,9 @@ class TrainingStatus:
     def _track(self, iteration: int, time_s: float) -> None:
         row = self._tracker.row
         if not self._shifts or self._shifts[-1][1] != iteration - row:
-            self._shifts = [*self._shifts[1 - MAX_SHIFTS :], (row, iteration - row)]
+            self._shifts = [*self._shifts[1 - OPEN :], (row, iteration - row)]
         self._tracker.update(time_s)
-        self._forgotten += self._tracker.forget(KEPT_EVENTS)
+        self._forgotten += self._tracker.forget(KEPT)
 
     def _iteration(self, row: int) -> int:
         """The number of the tracker's row; near it where it is older than all shifts that are known."""
@@ -104,7 +102,7 @@ class TrainingStatus:
         of = self._controller
         if of is None:
             return None
-        latest = of.incidents[-MAX_INCIDENTS:]
+        latest = of.incidents[-KEPT:]
         return Blamed(of.health.usual_s, of.saved_s, len(of.incidents), (*map(dict, latest),), (*of.decisions,))
 
     def document(self, *, ended: bool = False) -> dict[str, Any]:
@@ -119,7 +117,7 @@ class TrainingStatus:
         # Of those that are told of no more it need not be known.
         self._since = {one["id"]: one["time"] for one in found}
         lasting = [one for one in found if one["lasts"]]
-        latest = [time_s for _, time_s in list(self._recent)[-LATEST_TIMES:]]
+        latest = [time_s for _, time_s in list(self._recent)[-LATEST:]]
         usual_s = self._tracker.level_s if blamed is None else blamed.usual_s
         known: dict[str, float] = {} if blamed is None else {"saved_s": blamed.saved_s}
         if self._begun_early is not None:
@@ -152,7 +150,7 @@ class TrainingStatus:
         }
 
     def _found(self) -> Iterator[dict[str, Any]]:
-        for one in self._tracker.incidents[-MAX_INCIDENTS:]:
+        for one in self._tracker.incidents[-KEPT:]:
             relief = None if one.relief is None else self._iteration(one.relief)
             iterations = {"onset": self._iteration(one.onset), "relief": relief, "ratio": one.ratio}
             yield self._incident(iterations, "iterations take longer", (), REMEDIES["unknown"])

@@ -24,16 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.failslow.detect.votes import LIKELY, MAX_RATE, PROVISIONAL, VoteRun
+from lanterne.failslow.evidence.persistence import LIKELY, MAX_RATE, PROVISIONAL, VoteRun
+from lanterne.failslow.record.bounds import KEPT, OPEN
 from lanterne.failslow.record.lateness import MAX_LATE, Matched
 
 # Iterations that are kept, and those before a slow spell that tell what is usual.
-KEPT = 1024  # chosen: memory
+KEPT_ROWS = 1024  # chosen: memory
 USUAL = 64
-# Calls of the iteration that has not ended that are kept, and times that calls were told of before rows are made.
-MAX_EARLY = 4096  # chosen: memory
-MAX_SUMS = 64  # chosen: memory; making rows costs more than keeping sums
-MAX_SPELLS = 512  # chosen: memory
 # A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
 FAIR_SHARE = 0.3  # chosen: share of what the latest rank is late by
 MAIN_SHARE = 0.5  # half of what iterations take longer
@@ -122,10 +119,10 @@ class LateArrivals:
     """
 
     def __init__(self) -> None:
-        self._rows: deque[IterationArrivals] = deque(maxlen=KEPT)
+        self._rows: deque[IterationArrivals] = deque(maxlen=KEPT_ROWS)
         # When the latest ended; how many have, by which they are numbered, of how many there are rows; how many had
         # when calls were taken last; the last index.
-        self._ends: deque[float] = deque(maxlen=KEPT)
+        self._ends: deque[float] = deque(maxlen=KEPT_ROWS)
         self._ended = self._made = self._added = self._index = 0
         self._sums: deque[ArrivalSums] = deque()
         self._early: Matched | None = None
@@ -194,8 +191,8 @@ class LateArrivals:
         self._early = None
         if (at == count).any():
             early, late_early = at == count, late_at == count
-            calls = (column[early][-MAX_EARLY:] for column in (start_s, transfer_s, starved_s))
-            lates = (column[late_early][-MAX_LATE * MAX_EARLY :] for column in (late_at_s, late_rank, late_s, core_s))
+            calls = (column[early][-OPEN:] for column in (start_s, transfer_s, starved_s))
+            lates = (column[late_early][-MAX_LATE * OPEN :] for column in (late_at_s, late_rank, late_s, core_s))
             self._early = Matched(*calls, *lates)
         if count:
             inside, late_inside = (at < count) & (start_s >= before_s), (late_at < count) & (late_at_s >= before_s)
@@ -210,7 +207,7 @@ class LateArrivals:
         oldest = self._ended - len(self._ends)
         while self._sums and self._sums[0].begin + len(self._sums[0].calls) <= oldest:
             self._sums.popleft()
-        if len(self._sums) > MAX_SUMS:
+        if len(self._sums) > KEPT:
             self._tell_rows()
 
     def between(self, first: int, end: int | None) -> list[IterationArrivals]:
@@ -583,7 +580,7 @@ class Blame:
 
     def _keep(self, onset: int, cause: Cause) -> None:
         self.causes[onset] = [cause]
-        if len(self.causes) > MAX_SPELLS:
+        if len(self.causes) > KEPT:
             del self.causes[next(iter(self.causes))]
 
     def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:

@@ -30,8 +30,6 @@ NUMBER, BODY, WAITED, END = struct.Struct("=Q"), struct.Struct("=HHIqIIdd"), str
 BODY_OFFSET, END_OFFSET = NUMBER.size, RECORD.size - END.size
 START_OFFSET = END_OFFSET - END.size
 WAITED_OFFSET = START_OFFSET - WAITED.size
-# Logs of version 1, whose header does not say how large a record is, do not tell of waits.
-OLD_RECORD_NBYTES, WAITS_NBYTES = 40, 2 * WAITED.size
 # The end of a call that has not ended.
 OPEN_S = -1.0
 OPEN_END = END.pack(OPEN_S)
@@ -195,14 +193,12 @@ class RingReader:
         if not isinstance(self.header, dict) or not isinstance(self.header.get("capacity"), int):
             raise ValueError("call log: its header has no capacity")
         self._capacity: int = self.header["capacity"]
-        self._size: int = self.header.get("record_nbytes", OLD_RECORD_NBYTES)
-        if self._size not in (RECORD.size, OLD_RECORD_NBYTES):
-            raise ValueError(f"call log: got records of {self._size} bytes, expected {RECORD.size}: of a later version")
-        self._ring_end = HEADER_NBYTES + self._capacity * self._size
+        if (size := self.header.get("record_nbytes")) != RECORD.size:
+            raise ValueError(f"call log: got records of {size} bytes, expected {RECORD.size}: of another version")
+        self._ring_end = HEADER_NBYTES + self._capacity * RECORD.size
         if self._capacity < 1 or len(self._map) < self._ring_end:
             told = f"{self._ring_end}, for {self._capacity} records"
             raise ValueError(f"call log: got {len(self._map)} bytes, expected {told}: it is cut off")
-        self._end_offset = self._size - END.size
         self._next = 1
         self._names: dict[int, str] = {}
         self.lost: int = 0
@@ -235,7 +231,7 @@ class RingReader:
 
     def _start_s(self, number: int) -> float:
         """When call `number`, from 1 on, began."""
-        at = HEADER_NBYTES + (number - 1) % self._capacity * self._size + self._end_offset - END.size
+        at = HEADER_NBYTES + (number - 1) % self._capacity * RECORD.size + END_OFFSET - END.size
         return float(END.unpack_from(self._map, at)[0])
 
     @property
@@ -273,18 +269,18 @@ class RingReader:
         while self._take_on(found):
             pass
         records = b"".join(found)
-        return records if self._size == RECORD.size else _renewed(records)
+        return records
 
     def _take_open(self) -> list[bytes]:
         """Those of `open` that have ended, or are gone: overwritten."""
         found: list[bytes] = []
         for index in list(self.open):
-            at = HEADER_NBYTES + index % self._capacity * self._size
-            record = self._map[at : at + self._size]
+            at = HEADER_NBYTES + index % self._capacity * RECORD.size
+            record = self._map[at : at + RECORD.size]
             if NUMBER.unpack_from(record)[0] != index + 1:
                 self.lost += 1
                 del self.open[index]
-            elif END.unpack_from(record, self._end_offset)[0] != OPEN_S:
+            elif END.unpack_from(record, END_OFFSET)[0] != OPEN_S:
                 found.append(record)
                 self.latest = max(index, self.latest)
                 del self.open[index]
@@ -293,7 +289,7 @@ class RingReader:
     def _take_on(self, found: list[bytes]) -> bool:
         """Append to `found` what there is up to the end of the ring; whether there may be more: from its beginning on,
         or after having been overtaken."""
-        size, end_offset, due, ring_end = self._size, self._end_offset, self._next, self._ring_end
+        size, due, ring_end = RECORD.size, self._next, self._ring_end
         first = HEADER_NBYTES + (due - 1) % self._capacity * size
         # Most of what a watched job pays for: nothing is done for each call but by what is written in C.
         with memoryview(self._map) as whole, whole[first:ring_end] as rest, rest.cast("Q")[:: size // 8] as numbers:
@@ -314,10 +310,10 @@ class RingReader:
         begin = ended = 0
         at = records.find(OPEN_END)
         while at >= 0:
-            if at % size == end_offset:
-                found.append(records[begin : at - end_offset])
+            if at % size == END_OFFSET:
+                found.append(records[begin : at - END_OFFSET])
                 ended = begin // size + len(found[-1]) // size if found[-1] else ended
-                self.open[due - 1 + at // size] = self._call(records[at - end_offset : at + END.size])
+                self.open[due - 1 + at // size] = self._call(records[at - END_OFFSET : at + END.size])
                 begin = at + END.size
             at = records.find(OPEN_END, at + 1)
         found.append(records[begin:])
@@ -326,7 +322,7 @@ class RingReader:
         return goes_on
 
     def _call(self, record: bytes) -> RecordedCall:
-        return recorded(record if len(record) == RECORD.size else _renewed(record), self.name)
+        return recorded(record, self.name)
 
     def name(self, number: int) -> str:
         """The name of calls whose record has this number."""
@@ -353,10 +349,3 @@ def recorded(record: bytes, name_of: Callable[[int], str]) -> RecordedCall:
     """A RECORD as an object; `name_of` tells the name of a number."""
     _, name, ranks, communicator, nbytes, _, _, start_s, end_s = RECORD.unpack(record)
     return RecordedCall(name_of(name), ranks, communicator, nbytes, start_s, end_s)
-
-
-def _renewed(records: bytes) -> bytes:
-    """Records of version 1 as RECORDs: nobody has waited for a core."""
-    size, before = OLD_RECORD_NBYTES, WAITED_OFFSET - WAITED.size
-    olds = (records[at : at + size] for at in range(0, len(records), size))
-    return b"".join(old[:before] + bytes(WAITS_NBYTES) + old[before:] for old in olds)

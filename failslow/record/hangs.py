@@ -17,6 +17,7 @@ import numpy as np
 
 from lanterne.failslow.evidence.progress import Progress, odd_calls, stall
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
+from lanterne.failslow.record.bounds import KEPT, MANY, OPEN
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall
 from lanterne.failslow.record.new_calls import NewCalls
 from lanterne.failslow.record.whereabouts import DECISIVE, Whereabouts
@@ -26,9 +27,8 @@ from lanterne.failslow.record.whereabouts import DECISIVE, Whereabouts
 STATUS_ITERATIONS, PATIENCE_TIMES = 3, 2
 # Shorter calls are no measure of patience; a reader that itself did not run for longer knows nothing of the time.
 LONG_S, LONGEST_STEP_S = 0.5, 1.0
-MAX_NAMES, MAX_HANGS, MAX_SHOWN = 4096, 256, 16
-# Communicators of a rank whose calls are counted; of one that makes more, nobody knows which of its calls is which.
-MAX_COMMUNICATORS = 1 << 16
+# Ranks that a line names.
+MAX_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class SeenCalls:
         """Take calls that have ended."""
         for rank, communicator, begin, end in new.runs:
             ended = self._ended.setdefault(rank, Counter())
-            if communicator in ended or len(ended) < MAX_COMMUNICATORS:
+            if communicator in ended or len(ended) < MANY:
                 ended[communicator] += end - begin
             else:
                 self.lost.add(rank)
@@ -142,7 +142,7 @@ class SeenCalls:
         for row in np.flatnonzero(new.rows["end_s"] - new.rows["start_s"] > LONG_S).tolist():
             call = new.call(row)
             key = call.communicator, call.name
-            if key in self._longest_s or len(self._longest_s) < MAX_NAMES:
+            if key in self._longest_s or len(self._longest_s) < OPEN:
                 self._longest_s[key] = max(call.end_s - call.start_s, self._longest_s.get(key, 0.0))
 
     def restart(self) -> None:
@@ -178,7 +178,7 @@ class SeenCalls:
         """The ranks of a communicator of so many, as far as known, and how many are not."""
         if ranks == world_size:
             return range(ranks), 0
-        if self._groups.get(communicator) is None and len(self._groups) < MAX_NAMES:
+        if self._groups.get(communicator) is None and len(self._groups) < OPEN:
             self._groups[communicator] = self._read_group(communicator)
         known = self._groups.get(communicator) or tuple(r for r, counts in begun.items() if counts[communicator])
         return known, max(0, ranks - len(known))
@@ -279,7 +279,7 @@ class ToldHangs:
         ended = replace(hang, ended_after_s=hang.wait_s)
         self._seen.waited(hang.communicator, hang.name, hang.wait_s)
         if hang.is_incident:
-            self._incidents = [*self._incidents[1 - MAX_HANGS :], ended]
+            self._incidents = [*self._incidents[1 - KEPT :], ended]
         return ended
 
     def report(self) -> list[dict[str, Any]]:

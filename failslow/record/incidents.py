@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lanterne.failslow.record.bounds import KEPT, OPEN
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.outside_view import OddRank
 from lanterne.failslow.record.whereabouts import Whereabouts
 
 SCHEMA_VERSION = 1
-# Those that are remembered; and those of which it is known that they were counted.
-MAX_DOCUMENTS, MAX_IDS = 256, 8192
 # By the state of the rank that has not come; and by the kind of what happened, where that says nothing.
 REMEDIES = {
     "silent": "see whether the rank was started, and what its own output says: it made no call that is recorded",
@@ -131,7 +130,7 @@ class IncidentLog:
             now = time.gmtime()
             name = f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}-{kind}-{self.count}"
             self._ids[kind, key] = name, time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
-            if len(self._ids) > MAX_IDS:
+            if len(self._ids) > OPEN:
                 del self._ids[next(iter(self._ids))]
         name, began = self._ids[kind, key]
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": kind, "id": name, "time": began}
@@ -143,7 +142,7 @@ class IncidentLog:
             told = self._ask(list(dict.fromkeys(hosts)), ago_s) or told
         document["telemetry"] = told
         self.documents[name] = document
-        if len(self.documents) > MAX_DOCUMENTS:
+        if len(self.documents) > KEPT:
             del self.documents[next(iter(self.documents))]
         if self._folder is None:
             return None

@@ -7,21 +7,13 @@ from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
-from lanterne.failslow.detect.tracker import Tracker
-from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals, Latecomer, Latecomers
+from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
+from lanterne.failslow.record.blame import LATEST, UNKNOWN, USUAL, Blame, Cause, LateArrivals, Latecomer, Latecomers
+from lanterne.failslow.record.bounds import KEPT, MANY
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
 from lanterne.failslow.record.period import PeriodTracker
-
-MAX_ITERATIONS = 1 << 16  # chosen: memory
-RECENT = 256  # chosen: what a page of a status shows
-# Iterations that calls may be told of after, of those that are kept for it (blame).
-MAX_UNJUDGED = 256  # a quarter of the iterations that are kept for it
-# Of confirmed events, twice as many at most.
-KEPT_EVENTS = 256  # chosen: memory
-LATEST_TIMES = 6  # chosen: the latest iterations tell how long they take now
 
 
 class Notice(NamedTuple):
@@ -101,7 +93,7 @@ class Spells:
         if self.lasting is None:
             return None
         onset, event, usual_s = self.lasting
-        latest_s = self._time_s(index - LATEST_TIMES + 1, index)
+        latest_s = self._time_s(index - LATEST + 1, index)
         cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent(), late)
         return None if cause is None else Notice(event, f"iteration {index}: slow for another reason now", cause)
 
@@ -113,7 +105,7 @@ class Spells:
         """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
         first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
         # A spell before this one says nothing of what is usual, if some iterations between do.
-        if onset - self._calm_from >= LATEST_TIMES:
+        if onset - self._calm_from >= LATEST:
             first = max(first, self._calm_from)
         return (first, self._time_s(first, onset - 1)) if first < onset else None
 
@@ -307,7 +299,7 @@ class IterationLog:
     """
 
     def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
-        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
+        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MANY)
         self.total_s: float = 0.0
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
@@ -353,7 +345,7 @@ class IterationLog:
 
     def recent(self) -> list[tuple[int, float]]:
         """The latest (index, seconds) that a status shows."""
-        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), RECENT)][::-1]
+        return [(index, time_s) for index, _, time_s in islice(reversed(self.iterations), KEPT)][::-1]
 
     def add(
         self,
@@ -395,9 +387,9 @@ class IterationLog:
     def take(self, world_size: int | None) -> list[Notice]:
         """What there is to say since the last time."""
         self._tell(world_size)
-        if self._unjudged >= MAX_UNJUDGED:
+        if self._unjudged >= KEPT:
             self._learn(world_size)
-        self._unlisted += self._stretch.tracker.forget(KEPT_EVENTS)
+        self._unlisted += self._stretch.tracker.forget(KEPT)
         found, self._found = self._found, []
         return found
 
@@ -425,7 +417,7 @@ class IterationLog:
         """
         self.judge(world_size)
         stretch = self._stretch
-        self._unlisted += stretch.tracker.forget(KEPT_EVENTS)
+        self._unlisted += stretch.tracker.forget(KEPT)
         end = stretch.first_row + stretch.tracker.row
         for record in stretch.incidents():
             self._unlisted += len(self._earlier) == self._earlier.maxlen

@@ -20,23 +20,21 @@ import numpy as np
 
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.blame import USUAL, LateArrivals
+from lanterne.failslow.record.blame import APART, LATEST, USUAL, LateArrivals
+from lanterne.failslow.record.bounds import KEPT
 from lanterne.failslow.record.call_ring import RECORD, RingReader
 from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, join_ranks
-from lanterne.failslow.record.iteration_log import LATEST_TIMES, IterationLog, Notice
+from lanterne.failslow.record.iteration_log import IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import NewCalls, symbols_of
 from lanterne.failslow.record.recorder import PATH_SUFFIX
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 
-MAX_SYMBOLS = 256  # chosen: memory, and lines of a report
 # Calls are judged when that tells something, or so many have come, or a status is made so long after the last
 # time.
 MAX_UNSETTLED_NBYTES = 1 << 20  # chosen: memory; fewer calls at once cost more each
 SETTLE_S = 5.0  # chosen: a status a second need not cost that
-KEPT_NOTICES = 256  # chosen: memory
 LOOK_S = 16.0  # chosen: once every rank reports, until further logs are looked for
-LATE_ROWS = 16  # chosen: iterations of which a status says who comes late
 
 
 # States of a process (whereabouts.py) that makes no calls any more, where another reports as its rank.
@@ -54,14 +52,12 @@ FILLED = 1 / 16
 CALM_S = 1.0  # a look costs some 0.5 ms where Python is slow, most of it for caches that have gone cold
 # How old what was read may be then.
 READ_S = 4.0  # a read costs some 2 ms for cold caches, and some 50 us an iteration
-# What is not calm: the lead begins no call for so many times as long as an iteration takes as a rule,
-LATE_ITERATIONS = 1.25  # one is no delay
-# or iterations since the last read take so many times as long.
-SLOW_RATIO = 1.05  # half of what counts as slow
+# It is not calm where the lead begins no call for so many times as long as an iteration takes as a rule.
+LATE_ITERATIONS = 1.25
 
 
 class CallTotals:
-    """How often calls were made, and how long they took, by name and size; of MAX_SYMBOLS at most."""
+    """How often calls were made, and how long they took, by name and size; of KEPT at most."""
 
     def __init__(self) -> None:
         # (name, bytes) -> [calls, seconds].
@@ -76,7 +72,7 @@ class CallTotals:
         took_s = np.bincount(which, rows["end_s"] - rows["start_s"])
         for code, count, total_s in zip(codes.tolist(), counts.tolist(), took_s.tolist(), strict=True):
             symbol = new.name(rank, code & (1 << NAME_BITS) - 1), code >> NAME_BITS
-            if symbol in self._calls or len(self._calls) < MAX_SYMBOLS:
+            if symbol in self._calls or len(self._calls) < KEPT:
                 known = self._calls.setdefault(symbol, [0, 0.0])
                 known[0] += count
                 known[1] += total_s
@@ -286,14 +282,14 @@ class JobLog:
             and still.age_s(self.lead) <= LATE_ITERATIONS * usual_s
             and not self._finder.told.lasts
             and not self._iterations.is_watched
-            and lead.spacing_s(self._iterations.records) <= SLOW_RATIO * usual_s
+            and lead.spacing_s(self._iterations.records) <= (1 + APART) * usual_s
         )
 
     def poll(self) -> list[Notice]:
         """Read what is new; return the Notices of it."""
         self._read()
         (found, self.hangs), self._untold = self._untold, ([], [])
-        self.notices = (self.notices + found)[-KEPT_NOTICES:]
+        self.notices = (self.notices + found)[-KEPT:]
         return found
 
     def _read(self) -> None:
@@ -450,7 +446,7 @@ def _usual_s(iterations: deque[tuple[int, float, float]]) -> float:
 
 
 def _iterations_now(log: IterationLog) -> dict[str, Any]:
-    times_s = [time_s for *_, time_s in islice(reversed(log.iterations), LATEST_TIMES)]
+    times_s = [time_s for *_, time_s in islice(reversed(log.iterations), LATEST)]
     lasting = log.lasting
     return {
         "count": log.iterations[-1][0] + 1 if log.iterations else 0,
@@ -503,7 +499,7 @@ def _log_notes(readers: Mapping[int, RingReader], world_size: int | None, names:
 
 def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArrivals) -> list[dict[str, Any]]:
     """Of each rank, how late it comes now."""
-    rows = [row for row in islice(reversed(late.rows), LATE_ROWS) if row.calls]
+    rows = [row for row in islice(reversed(late.rows), LATEST) if row.calls]
     return [
         {
             "rank": rank,

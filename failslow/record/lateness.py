@@ -17,12 +17,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.failslow.record.bounds import MANY, OPEN
 from lanterne.failslow.record.new_calls import NewCalls
 
-# Calls that wait for their other ranks.
-MAX_OPEN = 4096  # chosen: beyond, the oldest are given up, as a rank that reports nothing ends nothing
-MAX_MATCHED = 1 << 14  # chosen: memory
-MAX_COMMUNICATORS = 1 << 16  # chosen: a program may make new ones for ever
 MAX_LATE = 16  # chosen: the latest of a call's ranks
 # Of more calls than so many a second some are left out, by blocks of as many as some iterations have: most
 # iterations of the sample are whole.
@@ -197,7 +194,7 @@ class Matcher:
 
     def _calls_of(self, communicator: int, ranks: int) -> OpenCalls | None:
         found = self._open.get(communicator)
-        if found is None and (communicator in self._idle or len(self._open) + len(self._idle) < MAX_COMMUNICATORS):
+        if found is None and (communicator in self._idle or len(self._open) + len(self._idle) < MANY):
             done = self._idle.pop(communicator, 0)
             found = self._open[communicator] = OpenCalls(ranks, done, done, done)
         return found
@@ -226,7 +223,7 @@ class Matcher:
             if calls.is_idle:
                 self._idle[communicator] = calls.done
                 del self._open[communicator]
-        excess = sum(len(calls.weights) for calls in self._open.values()) - MAX_OPEN
+        excess = sum(len(calls.weights) for calls in self._open.values()) - OPEN
         for calls in self._open.values() if excess > 0 else ():
             count = min(excess, len(calls.weights))
             calls.drop(calls.done + count)
@@ -272,7 +269,7 @@ class Matcher:
         self._fresh.append(Matched(last_s, transfer_s, starved_s, late_at_s, late_rank.ravel(), own_s, core_s))
         self.calls += len(weights)
         self._delays.append(np.array((rank_of[last], last_s - came_s[-2])))
-        while sum(map(np.size, self._delays)) > 2 * MAX_MATCHED and len(self._delays) > 1:
+        while sum(map(np.size, self._delays)) > 2 * MANY and len(self._delays) > 1:
             self._delays.popleft()
         lasts, waits_s = np.bincount(last, minlength=len(ranks)), (last_s - starts_s).sum(axis=1)
         for rank, times_last, waited_s in zip(ranks, lasts.tolist(), waits_s.tolist(), strict=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from lanterne.failslow.record.recorder import RANK_VARIABLES
+from lanterne.failslow.record.recorder import RANK_VARIABLES, process_stat
 from lanterne.transport.job.launch import JOB_VARIABLE
 
 # What ranks of a job have in common; where none is set, the process that started them.
@@ -88,7 +88,7 @@ def ranks_beside(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
             if text.isascii() and text.isdecimal():
                 ours = environment.get(JOB_VARIABLE)
                 job = (ours,) if ours else tuple(environment.get(name) for name in JOB_VARIABLES)
-                members[int(folder.name)] = _Member(int(text), job, _parent(folder))
+                members[int(folder.name)] = _Member(int(text), job, process_stat(folder).parent)
     own = members.get(pid)
     if own is None:
         return {}
@@ -121,7 +121,7 @@ class OutsideView:
         self.odd: dict[int, OddRank] = {}
         self._proc, self._window_s = proc, window_s
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        self._started = {rank: _stat(proc / str(pid))[1] for rank, pid in self.processes.items()}
+        self._started = {rank: process_stat(proc / str(pid)).started for rank, pid in self.processes.items()}
         self._glimpses: dict[int, deque[Glimpse]] = {rank: deque() for rank in self.processes}
 
     def look(self, now_s: float) -> list[OddRank]:
@@ -154,13 +154,12 @@ class OutsideView:
 
     def _glimpse(self, rank: int, pid: int, now_s: float) -> Glimpse:
         folder = self._proc / str(pid)
-        state, started, ticks = _stat(folder)
-        if started != self._started[rank]:
-            state = "X"
+        now = process_stat(folder)
+        state = now.state if now.started == self._started[rank] else "X"
         waits = ""
         with suppress(OSError):
             waits = (folder / "wchan").read_text().strip().strip("0")
-        return Glimpse(now_s, state, ticks * self._tick_s, waits)
+        return Glimpse(now_s, state, now.used * self._tick_s, waits)
 
     def _words(self, rank: int, kind: str) -> str:
         waits = self._glimpses[rank][-1].waits
@@ -227,19 +226,3 @@ def _environment(folder: Path) -> dict[str, str]:
         return {}
     pairs = (os.fsdecode(word).partition("=") for word in words)
     return {name: value for name, equals, value in pairs if equals}
-
-
-def _parent(folder: Path) -> int:
-    try:
-        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _stat(folder: Path) -> tuple[str, int, int]:
-    """(state, when it was started, core time), both in ticks; "X" where it is gone."""
-    try:
-        words = (folder / "stat").read_text().rpartition(")")[2].split()
-        return words[0], int(words[19]), int(words[11]) + int(words[12])
-    except (OSError, IndexError, ValueError):
-        return "X", -1, 0

@@ -24,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.errors import InputError
+from lanterne.failslow.evidence.comparison import PERSISTENT
+from lanterne.failslow.record.bounds import MANY
 
 LONGEST_GRAM = 4  # chosen: four symbols in a row make a number of 64 bits
 MIN_OCCURRENCES = 4  # chosen; a sequence across the end of an iteration is seen once less in four iterations
 COMMON = 8  # chosen: what is rare is foreign, or a marker by itself
 TOLERANCE = 0.05  # chosen: share by which spacings may differ
 EVEN_SHARE = 0.75  # chosen: share of what must agree
-STEADY_SHARE = 0.9  # chosen: share of calls between two markers that recur alike
 MAX_CHECKS = 24  # chosen: candidates that are looked at, the longest spacing first
 LEAST_ADDED = 0.01  # chosen: share of a shorter period that the end of a longer one takes
 ADDED_ERRORS = 3.0  # chosen: standard errors of what that end seems to take
-MAX_CALLS = 65_536  # chosen: memory, and 0.1 s a look
 LOST_PERIODS = 8  # chosen: periods without the marker after which the program has changed
 # A marker is final once it has held this often and this long; until then a longer spacing may replace it.
 SETTLED_PERIODS = 32  # chosen: times that a marker that is final has held
@@ -218,7 +218,7 @@ def _is_steady(positions: NDArray[np.intp], symbols: Sequence[Hashable]) -> bool
         agree = sum(abs(count - usual) <= max(1, 0.005 * usual) for count in counts)
         total += sum(counts)
         steady += sum(counts) if agree >= EVEN_SHARE * len(counts) else 0
-    return steady >= STEADY_SHARE * total
+    return steady >= PERSISTENT * total
 
 
 def _is_multiple(marker: Marker, other: Marker) -> bool:
@@ -246,7 +246,7 @@ class PeriodTracker:
     iteration times of different generations are not comparable; `dropped`: calls whose clock went backwards.
 
     Cost: 0.5 us a call once the marker is final; while learning, 3 us on average and 0.1 s for the longest look at
-    the log. Memory: MAX_CALLS calls while learning, none afterwards.
+    the log. Memory: MANY calls while learning, none afterwards.
     """
 
     def __init__(self, marker: Marker | None = None) -> None:
@@ -382,9 +382,9 @@ class PeriodTracker:
             self._last_s = None
             self._found_s, self._found_at = time_s, len(self._symbols)
             self._since = self._periods = self._misses = 0
-        if len(self._symbols) >= MAX_CALLS:
-            del self._symbols[: MAX_CALLS // 2], self._times_s[: MAX_CALLS // 2]
-            self._found_at = max(0, self._found_at - MAX_CALLS // 2)
+        if len(self._symbols) >= MANY:
+            del self._symbols[: MANY // 2], self._times_s[: MANY // 2]
+            self._found_at = max(0, self._found_at - MANY // 2)
         held = self.marker is not None and self._periods >= SETTLED_PERIODS
         self._next_look = len(self._symbols) * (8 if held else 5) // 4 + 1
 

@@ -22,10 +22,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from lanterne.failslow.operate.core_waits import CoreWaits
 from lanterne.failslow.operate.telemetry import HostTelemetry, rank_gpu, rank_nic
+from lanterne.failslow.record.bounds import KEPT, OPEN
 from lanterne.failslow.record.call_ring import CAPACITY, Channel, RingWriter
 from lanterne.failslow.record.stream_times import CallGroups, Mark, QueuedCalls, end
 
@@ -43,15 +44,11 @@ INTERNAL = (
 )
 # What is of the recorder in a program's stack.
 OWN = "lanterne.failslow.record."
-# Communicators come and go in some programs; beyond so many channels all are made anew.
-MAX_CHANNELS = 4096
 RANK_VARIABLES = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 BEAT_S, TELEMETRY_S = 1.0, 10.0
 MAX_FRAMES = 24
-MAX_GROUPS = 1024
-MAX_PATHS = 64
 # Ranks of one process whose waits for a core are read: each has a file open for it.
 MAX_WAITS = 64
 PATH_SUFFIX = ".path"
@@ -107,7 +104,7 @@ class Recorder:
 
     def group(self, communicator: int, ranks: Sequence[int]) -> None:
         """Say which ranks of the job a communicator has, for those who look for the one that does not come."""
-        if communicator in self._groups or len(self._groups) >= MAX_GROUPS:
+        if communicator in self._groups or len(self._groups) >= OPEN:
             return
         self._groups.add(communicator)
         with suppress(OSError):
@@ -115,7 +112,7 @@ class Recorder:
 
     def path(self, text: str) -> None:
         """Say over what calls go, such as "torch.distributed over gloo"."""
-        if text in self._paths or len(self._paths) >= MAX_PATHS:
+        if text in self._paths or len(self._paths) >= KEPT:
             return
         self._paths.add(text)
         with suppress(OSError):
@@ -152,7 +149,7 @@ class Recorder:
                 # No room for a log: the program goes on without.
                 self.stop()
                 return IGNORE
-        if len(self._channels) >= MAX_CHANNELS:
+        if len(self._channels) >= OPEN:
             self._channels.clear()
         found = ring.channel(name, ranks & 0xFFFF, communicator & 0xFFFFFFFF)
         self._channels[rank, name, ranks, communicator] = found
@@ -307,13 +304,28 @@ def program_text() -> str:
     return text[:512] if text.isascii() else text[:128]
 
 
-def start_of(pid: int) -> int:
-    """When process `pid` was started, ticks since the machine was; 0 where that is not known."""
+class ProcessStat(NamedTuple):
+    """What Linux tells of a process: its state, a letter; its parent; when it was started and its core time, ticks."""
+
+    state: str
+    parent: int
+    started: int
+    used: int
+
+
+def process_stat(folder: str | os.PathLike[str]) -> ProcessStat:
+    """Return the ProcessStat of the process with this folder in /proc: state "X", started 0 where it is gone."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[19])
+        with open(os.path.join(folder, "stat")) as file:
+            words = file.read().rpartition(")")[2].split()
+        return ProcessStat(words[0], int(words[1]), int(words[19]), int(words[11]) + int(words[12]))
     except (OSError, IndexError, ValueError):
-        return 0
+        return ProcessStat("X", 0, 0, 0)
+
+
+def start_of(pid: int) -> int:
+    """Return when process `pid` was started, ticks since the machine was; 0 where that is not known."""
+    return process_stat(f"/proc/{pid}").started
 
 
 def environment_rank() -> int:

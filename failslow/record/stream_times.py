@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
+from lanterne.failslow.record.bounds import OPEN
 from lanterne.failslow.record.call_ring import Channel
 from lanterne.kernels.cuda.clock import DeviceClock, EventSource
 
@@ -28,7 +29,6 @@ Stream: TypeAlias = Any
 
 
 LOOK_S = 0.05  # chosen: the times are known, whenever they are asked for
-MAX_PENDING = 4096  # chosen: memory, and events of the device
 
 
 CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -125,7 +125,7 @@ class QueuedCalls:
 
     def begin(self, stream: Stream) -> Mark | None:
         """A call begins on `stream`; None where it cannot be timed."""
-        if len(self._pending) >= MAX_PENDING or self._ended.is_set():
+        if len(self._pending) >= OPEN or self._ended.is_set():
             return None
         start = None
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lanterne.failslow.record.call_ring import RingReader
-from lanterne.failslow.record.recorder import BEAT_S, Frame, boot_id, pid_namespace, start_of
+from lanterne.failslow.record.recorder import BEAT_S, Frame, boot_id, pid_namespace, process_stat
 
 # A program whose Python has not run for so many beats is stopped, dead, or in code that does not let Python run.
 MISSED_BEATS = 4
@@ -90,13 +90,10 @@ def whereabouts(folder: Path, rank: int, reader: RingReader | None, beat_age_s: 
 
 def _state_of(pid: int, started: Any) -> str:
     """A word of WORDS for a process of this machine that was started at tick `started`."""
-    if start_of(pid) != started:
+    now = process_stat(f"/proc/{pid}")
+    if now.started != started:
         return "gone"
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "gone"
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "runs")
+    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(now.state, "runs")
 
 
 def _frames(path: Path) -> tuple[tuple[Frame, ...], float | None]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 SLOW_COMPUTE = 1.2
 SLOW_COMPUTE_STARVED = 1.5  # chosen: while ranks compute and transfer on one core
 SLOW_LINK = 1.3  # chosen: half the bandwidth of a shared link reads as 2
-SLOW_LINK_STARVED = 2.5  # chosen: a rank without a second core moves its data when it gets its turn
-SLOW_LINK_CROWDED = 2.0  # chosen: a transfer within a host takes both ends' turns on shared cores
+# chosen: more than a busy machine was seen to explain, on which ranks move their data when they get their turns
+SLOW_LINK_STARVED = 2.5
 SLOW_LATENCY = 3.0
 # A latency must also exceed the peers' by this; and where cores are shared by a tick.
 LEAST_LATENCY_S = 200e-6  # what scheduling explains on a core of one's own
@@ -31,7 +31,6 @@ LEAST_LATENCY_CROWDED_S = 4e-3  # a tick of the scheduler
 LEAST_TRANSFER_S = 100e-6  # chosen: the best of several counts
 LEAST_TRANSFER_CROWDED_S = 1e-3  # chosen: the best of several counts
 UNDISTURBED = 1.1  # chosen: time by the clock over that of its core
-CONTENDED = 1.25  # chosen: time by the clock over that of its core
 FEW_LINKS = 12  # the directions between 4 ranks, half of which one network card makes slow
 
 
@@ -125,7 +124,7 @@ def contended(measured: Computed, cores: Sequence[Place]) -> tuple[Finding, ...]
         here = {key: samples for key, samples in measured.items() if cores[key[0]] == place}
         wall_s = sum(sum(samples.wall_s) for samples in here.values())
         cpu_s = sum(sum(samples.cpu_s) for samples in here.values())
-        if cpu_s > 0 and wall_s >= CONTENDED * cpu_s:
+        if cpu_s > 0 and wall_s >= SLOW_COMPUTE * cpu_s:
             ranks = tuple(sorted({rank for rank, _ in here}))
             text = f"other work runs on its cores: computing had them {cpu_s / wall_s:.0%} of the time"
             found.append(Finding("contention", ranks, (), "alone", wall_s / cpu_s, text))
@@ -263,7 +262,7 @@ def _links_by(
         own_s = {link: {size: statistic(times_s) for size, times_s in samples[link].times_s.items()} for link in links}
         usual_s = {size: reference(own_s[link][size] for link in links) for size in own_s[links[0]]}
         latency_s = reference(samples[link].latency_s for link in links)
-        least = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio
+        least = max(least_ratio, SLOW_LINK_STARVED) if inside and crowded else least_ratio
         slow_here: dict[Link, SlowQuantity] = {}
         for link in links:
             slow = _slow_transfer(own_s[link], usual_s, least, crowded)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from lanterne.errors import InputError
 
-# Links of the suspects' kind that are measured again beside them.
+# Healthy ranks, or links of the suspects' kind, that are measured again beside these.
 WITNESSES = 4
 
 # (a, b) of ranks; directed links are (src, dst).

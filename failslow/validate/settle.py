@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from lanterne.failslow.validate.judge import SlowQuantity
+from lanterne.failslow.validate.judge import SLOW_LINK_STARVED, SlowQuantity
 
 Round = TypeVar("Round")
 # A rank, or a directed link.
 Key = TypeVar("Key")
 SlowOnes: TypeAlias = dict[Key, SlowQuantity]
-
-# What never became clear is blamed only if it is slow by more than a busy machine was seen to explain.
-LEAST_UNCLEAR = 2.5
 
 
 def settle(
@@ -43,5 +40,6 @@ def settle(
             break
         rounds.append(again({**slow, **unsure}))
         slow, unsure = verdict(rounds)
-    blamed = {key: one for key, one in slow.items() if one.is_clear or one.ratio >= LEAST_UNCLEAR}
+    # What never became clear is blamed only if it is slow by more than a busy machine explains.
+    blamed = {key: one for key, one in slow.items() if one.is_clear or one.ratio >= SLOW_LINK_STARVED}
     return blamed, {key: one for key, one in (slow | unsure).items() if key not in blamed}

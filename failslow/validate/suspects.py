@@ -11,7 +11,7 @@ import numpy as np
 
 from lanterne.failslow.validate import loads as gemm
 from lanterne.failslow.validate.judge import Finding
-from lanterne.failslow.validate.links import Link
+from lanterne.failslow.validate.links import WITNESSES, Link
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.validate import Injected, validate_suspects
 from lanterne.failslow.validate.validation import Validation
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.transport.base import Transport
 
-# Healthy ones beside the suspects; fewer links, down to one, where suspects are many, most of which are healthy.
-WITNESSES = 3
 LIMIT_S, REPETITIONS = 0.2, 2
 SAMPLE_S = 5e-3
 
@@ -62,12 +60,13 @@ class Examiner:
         everyone, slowdown = range(self.comm.world_size), self._slowdown()
         ranks = [one.ends[0] for one in suspects if one.is_rank]
         links = [one.pair() for one in suspects if not one.is_rank]
-        peers = [rank for rank in everyone if rank not in ranks][:WITNESSES]
+        peers = [rank for rank in everyone if rank not in ranks][: WITNESSES - 1]
         others = [(a, b) for a in everyone for b in everyone if a < b and (a, b) not in links]
         # Witnesses that have no end in common with a suspect, where there are such.
         taken = {end for link in links for end in link}
         others.sort(key=lambda link: len(taken & set(link)))
-        witnesses = others[: max(1, WITNESSES + 1 - len(links))]
+        # Fewer, down to one, where suspects are many, most of which are healthy.
+        witnesses = others[: max(1, WITNESSES - len(links))]
         ranks = ranks + peers if ranks and peers else []
         links = links + witnesses if links and witnesses else []
         if not ranks and not links:

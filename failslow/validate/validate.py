@@ -43,7 +43,15 @@ from lanterne.failslow.validate.judge import (
 )
 from lanterne.failslow.validate.link_kinds import summary
 from lanterne.failslow.validate.link_probe import Beside, LinkSamples, measure_links, nothing, pooled
-from lanterne.failslow.validate.links import Link, both_ways, colour_edges, link_passes, neighbours, with_witnesses
+from lanterne.failslow.validate.links import (
+    WITNESSES,
+    Link,
+    both_ways,
+    colour_edges,
+    link_passes,
+    neighbours,
+    with_witnesses,
+)
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.settle import settle
 from lanterne.failslow.validate.validation import Validation
@@ -61,24 +69,17 @@ REPETITIONS = 3  # chosen: the best and the median of three
 # A first look at every link: what the sizes would take. They are halved until the passes fit.
 FIRST_NBYTES = 1 << 20  # chosen: a millisecond on 10 Gbit/s
 LEAST_NBYTES = 256 << 10  # chosen: less tells latency, not bandwidth
-COMPUTE_SHARE = 0.15  # chosen: what shares leave of the time limit is for confirmations
-LINK_SHARE = 0.35  # chosen: what shares leave of the time limit is for confirmations
-TOGETHER_SHARE = 0.15  # chosen: what shares leave of the time limit is for confirmations
+# Of the time limit for computing alone, and at once with transfers; for transfers alone: the rest is for confirmations.
+COMPUTE_SHARE, LINK_SHARE = 0.15, 0.35
 TURN_S = 0.3  # chosen: of a rank's computing, where the limit allows
 LEAST_PRODUCT_S = 2e-3  # of a product on a GPU that takes less the launch is much
-# Parts of a turn: the turns come around so often; and where it must be told quickly.
-PARTS = 4  # chosen: what slows a core for seconds then slows all ranks
-QUICK_PARTS = 2
-# Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at
-# most; also where it must be told quickly. Those of computing take a part of the first one's time.
-CONFIRMATIONS = 2
-MOST_CONFIRMATIONS = 8
-QUICK_CONFIRMATIONS = 1
-MOST_QUICK_CONFIRMATIONS = 5
-CONFIRMATION_SHARE = 1 / 3  # chosen: of the first measurement's time
+# Parts of a turn: the turns come around so often, and what slows a core for seconds slows all ranks.
+PARTS = 2
+# Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at most.
+# Those of computing take a third of the first one's time.
+CONFIRMATIONS, MOST_CONFIRMATIONS = 1, 6
 # Transfers beside which a rank computes, until it has done so often enough.
 ATTEMPTS = 5  # chosen: a crowded machine may not let a rank compute beside a transfer
-WITNESSES = 4  # chosen: healthy ranks that are measured again beside suspects
 # Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
 PATIENCE_S = 10e-3  # chosen: nothing else delays every small message so much
 
@@ -146,7 +147,7 @@ def validate(
         limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
         repetitions: transfers of each size over each link.
-        thorough: False: one dtype, fewer confirmations, and step 3 only where nothing was slow before it and begun
+        thorough: False: one dtype, and step 3 only where nothing was slow before it and begun
             again only within `limit_s`; links whose small messages take 10 ms are timed once.
         transport: what the transfers go over, as Trainer has it; None for that of `comm`.
         injected: slowness of this rank, for experiments.
@@ -260,7 +261,6 @@ class _Computing:
         self.injected = injected
         self.tick = tick
         self.own_time = device == "cpu"
-        self.parts = PARTS if thorough else QUICK_PARTS
         which = None if thorough else (gemm.USUAL,)
         self.loads = gemm.loads(device, which, self._agreed_sides(which) if device == "cuda" else None)
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
@@ -282,9 +282,9 @@ class _Computing:
         """
         probe, turns = self.probe, self.probe.turns([(rank,) for rank in ranks])
         self.tick(f"computing, {len(turns)} turns")
-        start_s, part_s = probe.start_together(), turn_s / self.parts
+        start_s, part_s = probe.start_together(), turn_s / PARTS
         parts: list[list[gemm.Samples]] = []
-        for number, turn in enumerate(turns * self.parts):
+        for number, turn in enumerate(turns * PARTS):
             if (probe.comm.rank,) in turn:
                 wait_until(start_s + number * part_s)
                 with pinned(self._core(turn, number // len(turns))):
@@ -295,7 +295,7 @@ class _Computing:
         return self.collect(list(map(gemm.latest, zip(*parts, strict=True))), self.loads, "alone", ranks)
 
     def _sample(self, load: gemm.Load, share_s: float) -> gemm.Samples:
-        return gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time, parts=self.parts)
+        return gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time, parts=PARTS)
 
     def _core(self, turn: Collection[tuple[int]], part: int) -> int | None:
         """The core on which this rank computes in a part of a `turn`: none that another of its machine has then."""
@@ -330,7 +330,7 @@ class _Computing:
         """The ranks that `rounds` show to be slow."""
         return slow_ranks(rounds, self.probe.devices, self.probe.places, starved=starved)
 
-    def settled(self, confirmations: tuple[int, int]) -> tuple[SlowRanks, SlowRanks]:
+    def settled(self) -> tuple[SlowRanks, SlowRanks]:
         """(the slow ranks, those of which it cannot be said)."""
         turn = itertools.count(1)
 
@@ -341,12 +341,12 @@ class _Computing:
             healthy = [rank for rank in self.ranks if rank not in doubtful]
             # In another order each time: nobody computes beside the same rank always.
             ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
-            return self._compute(ranks, CONFIRMATION_SHARE * self.turn_s)
+            return self._compute(ranks, self.turn_s / 3)
 
         first = self._compute(self.ranks, self.turn_s)
         if self.own_time:
             self.busy = judge.contended(first, self.probe.places)
-        return settle(first, verdict, again, *confirmations)
+        return settle(first, verdict, again, CONFIRMATIONS, MOST_CONFIRMATIONS)
 
 
 class _ValidationRun:
@@ -369,16 +369,13 @@ class _ValidationRun:
         self.thorough = thorough
         self.tick = tick or (lambda text: None)
         self.injected = injected
-        self.confirmations = (
-            (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
-        )
         self.computing = _Computing(probe, members, computing, device, limit_s, thorough, injected, self.tick)
         self.links: list[dict[str, Any]] = []
 
     def validate(self, passes: Passes, sizes: tuple[int, ...], repetitions: int, start_s: float) -> Validation:
         at = {rank: position for position, rank in enumerate(self.members)}
         passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
-        alone_ranks, unknown_ranks = self.computing.settled(self.confirmations) if self.computing.ranks else ({}, {})
+        alone_ranks, unknown_ranks = self.computing.settled() if self.computing.ranks else ({}, {})
         sizes, turns_s = self._fit(passes, sizes, repetitions)
         self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
         alone_links, unknown_links = self._settled_links(passes, sizes, repetitions)
@@ -386,7 +383,7 @@ class _ValidationRun:
         unsure = findings(unknown_ranks, unknown_links, both_ways(passes), "alone")
         if self.thorough or not found:
             self.tick("computing and transferring at once")
-            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
+            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, COMPUTE_SHARE * self.limit_s)
             passes = passes or colour_edges(neighbours(self.computing.ranks))
             slow, doubtful = self._settled_together(passes, smallest, repetitions)
             # A rank that computes slowly is late to take in what has come: that is not the link's fault.
@@ -482,12 +479,10 @@ class _ValidationRun:
             some = colour_edges(with_witnesses(first, doubtful, self.probe.hosts))
             return self._transfer(some, sizes, repetitions, "alone")
 
-        least, most = self.confirmations
-        if not self.thorough and all(
-            first[way].latency_s > PATIENCE_S for way in self._judged_links(slow_links, [first])
-        ):
-            least = 0  # Nothing else delays every small message so much.
-        return settle(first, verdict, again, least, most)
+        slow = self._judged_links(slow_links, [first])
+        # Nothing else delays every small message so much.
+        is_plain = not self.thorough and all(first[way].latency_s > PATIENCE_S for way in slow)
+        return settle(first, verdict, again, 0 if is_plain else CONFIRMATIONS, MOST_CONFIRMATIONS)
 
     # -- both at once
 
@@ -509,7 +504,7 @@ class _ValidationRun:
             ways = {way for way in first[1] if way in doubtful or ranks & set(way)}
             return self._at_once(colour_edges(with_witnesses(first[1], ways, self.probe.hosts)), sizes, repetitions)
 
-        return settle(first, verdict, again, *self.confirmations)
+        return settle(first, verdict, again, CONFIRMATIONS, MOST_CONFIRMATIONS)
 
     def _at_once(
         self, passes: Passes, sizes: Sequence[int], repetitions: int

@@ -80,9 +80,8 @@ def test_iterations_without_a_time_shift_no_numbers(none):
 
 
 def test_old_incidents_are_counted_and_not_kept(monkeypatch):
-    for name, value in (("KEPT_EVENTS", 4), ("RECENT", 64), ("LATEST_TIMES", 16)):
-        monkeypatch.setattr(training_status, name, value)
-    monkeypatch.setattr(training_status, "MAX_INCIDENTS", 3)
+    monkeypatch.setattr(training_status, "LATEST", 16)
+    monkeypatch.setattr(training_status, "KEPT", 4)
     status, spells = TrainingStatus(4, ["train.py"]), 12
     for i in range(100 * spells):
         status.add(i, 0.1 * (1.0 + 0.01 * (i % 3)) * (2.0 if i % 100 >= 70 else 1.0))

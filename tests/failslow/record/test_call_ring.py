@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -17,7 +16,6 @@ from lanterne.failslow.record import recorder as recording
 from lanterne.failslow.record.call_ring import (
     HEADER_NBYTES,
     MAX_NAMES,
-    OPEN_S,
     RECORD,
     RecordedCall,
     RingReader,
@@ -47,25 +45,6 @@ def test_round_trip(tmp_path):
     assert reader.take() == expected(*range(4, 19))
     writer.end()
     assert reader.ended and reader.lost == 0
-
-
-def test_a_log_of_before_records_told_of_waits_is_read(tmp_path):
-    """Version 1: number, name, ranks, communicator, bytes, start and end; a call that is open, too."""
-    path, old = tmp_path / "calls", struct.Struct("=QHHIqdd")
-    RingWriter(path, {"rank": 3}, 16).channel("call", 4, 7)
-    content = bytearray(path.read_bytes())
-    header = json.loads(content[:3000].rstrip(b"\0"))
-    del header["record_nbytes"]
-    content[:3000] = json.dumps(header).encode().ljust(3000, b"\0")
-    for index, end_s in enumerate((1.5, 2.5, OPEN_S)):
-        old.pack_into(content, HEADER_NBYTES + index * old.size, index + 1, 0, 4, 7, 8, index + 1.0, end_s)
-    path.write_bytes(content[: HEADER_NBYTES + 16 * old.size])
-    reader = RingReader(path)
-    assert reader.take() == [RecordedCall("call", 4, 7, 8, 1.0, 1.5), RecordedCall("call", 4, 7, 8, 2.0, 2.5)]
-    assert reader.open == {2: RecordedCall("call", 4, 7, 8, 3.0, OPEN_S)}
-    old.pack_into(content, HEADER_NBYTES + 2 * old.size, 3, 0, 4, 7, 8, 3.0, 3.5)
-    path.write_bytes(content[: HEADER_NBYTES + 16 * old.size])
-    assert RingReader(path).take()[2] == RecordedCall("call", 4, 7, 8, 3.0, 3.5)
 
 
 def test_a_log_of_larger_records_is_refused(tmp_path):

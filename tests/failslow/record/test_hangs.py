@@ -333,7 +333,7 @@ def test_the_thread_of_a_recorder_does_not_outlive_it(tmp_path, how):
 
 def test_of_ever_new_communicators_the_first_are_counted_on(tmp_path, monkeypatch):
     """What is kept neither grows nor is thrown away and grows again; who makes them is no suspect any more."""
-    monkeypatch.setattr(hangs, "MAX_COMMUNICATORS", 4)
+    monkeypatch.setattr(hangs, "MANY", 4)
     seen = SeenCalls(tmp_path)
     for i in range(3):
         seen.add(new_calls({0: [("a", 2, c, 8, 10.0 * i + c, 10.0 * i + c) for c in range(2 + 2 * i)]}))

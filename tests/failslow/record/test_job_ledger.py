@@ -18,8 +18,9 @@ from lanterne.failslow.detect.events import LevelEvent
 from lanterne.failslow.operate.publisher import Pace, Publisher
 from lanterne.failslow.operate.thresholds import ThresholdFile, Thresholds
 from lanterne.failslow.record import recorder
+from lanterne.failslow.record.bounds import KEPT
 from lanterne.failslow.record.call_ring import RingReader
-from lanterne.failslow.record.incidents import MAX_DOCUMENTS, IncidentLog
+from lanterne.failslow.record.incidents import IncidentLog
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import JobLog
@@ -229,9 +230,9 @@ def test_what_is_over_is_written_once_and_counted_once(tmp_path):
     assert log.slow(over) == path and path.read_text() == "as it is"
     # It goes on after all.
     assert log.slow(spell) == path and json.loads(path.read_text())["lasts"]
-    for onset in range(100, 100 + MAX_DOCUMENTS):
+    for onset in range(100, 100 + KEPT):
         log.slow(over | {"onset": onset})
-    assert log.slow(over) == path and log.counts == {"slow": 1 + MAX_DOCUMENTS}
+    assert log.slow(over) == path and log.counts == {"slow": 1 + KEPT}
 
 
 def test_who_tells_of_a_host_is_followed_once_its_process_is_gone(tmp_path, monkeypatch):

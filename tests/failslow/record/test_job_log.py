@@ -15,12 +15,13 @@ from lanterne.bench.failslow.watch import print_report
 from lanterne.failslow.operate.thresholds import Thresholds
 from lanterne.failslow.record import blame, hangs, incidents, iteration_log, job_log, lateness, period
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
+from lanterne.failslow.record.bounds import OPEN
 from lanterne.failslow.record.call_ring import BEGUN_OFFSET, RECORD, RingWriter
 from lanterne.failslow.record.hangs import Hang
 from lanterne.failslow.record.iteration_log import Notice
 from lanterne.failslow.record.job_ledger import JobLedger, about_run
 from lanterne.failslow.record.job_log import CALM_S, FILLED, LONGEST_S, SHORTEST_S, JobLog
-from lanterne.failslow.record.lateness import MAX_OPEN, Matcher
+from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.watch import Looks, Reader, next_wait_s
 
 USUAL_S = CALLS * (OWN_S + TRANSFER_S)
@@ -207,17 +208,16 @@ def test_it_reads_while_the_job_runs(tmp_path):
 def test_memory_does_not_grow_with_the_job(tmp_path, monkeypatch):
     """Every store is made small, and filled twice over, before it is measured."""
     for module, name, value in (
-        (job_log, "KEPT_NOTICES", 8),
-        (iteration_log, "MAX_ITERATIONS", 256),
-        (iteration_log, "KEPT_EVENTS", 8),
-        (blame, "KEPT", 128),
-        (blame, "MAX_SPELLS", 4),
-        (lateness, "MAX_MATCHED", 64),
-        (lateness, "MAX_COMMUNICATORS", 16),
+        (job_log, "KEPT", 8),
+        (iteration_log, "MANY", 256),
+        (iteration_log, "KEPT", 8),
+        (blame, "KEPT_ROWS", 128),
+        (blame, "KEPT", 4),
+        (lateness, "MANY", 64),
         (period, "SETTLED_S", 1.0),
-        (hangs, "MAX_COMMUNICATORS", 16),
-        (incidents, "MAX_DOCUMENTS", 4),
-        (incidents, "MAX_IDS", 24),
+        (hangs, "MANY", 16),
+        (incidents, "KEPT", 4),
+        (incidents, "OPEN", 24),
     ):
         monkeypatch.setattr(module, name, value)
     writers = write_logs(tmp_path, {0: [], 1: []}, ended=False, capacity=512)
@@ -258,8 +258,8 @@ def test_what_waits_for_a_silent_rank_is_bounded():
     for rank in range(2):
         matcher.add_rank(rank, "b")
     for i in range(300):
-        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (MAX_OPEN // 100)}))
-    assert sum(len(calls.weights) for calls in matcher._open.values()) <= MAX_OPEN
+        matcher.add(new_calls({0: [("a", 2, 0, 8, float(i), float(i))] * (OPEN // 100)}))
+    assert sum(len(calls.weights) for calls in matcher._open.values()) <= OPEN
     assert matcher.calls == 0
 
 

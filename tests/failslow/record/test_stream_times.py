@@ -129,7 +129,7 @@ def test_what_cannot_be_timed_is_recorded_as_it_was_queued(tmp_path, device, mon
     recorder, calls = Recorder(tmp_path), QueuedCalls(device, is_captured=lambda stream: why == "captured")
     device.fails = why == "failing"
     most = 0 if why == "full" else 10
-    monkeypatch.setattr(stream_times, "MAX_PENDING", most)
+    monkeypatch.setattr(stream_times, "OPEN", most)
     assert queued_call(recorder, calls)() == "queued"
     reader = reader_of(tmp_path)
     (found,) = reader.take()
