@@ -463,7 +463,7 @@ WORKING = {
     "greyhound-17": (the_slow_rank_is_found, no_validator),
     "greyhound-19": (
         moved_ranks_keep_their_losses,
-        lambda patch: patch.setattr("lanterne.pipeline.train.trainer.move_state", lambda *args: None),
+        lambda patch: patch.setattr("lanterne.pipeline.train.trainer.put_state", lambda *args: None),
     ),
     **dict.fromkeys(("greyhound-table-3", "greyhound-table-4"), (every_slow_job_is_found, no_detector)),
     "greyhound-table-5": (distributions_are_near_the_bound, replaced("greyhound.table_5.rebalance", _evenly)),

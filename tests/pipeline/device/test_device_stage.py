@@ -69,7 +69,7 @@ def test_it_is_trained_as_on_the_host(on_device):
     expected, state, _, where = lanterne.spawn(2, train)[0]
     assert where == {False} and on_device[0][3] == {True}
     np.testing.assert_allclose(on_device[0][0], expected, rtol=1e-6)
-    np.testing.assert_allclose(on_device[0][1].parameters, state.parameters, rtol=1e-5)
+    np.testing.assert_allclose(on_device[0][1].vectors["parameters"], state.vectors["parameters"], rtol=1e-5)
 
 
 def test_the_adapter_has_its_durations_from_events(on_device):
@@ -119,7 +119,7 @@ def test_delegates_carry_what_the_device_copies_for_them(on_device, runtimes, op
 
     (losses, state, _, where, stagings), _ = lanterne.spawn(2, job)
     np.testing.assert_array_equal(losses, on_device[0][0])
-    np.testing.assert_array_equal(state.parameters, on_device[0][1].parameters)
+    np.testing.assert_array_equal(state.vectors["parameters"], on_device[0][1].vectors["parameters"])
     assert where == {True} and not stagings
     gc.collect()
     assert [runtime.pinned for runtime in runtimes] == [{}, {}]
