@@ -5,7 +5,7 @@ Places number all that training needs to go on: the parameters of the whole mode
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,44 +120,77 @@ def move_state(
         wants = [np.array(runs, np.int64).reshape(-1, 2) for runs in wanted_by]
         ends = [run for runs in (*(part[2] for part in parts), *wants) for run in (runs[:, 0], runs.sum(1))]
         cuts = np.unique(np.concatenate([*ends, [0, size]]))
-        has = [_covered(runs, cuts) for _, _, runs in parts]
-        if np.any(has, axis=0).all():
+        has = np.array([_covered(runs, cuts) for _, _, runs in parts])
+        if has.any(axis=0).all():
             break
     else:
         return None, known[0][0] if known else -1
     own = wants[comm.rank]
     dtype = next(its["dtype"] for its in told if its["dtype"])
     found = TrainingState(iteration, steps, size, own, np.empty(int(own[:, 1].sum()), dtype))
+    needs = [_covered(runs, cuts) for runs in wants]
+    holders = np.array([rank for rank, _, _ in parts])
     pieces = np.stack([cuts[:-1], np.diff(cuts)], axis=1)
+    for at, given in _own_pieces(needs[comm.rank], holders == comm.rank, has):
+        _put(found, pieces[given], held[parts[at][1]].take(pieces[given]))
     requests: list[Any] = []
-    received: list[tuple[list[slice], NDArray[Any]]] = []
-    for to, its in enumerate(wants):
-        missing = _covered(its, cuts)
-        # The parts of the rank itself come first.
-        for at in sorted(range(len(parts)), key=lambda at: parts[at][0] != to):
-            given = missing & has[at]
-            missing &= ~given
-            source, index, _ = parts[at]
-            if comm.rank not in (source, to) or not given.any():
-                continue
-            spans = found.spans(pieces[given]) if to == comm.rank else []
-            if source != comm.rank:
-                one = len(spans) == 1
-                values = found.values[spans[0]] if one else np.empty(int(pieces[given, 1].sum()), dtype)
-                requests.append(comm.start_recv(values, source, tag=Lane.STATE))
-                received += [] if one else [(spans, values)]
-            elif to != comm.rank:
-                requests.append(comm.start_send(held[index].take(pieces[given]), to, tag=Lane.STATE))
-            else:
-                received.append((spans, held[index].take(pieces[given])))
+    received: list[tuple[Ints, NDArray[Any]]] = []
+    for source, to, at, given in _moved_pieces(comm.rank, needs, holders, has):
+        if source == comm.rank:
+            requests.append(comm.start_send(held[parts[at][1]].take(pieces[given]), to, tag=Lane.STATE))
+            continue
+        spans = found.spans(pieces[given])
+        values = found.values[spans[0]] if len(spans) == 1 else np.empty(int(pieces[given, 1].sum()), dtype)
+        requests.append(comm.start_recv(values, source, tag=Lane.STATE))
+        received += [] if len(spans) == 1 else [(pieces[given], values)]
     for request in requests:
         request.wait()
-    for spans, values in received:
-        at = 0
-        for span in spans:
-            found.values[span] = values[at : at + span.stop - span.start]
-            at += span.stop - span.start
+    for runs, values in received:
+        _put(found, runs, values)
     return found, known[0][0]
+
+
+def _own_pieces(
+    needed: NDArray[np.bool_], is_own: NDArray[np.bool_], has: NDArray[np.bool_]
+) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yield (part, its pieces to copy) so that each needed piece that a rank's own parts have is taken once."""
+    missing = needed.copy()
+    for at in np.flatnonzero(is_own).tolist():
+        if (given := missing & has[at]).any():
+            missing &= ~given
+            yield at, given
+
+
+def _moved_pieces(
+    rank: int, needs: Sequence[NDArray[np.bool_]], holders: Ints, has: NDArray[np.bool_]
+) -> Iterator[tuple[int, int, int, NDArray[np.bool_]]]:
+    """Yield (source, destination, part, pieces) of each message that `rank` sends or receives.
+
+    The first part that has a piece is its source for all ranks that need and lack it. Both ends of a pair of ranks
+    find their messages in the same order.
+
+    Args:
+        needs: by rank, (pieces,): which pieces it needs.
+        holders: (parts,): the rank that holds each part.
+        has: (parts, pieces): which pieces each part has.
+
+    Cost: 0.1 s with 1,000 ranks of three parts each.
+    """
+    first = has.argmax(axis=0)
+    for to, needed in enumerate(needs):
+        missing = needed & ~has[holders == to].any(axis=0)
+        if to != rank:
+            missing &= holders[first] == rank
+        for at in np.unique(first[missing]).tolist():
+            yield int(holders[at]), to, at, missing & (first == at)
+
+
+def _put(state: TrainingState, runs: Ints, values: NDArray[Any]) -> None:
+    """Put the `values` of `runs` into `state`."""
+    at = 0
+    for span in state.spans(runs):
+        state.values[span] = values[at : at + span.stop - span.start]
+        at += span.stop - span.start
 
 
 def _covered(runs: Ints, cuts: Ints) -> NDArray[np.bool_]:
