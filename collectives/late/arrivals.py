@@ -12,7 +12,6 @@ Number = TypeVar("Number", np.int64, np.float64)
 MAX_DELAYS = 1 << 16
 # Calls of which the arrivals of all ranks are kept.
 MAX_VECTORS = 1 << 10
-NO_ARRIVALS: NDArray[np.float64] = np.zeros((0, 0))
 
 
 class Arrivals(NamedTuple):
@@ -23,8 +22,8 @@ class Arrivals(NamedTuple):
         begun_early: how many of them the others began without the last rank.
         last: (world_size,), how often each rank came last.
         ranks, delays_s: of the latest calls, oldest first: who came last, and how long after the last but one (s).
-        arrivals_s: (calls, world_size), of the latest calls that asked the board, oldest first: when each rank came, s
-            after the first. No rows where there are more than 16 ranks.
+        arrivals_s: (calls, world_size), of the latest calls that asked the board, oldest first: when each rank arrived,
+            s after the first. Without rows where there are more than 16 ranks.
     """
 
     calls: int
@@ -32,7 +31,7 @@ class Arrivals(NamedTuple):
     last: NDArray[np.int64]
     ranks: NDArray[np.int64]
     delays_s: NDArray[np.float64]
-    arrivals_s: NDArray[np.float64] = NO_ARRIVALS
+    arrivals_s: NDArray[np.float64]
 
     def late_rank(self, share: float = 0.5, delay_s: float = 0.0) -> int | None:
         """The rank that came last, by over `delay_s`, in more than `share` of the calls kept; None: there is none.

@@ -75,7 +75,7 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 LEAST_NORMAL_S = 2e-3  # the board costs 0.05 ms a call, up to 1 ms where ranks share cores
 SHARED = 4  # up to 1 ms a call is an eighth of 8 ms
 LEAST_NBYTES = 64 << 10  # chosen: starts, not bytes, are the time of smaller ones
-# Calls are priced by powers of two, and take such parts of that: a DDP bucket of 9 MB takes 37/64 of what 16 MiB do.
+# Calls are priced by powers of two, in such parts: a DDP bucket of 9 MB takes 37/64 of the time of 16 MiB.
 PARTS = 64
 # A part of the chunks joins late (late_hybrid) in calls that take so long.
 LEAST_CUT_S = 20e-3  # each choice has a plan, made at the first call that needs it
@@ -194,9 +194,10 @@ class LateRanks:
         )
 
     def ended(self, turn: Turn, outcome_s: float | None) -> None:
-        """The call is over, whose outcome this rank knew at `outcome_s`; the board is told later what it took.
+        """Note what a call took that is over, for the board: from its outcome, or the end of the call before it.
 
-        In a queue that begins where the call before ended.
+        Args:
+            outcome_s: when this rank knew the outcome; None: the time says nothing.
         """
         began_s, self._ended_s = self._ended_s, self._communicator.machine.now_s()
         if outcome_s is not None and not self.is_free(turn):

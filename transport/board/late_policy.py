@@ -103,6 +103,11 @@ def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
     return Policy(policy.normal_s, tuple(options))
 
 
+def as_predicted(policy: Policy, option: Option) -> Option:
+    """Return `option` as it was before `corrected` changed its `join_s`."""
+    return next((each for each in policy.options if each._replace(join_s=option.join_s) == option), option)
+
+
 def scaled(policy: Policy, part: float) -> Policy:
     """Return `policy` for a call of `part` of the bytes: all its times are those of bytes, not of starts."""
     options = (each._replace(before_s=each.before_s * part, join_s=each.join_s * part) for each in policy.options)

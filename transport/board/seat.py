@@ -206,9 +206,9 @@ class LocalSeat:
 
 def pack_record(key: bytes, record: Record) -> list[int | bytes]:
     """The fields of a RECORD_NOTICE."""
-    *numbers, delay_s, cause, choice, late, text, free, arrivals = record
-    texts = choice.encode(), text.encode(), arrivals.encode()
-    return [key, *numbers, round(delay_s * 1e9), cause, texts[0], late, texts[1], free, texts[2]]
+    number, verdict, rank, delay_s, cause, choice, late, text, free, arrivals = record
+    numbers = number, verdict, rank, round(delay_s * 1e9), cause
+    return [key, *numbers, choice.encode(), late, text.encode(), free, arrivals.encode()]
 
 
 def unpack_record(body: bytes) -> tuple[bytes, Record]:

@@ -35,6 +35,7 @@ from lanterne.transport.board.late_policy import (
     Option,
     Policy,
     Starts,
+    as_predicted,
     choice_name,
     corrected,
     find_start,
@@ -88,7 +89,7 @@ class Record(NamedTuple):
             from which on it takes part, the next such rank, and so on. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
         free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
-        arrivals: of an outcome to which all ranks have come, by rank the ns after the first; "" of more than 16 ranks.
+        arrivals: when each rank arrived, ns after the first, once all have; "" where there are more than 16.
     """
 
     number: int
@@ -449,14 +450,7 @@ class Sequencer:
                 start = find_start(call.starts, absent)
                 assert start is not None, "it set the deadline"
                 call.choice = start.option.choice
-                call.option = next(
-                    (
-                        option
-                        for option in call.policy.options
-                        if option._replace(join_s=0.0) == start.option._replace(join_s=0.0)
-                    ),
-                    None,
-                )
+                call.option = as_predicted(call.policy, start.option)
                 if start.option.late == ANY:
                     for rank in call.arrivals:
                         call.joins[rank] = call.done[rank] = 0
