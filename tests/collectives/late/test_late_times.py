@@ -23,6 +23,7 @@ from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.transport.board.arrival_bound import least_after
+from lanterne.transport.board.late_policy import from_text
 from lanterne.transport.board.sequencer import LEAST_TOOK
 
 HOSTS, COUNT = 8, 1 << 18
@@ -274,6 +275,24 @@ def test_a_queue_of_calls_to_which_ranks_come_spread():
     job = Job(letter_s=1e-3, count=4 * COUNT)
     job.x(EVENLY, calls=2)
     assert job.x(EVENLY, calls=3) < BOUND + 0.02
+
+
+def test_calls_are_priced_by_their_own_size():
+    """Not as the next power of two, which takes up to twice as long: ranks then seem to arrive closer together."""
+    late_ranks = core_of(Job(letter_s=1e-3).comms[0]).late
+    whole, part = (from_text(late_ranks.policy("all_reduce", nbytes, on_host=True)) for nbytes in (16 << 20, 9 << 20))
+    assert part.normal_s == pytest.approx(whole.normal_s * 9 / 16)
+    assert [each.choice for each in part.options] == [each.choice for each in whole.options]
+    for name in ("before_s", "join_s"):
+        times = [[getattr(each, name) for each in policy.options] for policy in (whole, part)]
+        assert times[1] == pytest.approx([9 / 16 * each for each in times[0]])
+
+
+def test_what_calls_of_a_queue_took_is_counted_from_the_end_of_the_one_before():
+    """Else the last ones seem to take several times what is predicted, and are begun in other ways."""
+    job = Job(letter_s=1e-3)
+    times = [job.x(late_by(1.1), calls=6) for _ in range(8)]
+    assert max(times[2:]) == pytest.approx(min(times[2:]), 0.01)
 
 
 def test_what_takes_longer_than_predicted_is_left(monkeypatch):

@@ -1,5 +1,6 @@
 """any_arrival: schedules are right and near the bound; search finds nothing below the bound; the matching is best."""
 
+import threading
 from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from evaluation.speed.any_arrivals import after_last, draw
 from lanterne.collectives.algorithms.catalogue import find_algorithm
-from lanterne.collectives.algorithms.late import any_arrival_rounds
+from lanterne.collectives.algorithms.late import any_arrival, any_arrival_rounds
 from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce
 from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
 from lanterne.collectives.schedule.check_schedule import check
@@ -151,3 +152,16 @@ def test_the_matching_is_of_the_greatest_weight(rows):
 def test_a_merge_that_makes_the_result_goes_both_ways():
     last = any_arrival_all_reduce(2, 1).round(0)
     assert [(each.src, each.dst, each.op) for each in sorted(last)] == [(0, 1, REDUCE), (1, 0, REDUCE)]
+
+
+def test_imports_of_the_loading_thread_take_a_part_of_a_core(monkeypatch):
+    """Those of other threads go on at once."""
+    slept_s, used_s = [], iter([1.0, 1.5, 2.5])
+    monkeypatch.setattr(any_arrival.time, "sleep", slept_s.append)
+    monkeypatch.setattr(any_arrival.time, "thread_time", lambda: next(used_s))
+    pace = any_arrival._Pace()
+    assert pace.find_spec("numba", None) is None
+    (other := threading.Thread(target=pace.find_spec, args=("numpy", None))).start()
+    other.join()
+    part = any_arrival.IMPORT_PART
+    assert slept_s == [pytest.approx(0.5 * (1 - part) / part)]
