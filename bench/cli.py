@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
 }
 
-# Commands that redo figures of our own are in `evaluation/`, a folder of the checkout.
+# Commands and options that redo figures of our own are in `evaluation/`, a folder of the checkout.
 _MOVED = {
     **{
         f"bench {name}": name
@@ -40,6 +40,8 @@ _MOVED = {
         )
     },
     **{name: name for name in ("experiment", "simulate", "replay")},
+    "info --kernels": "gpu-kernels",
+    "study --random": "random-clusters",
 }
 
 # A Redis outlives the hosts of a job.

@@ -19,8 +19,8 @@ from lanterne.bench.topology.outcomes import StudyOutcome, auto_names, lines_on,
 if TYPE_CHECKING:
     from lanterne.collectives.topology.topology import Topology
 
-# A schedule that the model takes for so much worse than what the best takes by flows is not simulated: flows may meet
-# less than the model has them, and take 0.80 of it at the least (of 51 clusters of seed 2).
+# A schedule is not simulated where the model prices it this much above the best by flows: flows took at least 0.80 of
+# the model's time (51 clusters of seed 2).
 HOPELESS = 1.25
 AUTO_BAR = 1.05
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def random_topologies(count: int, seed: int) -> Iterator[tuple[Topology, int]]:
-    """`count` clusters of 3 to 16 ranks that `seed` stands for, each with a late rank."""
+    """Yield `count` clusters of 3 to 16 ranks, drawn from `seed`, each with a late rank."""
     import numpy as np
 
     from lanterne.collectives.schedule.cost import CostModel
@@ -82,7 +82,7 @@ def random_topologies(count: int, seed: int) -> Iterator[tuple[Topology, int]]:
 
 
 def judge_auto(topology: Topology, nbytes: int, late: int) -> dict[str, Any]:
-    """How much longer what `auto` takes lasts than the best by name, by flows: nobody late, and `late` late."""
+    """Return how much longer the choice of `auto` takes than the best by name, without a late rank and with `late`."""
     lines = (line for line in lines_on(topology) if not line.refuses(topology.world_size) and not line.slow)
     names = [line.name for line in lines]
     priced = [each for name in names if (each := study_one(topology, nbytes, late, name, flows=False)) is not None]
@@ -113,7 +113,7 @@ def judge_auto(topology: Topology, nbytes: int, late: int) -> dict[str, Any]:
 
 
 def print_random(seed: int, nbytes: int, results: Sequence[dict[str, Any]]) -> None:
-    """Print the worst of them for people."""
+    """Print the 20 worst clusters."""
     columns = [("cluster", ""), ("ranks", ""), ("auto", "together"), ("best", "together"), ("ratio", ""),
                ("auto", "late"), ("best", "late"), ("ratio", "")]  # fmt: skip
     order = sorted(results, key=lambda row: -max(row["together_ratio"], row["late_ratio"]))

@@ -21,7 +21,7 @@ COLUMNS = [("last", "rank"), ("calls", ""), ("share", "%"), ("delay", "median"),
 
 
 def print_arrivals(arrivals: Arrivals, file: TextIO) -> None:
-    """A row for each rank that came last: how often, and how long after the last but one."""
+    """Print a row for each rank that arrived last: how often, and how long after the last but one."""
     rows = []
     for rank in np.flatnonzero(arrivals.last).tolist():
         delays_s = arrivals.delays_s[arrivals.ranks == rank]
@@ -53,7 +53,7 @@ def profile_of(path: str, option: str) -> Arrivals:
 
 
 def late_rank_of(text: str | None) -> int | None:
-    """The rank that `text` names: a number, or a file that `bench --arrivals --json FILE` wrote: who mostly came last.
+    """Return the rank that `text` names: a number, or a profile in which that rank arrived last most often.
 
     Raises:
         InputError: neither; or no rank came last in more than half of the calls of the file.

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_inputs(text: str) -> list[int]:
-    """The numbers in a list such as "2,8-10": 2, 8, 9, 10.
+    """Return the numbers in a list such as "2,8-10": 2, 8, 9, 10.
 
     Raises:
         InputError: something else, or none of 1 to MOST_INPUTS.
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def _compiled(
     parts: Sequence[Part], inputs: Sequence[int], ops: Sequence[str], jobs: int
 ) -> Iterator[list[KernelResources]]:
-    """What the kernels of each of `parts` take, in order, by so many processes: NVRTC goes one at a time in each."""
+    """Yield what the kernels of each of `parts` take, in order, from `jobs` processes: NVRTC compiles one at a time."""
     what = partial(_part, inputs=inputs, ops=ops)
     if jobs == 1:
         yield from map(what, parts)

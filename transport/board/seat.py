@@ -205,14 +205,14 @@ class LocalSeat:
 
 
 def pack_record(key: bytes, record: Record) -> list[int | bytes]:
-    """The fields of a RECORD_NOTICE."""
+    """Return the fields of a RECORD_NOTICE."""
     number, verdict, rank, delay_s, cause, choice, late, text, free, arrivals = record
     numbers = number, verdict, rank, round(delay_s * 1e9), cause
     return [key, *numbers, choice.encode(), late, text.encode(), free, arrivals.encode()]
 
 
 def unpack_record(body: bytes) -> tuple[bytes, Record]:
-    """(key, Record) of a RECORD_NOTICE's body."""
+    """Return (key, Record) of a RECORD_NOTICE's body."""
     key, number, verdict, rank, delay_ns, cause, choice, late, text, free, arrivals = unpack_fields(body, _RECORD_TYPES)
     choice, text, arrivals = choice.decode(), text.decode(errors="replace"), arrivals.decode()
     return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice, late, text, free, arrivals)
