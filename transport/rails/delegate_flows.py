@@ -18,6 +18,7 @@ from lanterne.transport.rails.delegate_process import (
     SENT,
 )
 from lanterne.transport.rails.neighbours import Done
+from lanterne.transport.rank_group import LEFT_GRACE_S
 
 
 class _Flow:
@@ -49,6 +50,8 @@ class DelegateFlows:
         self._on_sent = on_sent
         self._machine = machine
         self._flows: dict[int, list[_Flow]] = {}
+        # Peers that have left although something is due. Most do because of a death, of which this rank hears soon.
+        self._left_s: dict[int, float] = {}
         # By peer, without end: what is under way in a queue, and its delegate, whose turn it is.
         self._sends: dict[int, Iterator[tuple[deque[int], Handle]]] = {}
         self._receives: dict[int, Iterator[tuple[deque[Done], Handle]]] = {}
@@ -73,6 +76,12 @@ class DelegateFlows:
         waiting.append(done)
         handle.put(RECEIVE, peer, offset, nbytes)
 
+    def check(self) -> None:
+        """Raise PeerFailed if a peer has left LEFT_GRACE_S ago although something is due."""
+        for peer, left_s in self._left_s.items():
+            if self._machine.now_s() > left_s + LEFT_GRACE_S:
+                raise PeerFailed(peer, "its delegates have left")
+
     def hear(self, queue: int, kind: int, peer: int, first: int, second: int, _third: int) -> None:
         """Take a note of the delegate of `queue`.
 
@@ -91,7 +100,9 @@ class DelegateFlows:
             self.dropped.append((peer, queue, first, self._machine.now_s()))
         elif kind == RETURNED:
             self.returned.append((peer, queue, first, self._machine.now_s()))
+        elif kind == LOST and first:
+            self._left_s.setdefault(peer, self._machine.now_s())
         elif kind == LOST:
-            raise PeerFailed(peer, "its delegates have left" if first else "its delegates are gone, on every rail")
+            raise PeerFailed(peer, "its delegates are gone, on every rail")
         elif kind == MISFIT:
             raise TransportError(f"delegate: got a message of {first} bytes from rank {peer}, expected {second}")

@@ -3,7 +3,7 @@
 A rank has one delegate per queue; the messages to and from a peer go to the queues in turn. What is to be sent is
 written into the shared arena by whoever makes it, so handing it over is one note in a ring: nothing is copied and
 nothing waits. Receives are given early, and come into the arena too. Between ranks the delegates have rails (rail.py);
-when one dies, in whatever moment, its messages go over the next, none lost and none twice (failover.py). Ranks of one
+when one dies, in whatever moment, its messages go over the next, none lost and none twice (paths.py). Ranks of one
 host that share memory need no delegate: they hand messages over where they lie (neighbours.py).
 Paper: ADAPTRA, section 5.2 and 5.3; differs: within a host, as said.
 """
@@ -190,12 +190,12 @@ class Delegates:
 
     @property
     def dropped(self) -> list[tuple[int, int, int, float]]:
-        """Of the rails that died: (peer, queue, rail, when), by now_s of the machine."""
+        """(peer, queue, rail, when: now_s of the machine) of the rails that died."""
         return self._flows.dropped
 
     @property
     def returned(self) -> list[tuple[int, int, int, float]]:
-        """Of those of them that were made anew, and are used again, the same."""
+        """Reconnected rails, as in `dropped`."""
         return self._flows.returned
 
     @property
@@ -237,6 +237,7 @@ class Delegates:
         """Raise TransportError if a delegate has died, PeerFailed if a neighbour has."""
         for handle in self._handles:
             handle.check(self.rank)
+        self._flows.check()
         self.neighbours.check()
 
     @property

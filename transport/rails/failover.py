@@ -1,10 +1,9 @@
-"""Messages in order over rails that may die: what both ends remember, so that none is lost and none comes twice.
+"""Numbered messages and their acknowledgements: what both ends of a path remember, so that none is lost or repeated.
 
-A flow is the messages from one rank to another in one queue, numbered from 0. Its receiver tells two counts, over
-whatever rail lives: `granted`, how many messages it has memory for, so that none is ever stuck half-way in a rail and
-silence means that the rail is dead; and `received`, how many have come whole. The sender keeps a message until it is
-received. When a rail dies the sender goes back to the first message that is not received, on the next rail; what comes
-twice for that is dropped by its number.
+Messages of one tag between two ranks match in the order of their posts. So a tag and a number from 0 name a message.
+The receiver reports how many it has received of a tag without a gap, and how many it has posted receives for. The
+sender keeps a message until it is received. When the path dies it starts again, on another, at the first message that
+is not received. The receiver drops by their numbers those that it has received before.
 
 Nothing here does input or output. Paper: ADAPTRA, section 5.3; differs: no message is lost with the rail it was on.
 """
@@ -15,95 +14,93 @@ from typing import Generic, TypeVar
 from lanterne.errors import TransportError
 
 Message = TypeVar("Message")
-Place = TypeVar("Place")
 
 
 class Outgoing(Generic[Message]):
-    """The sending end of a flow."""
+    """Sending end of a tag.
+
+    Attributes: `granted`, how many messages may be sent before the receiver grants more; inf: any number.
+    """
 
     __slots__ = ("_messages", "_next", "_received", "granted")
 
-    def __init__(self) -> None:
+    def __init__(self, granted: float = 0) -> None:
         self._messages: deque[Message] = deque()
         self._received = 0
         self._next = 0
-        self.granted: int = 0
+        self.granted: float = granted
+
+    @property
+    def submitted(self) -> int:
+        """Messages that were submitted, ever."""
+        return self._received + len(self._messages)
 
     @property
     def unfinished(self) -> int:
         """Messages that are not received, as far as is known."""
         return len(self._messages)
 
-    def submit(self, message: Message) -> None:
-        """Send `message` after those before."""
+    def submit(self, message: Message) -> int:
+        """Send `message` after those before; return its number."""
         self._messages.append(message)
+        return self.submitted - 1
 
     def grant(self, count: int) -> None:
-        """The receiver has memory for `count` messages, ever."""
+        """Record that the receiver has memory for `count` messages, ever."""
         self.granted = max(self.granted, count)
 
     def take(self) -> tuple[int, Message] | None:
         """(number, message) of the one that is to be sent now; None if there is none, or no grant for it."""
         number = self._next
-        if number >= min(self.granted, self._received + len(self._messages)):
+        if number >= min(self.granted, self.submitted):
             return None
         self._next += 1
         return number, self._messages[number - self._received]
 
-    def receipt(self, count: int) -> int:
-        """The receiver has `count` messages, ever; returns how many of them are news."""
-        news = count - self._received
-        if news <= 0:
-            return 0
-        if news > len(self._messages):
-            raise TransportError(
-                f"flow: got a receipt for {count} messages, expected at most {self._received + len(self._messages)}"
-            )
-        for _ in range(news):
-            self._messages.popleft()
-        self._received = count
+    def receipt(self, count: int) -> list[Message]:
+        """Record that the receiver has `count` messages, ever; return those of which that is news.
+
+        Raises:
+            TransportError: so many were not submitted.
+        """
+        if count > self.submitted:
+            raise TransportError(f"flow: got a receipt for {count} messages, expected at most {self.submitted}")
+        news = [self._messages.popleft() for _ in range(count - self._received)]
+        self._received += len(news)
         # Received on a rail that is dead by now, and not to be sent again.
-        self._next = max(self._next, count)
+        self._next = max(self._next, self._received)
         return news
 
     def rewind(self) -> None:
-        """The rail is dead: send again, on another, what is not received."""
+        """Send again, on another path, what is not received: the path is dead."""
         self._next = self._received
 
 
-class Incoming(Generic[Place]):
-    """The receiving end of a flow."""
+class Incoming:
+    """Receiving end of a tag.
 
-    __slots__ = ("_places", "received")
+    Attributes: `posted`, how many receives there have been; `received`, how many messages without a gap.
+    """
+
+    __slots__ = ("_ahead", "posted", "received")
 
     def __init__(self) -> None:
-        self._places: deque[Place] = deque()
+        self.posted: int = 0
         self.received: int = 0
+        self._ahead: set[int] = set()  # numbers beyond a gap
 
-    @property
-    def granted(self) -> int:
-        """How many messages there has been memory for."""
-        return self.received + len(self._places)
+    def post(self) -> int:
+        """Return the number of the message that a receive, posted now, is for."""
+        self.posted += 1
+        return self.posted - 1
 
-    def post(self, place: Place) -> None:
-        """Receive the next message in `place`."""
-        self._places.append(place)
+    def has(self, number: int) -> bool:
+        """Return whether message `number` was received before."""
+        return number < self.received or number in self._ahead
 
-    def place(self, number: int) -> Place | None:
-        """Where message `number`, which now comes, is to go; None if it has come before and is to be dropped.
-
-        Raises:
-            TransportError: a message before it is missing, or there is no memory for it.
-        """
-        if number < self.received:
-            return None
-        if number > self.received or not self._places:
-            raise TransportError(f"flow: got message {number}, expected {self.received} of {self.granted} granted")
-        return self._places[0]
-
-    def complete(self, number: int) -> Place | None:
-        """Message `number` has come whole; returns its place, None if it had come before."""
-        if number < self.received:
-            return None
-        self.received += 1
-        return self._places.popleft()
+    def complete(self, number: int) -> None:
+        """Record that message `number` was received whole."""
+        self._ahead.add(number)
+        while self.received in self._ahead:
+            self._ahead.remove(self.received)
+            self.received += 1

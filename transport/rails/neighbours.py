@@ -23,7 +23,7 @@ from lanterne.transport.rails.delegate_memory import (
     make_memory,
     map_memory,
 )
-from lanterne.transport.rails.rail import MEMORY, Address, join
+from lanterne.transport.rails.rail import MEMORY, Address, Meeting, join
 
 # Notes. NBYTES offset departure_ns: a message of at least 0 bytes lies in the arena of who says so, or a device copies
 # it there, and a ticket stands for the departure; READ offset: it is not read any more; BYE: no further note comes.
@@ -183,7 +183,8 @@ def meet(
     Raises:
         TransportError: one cannot be reached, or does not come within `limit_s` seconds.
     """
-    found = join([listener], [MEMORY], {peer: [address] for peer, address in addresses.items()}, rank, token, limit_s)
+    rails = {peer: [address] for peer, address in addresses.items()}
+    found = join(Meeting([listener], [MEMORY], rails, rank, token), limit_s)
     for (peer, _), (sock, _seals) in sorted(found.items()):
         ring_fd = make_memory(RING_NBYTES)
         words = map_memory(ring_fd, RING_NBYTES, populate=True).cast("q")

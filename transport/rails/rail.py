@@ -25,9 +25,10 @@ from lanterne.transport.waiting import never, wait
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
-# DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: index
-# and life of a rail that the sender gave up. PING, PONG, BYE: nothing.
-DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
+# DATA: number, nbytes, tag, departure_ns, and nbytes bytes follow. RECEIPT: a tag, its messages received and receives
+# posted. SWITCH: index and life of a rail that was given up, and whether another transport still carries messages; GO
+# answers it: index and life. PING: none; it is answered by SENT, a tag and its messages sent, and PONG. BYE: none.
+DATA, RECEIPT, SWITCH, GO, PING, SENT, PONG, BYE = range(1, 9)
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
@@ -40,12 +41,8 @@ LOOK_S = 0.05
 NOTICE_S = 1.0  # notices of deaths take some 0.3 s
 # Between two tries to be let in.
 RETRY_S = 0.05
-# After so many timeouts in a row after which the same bytes were sent again, nothing of the other end's kernel
-# comes through.
-MUTE_TIMEOUTS = 2  # some 0.6 s, or longer where round trips are
-
-
-# A rail whose other end answers nothing for as long is left: another one may carry its messages.
+# A rail whose other end's kernel answers nothing for as long is left: where there is another, and the last one.
+MUTE_MS = 500  # two timeouts, since one packet may be lost
 SILENT_MS = 4000
 
 
@@ -73,6 +70,11 @@ class Proven(NamedTuple):
     sock: socket.socket
     seals: wire.FrameSeals | None = None
 
+    def rail(self, peer: int, index: int, life: int = 0) -> "Rail":
+        """Return the Rail that this connection over TCP is; see there."""
+        wire.configure(self.sock, lost_ms=SILENT_MS, may_stand=True)
+        return Rail(self.sock, peer, index, life, self.seals)
+
 
 class OnFrame(Protocol):
     """What takes a rail's frames, each twice if it is a DATA: `is_whole` is False when it begins.
@@ -93,10 +95,7 @@ class Rail:
         life: how often it was made anew before.
         seals: of all that is said; None: nothing is sealed.
 
-    Attributes:
-        alive_s: when the other end last gave a sign of life (now_s of the machine); the owner sets it.
-        pinged_s: when it was asked for a sign of life that has not come; None: it was not.
-        taking: the number of the message that is coming in; None between messages.
+    Attributes: `taking`, tag and number of the message that is coming in; None between messages.
     """
 
     def __init__(
@@ -107,9 +106,7 @@ class Rail:
         self.peer = peer
         self.index = index
         self.life = life
-        self.alive_s: float = 0.0
-        self.pinged_s: float | None = None
-        self.taking: int | None = None
+        self.taking: tuple[int, int] | None = None
         self._out: deque[memoryview] = deque()
         # A payload that is not all there yet, a function that tells how much is, and how much was put; its digest;
         # frames after it.
@@ -233,7 +230,7 @@ class Rail:
                 self._frame, self._left = frame, frame[2]
                 self._digest = self._seals and self._seals.into.begin()
                 place = on_frame(self, frame, False)
-                self.taking = frame[1]
+                self.taking = frame[3], frame[1]
                 self._target = self._scrap if place is None else place
                 return
         self._target = self._header
@@ -246,18 +243,33 @@ class Rail:
         if not hmac.compare_digest(seal, self._header[at : at + self._seal_nbytes]):
             raise EOFError("what came was changed, added, repeated or moved on its way")
 
-    @property
-    def is_mute(self) -> bool:
-        """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
-        return tcp_info(self.sock).resent >= MUTE_TIMEOUTS
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the other end's kernel has answered nothing for SILENT_MS."""
-        return tcp_info(self.sock).is_silent(SILENT_MS)
+    def is_silent(self, limit_ms: int) -> bool:
+        """Return whether the other end's kernel has answered nothing for so long; its process need do nothing."""
+        return tcp_info(self.sock).is_silent(limit_ms)
 
     def close(self) -> None:
         self.sock.close()
+
+
+class Meeting(NamedTuple):
+    """Where a rank, or its delegate, makes its rails.
+
+    Attributes:
+        listeners, hosts: of this end's rails: sockets, and what `listen` was given.
+        addresses: of the peers' rails.
+    """
+
+    listeners: Sequence[socket.socket]
+    hosts: Sequence[str | None]
+    addresses: Addresses
+    rank: int
+    token: str
+    machine: Machine = THIS_MACHINE
+
+    def close(self) -> None:
+        """Close the listeners."""
+        for sock in self.listeners:
+            sock.close()
 
 
 def listen(address: str, machine: Machine = THIS_MACHINE) -> tuple[socket.socket, Address]:
@@ -327,21 +339,11 @@ def _introduce(
 
 
 def join(
-    listeners: Sequence[socket.socket],
-    hosts: Sequence[str | None],
-    addresses: Addresses,
-    rank: int,
-    token: str,
-    limit_s: float,
-    machine: Machine = THIS_MACHINE,
-    check_dead: CheckDead | None = None,
-    *,
-    seals: bool = True,
+    meeting: Meeting, limit_s: float, check_dead: CheckDead | None = None, *, seals: bool = True
 ) -> dict[tuple[int, int], Proven]:
-    """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> connection.
+    """Connect to the peers above this rank, let those below connect: (peer, index of the rail) -> connection.
 
     Args:
-        listeners, hosts: of this end's rails: sockets, and what `listen` was given.
         check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
         seals: as `connect` has it.
 
@@ -349,6 +351,7 @@ def join(
         TransportError: a peer cannot be reached, or does not come within `limit_s` seconds; names it. None stays open.
         PeerFailed: one has died.
     """
+    listeners, hosts, addresses, rank, token, machine = meeting
 
     def look_for_deaths(_now_s: float = 0.0) -> None:
         # Of any of them: all are needed.

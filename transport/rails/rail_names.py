@@ -10,7 +10,7 @@ from lanterne.errors import InputError, LanterneError
 from lanterne.transport.job.bootstrap import address_of, shown_address
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
-from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, Proven, join, listen
+from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, Meeting, Proven, join, listen
 from lanterne.transport.rank_group import host_identity
 
 # Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address that a rank shows.
@@ -84,8 +84,8 @@ def connect_rails(
     *,
     repeated: bool = False,
     seals: bool = True,
-) -> dict[tuple[int, int], Proven]:
-    """The connections of spare rails (spare.py), by peer and index: of all rails, to all ranks.
+) -> tuple[Meeting, dict[tuple[int, int], Proven]]:
+    """Connect each rail to all ranks: where they were made, whose listeners are open still, and by peer and index.
 
     Args:
         token: what both ends of a rail prove to know; None: one that rank 0 makes, and tells by `exchange`.
@@ -124,8 +124,10 @@ def connect_rails(
                 why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
                 raise InputError(f"spare rails: rank {other}: {why}")
         peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        proven: str = every[0]["token"] if token is None else token
-        return join(listeners, hosts, peers, rank, proven, SETUP_S, machine, check_dead, seals=seals)
-    finally:
+        secret: str = every[0]["token"] if token is None else token
+        meeting = Meeting(listeners, hosts, peers, rank, secret, machine)
+        return meeting, join(meeting, SETUP_S, check_dead, seals=seals)
+    except BaseException:
         for sock in listeners:
             sock.close()
+        raise

@@ -2,26 +2,24 @@
 
 The path is the inner transport's own: MPI's or UCX's connection. It is dead when an operation on it fails although the
 peer lives, or when it is silent: the peer says, over a spare rail, that it has sent what this rank waits for, says so
-again patience_s later, and nothing has come meanwhile. Either end then says SWITCH; each tells what it has, and sends
-again what the other lacks (ledger.py). So no message is lost, whatever it was for, and none comes twice; if the path
-was only slow, nothing but time is lost. A rail is dead when it is reset, or when it is mute although there are others.
+again PATIENCE_S later, and nothing has come meanwhile. The messages then go over rails (paths.py). So no message is
+lost, whatever it was for, and none comes twice; if the path was only slow, nothing but time is lost.
 
-Rails (rail.py) are TCP connections of this process, served whenever a request is tested (spare_frames.py). While the
-path lives, they carry receipts and, where this rank waits, questions; each message costs a copy.
+Rails are TCP connections of this process, served whenever a request is tested. While the path lives, they carry
+receipts and, where this rank waits, questions; each message costs a copy.
 Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved too, not only activations.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
 from lanterne.transport.base import Operation, Recv, Request, Send, Transport
-from lanterne.transport.rails.rail import SILENT_MS, Rail
+from lanterne.transport.rails.paths import DIRECT, Message, Paths
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
-from lanterne.transport.rails.spare_frames import SpareFrames
-from lanterne.transport.rails.spare_paths import SparePaths
-from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
-from lanterne.transport.wire import configure
+from lanterne.transport.rails.rail_return import RailReturn
+from lanterne.transport.rails.spare_peer import SpareOperation, SparePeer, Swallowed
+from lanterne.transport.waiting import wait
 from lanterne.transport.wrapper import Wrapper
 
 HOWS = ("reset", "silent")
@@ -34,6 +32,14 @@ RECEIPT_MESSAGES = 64
 # what was sent.
 NOTICE_S = 1.0  # notices of deaths take some 0.3 s
 FAREWELL_S = 2.0
+# How often rails are looked at while the path lives, and receipts are asked for at the end. A path is dead so long
+# after the peer first said that it had sent what has not come.
+LOOK_S = 300e-6  # a poll costs 1 us
+ASK_S = 0.05
+PATIENCE_S = 0.35  # above the stops of a busy host
+# Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much is
+# patience. Some must be: a rank that computes between its looks would wait for ever.
+ABSENT_S = 0.05
 
 
 class SpareTransport(Wrapper):
@@ -67,20 +73,21 @@ class SpareTransport(Wrapper):
         self._check_dead = check_dead
         # A lost path of `inner` is not the last one.
         self.unreachable: set[int] = set()
-        self._paths = SparePaths(inner, self.rails, f"{self.name} rank {self.rank}", self.unreachable)
-        self.peers: dict[int, SparePeer] = self._paths.peers
-        self.moved: list[tuple[int, str, str, float]] = self._paths.moved
-        self.frames: SpareFrames = SpareFrames(
-            self._paths, self, self.machine, self.closed_ids, f"{inner.name} rank {self.rank}"
-        )
+        self.moved: list[tuple[int, str, str, float]] = []
+        ranks = range(self.world_size)
+        self.peers: dict[int, SparePeer] = {rank: SparePeer(rank) for rank in ranks if rank != self.rank}
+        self._next_s = self._looked_s = 0.0
         # Not told by `exchange`, which others may read.
         store = inner.membership.store
         token = None if store is None else store.secret(b"lanterne/spare").hex()
         reached = "" if store is None else store.reached_from
-        found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token, reached)
-        for (rank, index), (sock, seals) in sorted(found.items()):
-            configure(sock, lost_ms=SILENT_MS, may_stand=True)
-            self._paths.add(Rail(sock, rank, index + 1, seals=seals))
+        meeting, found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead, token, reached)
+        made = [proven.rail(*key) for key, proven in sorted(found.items())]
+        poller = self.machine.poller()
+        self._poll: Callable[[float], list[tuple[int, int]]] = poller.poll
+        self.paths: Paths[SparePeer] = Paths(
+            self.peers.values(), made, self, lambda rail: rail.index, poller, RailReturn(meeting)
+        )
 
     # -- messages
 
@@ -89,34 +96,32 @@ class SpareTransport(Wrapper):
 
     def _start(self, op: Operation) -> SpareOperation:
         if op.peer == self.rank:
-            return SpareOperation(op, None, 0, self.inner.post((op,)))
+            return SpareOperation(op, None, request=self.inner.post((op,)))
         peer = self.peers[op.peer]
+        operation = SpareOperation(op, peer)
         if type(op) is Send:
-            number, copy = peer.ledger.keep(op.tag, view_of(op))
-            operation = SpareOperation(op, peer, number)
-            if peer.path != DIRECT:
+            self.paths.submit(peer, op.tag, Message(peer.copy_of(operation.view)))
+            if not peer.is_direct:
                 operation.done = peer.error is None  # The copy is what is sent.
-                if peer.is_ready:
-                    self._paths.put(peer, op.tag, number, copy)
+                self.paths.push(peer)
                 return operation
             peer.sends[operation] = None
         else:
-            operation = SpareOperation(op, peer, peer.ledger.post(op.tag))
-            peer.receives[op.tag, operation.number] = operation
-            if peer.path != DIRECT:
-                if (early := peer.early.pop(operation.key, None)) is not None:
-                    self.take(peer, operation, early)
+            operation.number = peer.post(op.tag, operation)
+            if not peer.is_direct:
+                if (early := peer.early.pop((op.tag, operation.number), None)) is not None:
+                    self._take(peer, operation, early)
                 return operation
         try:
             operation.request = self.inner.post((op,)) if peer.cut is None else Swallowed()
         except InputError:
             raise
         except TransportError as error:
-            self._paths.give_up(peer, DIRECT, error)
+            self._leave_direct(peer, error)
         return operation
 
     def take_in(self) -> bool:
-        self.frames.progress()
+        self.progress()
         self.inner.take_in()
         return True
 
@@ -136,31 +141,32 @@ class SpareTransport(Wrapper):
             if not (peer.test_cut() if peer.cut is not None else request.test()):
                 return False
         except TransportError as error:
-            self._paths.give_up(peer, DIRECT, error)
+            self._leave_direct(peer, error)
             return operation.done
         operation.request, operation.done = None, True
         if type(operation.op) is Recv:
             peer.heard_s, peer.overdue_s = self.machine.now_s(), None
-            self.came(peer, operation)
+            self._came(peer, operation)
         else:
             peer.sends.pop(operation, None)
         return True
 
-    def came(self, peer: SparePeer, operation: SpareOperation) -> None:
-        """A receive has its message."""
+    def _came(self, peer: SparePeer, operation: SpareOperation) -> None:
+        """Note that a receive has its message."""
         operation.done = True
-        del peer.receives[operation.key]
-        peer.ledger.complete(*operation.key)
+        peer.complete(operation.op.tag, operation.number)
         peer.news_nbytes += operation.op.nbytes
         peer.news_messages += 1
         if peer.news_nbytes >= RECEIPT_NBYTES or peer.news_messages >= RECEIPT_MESSAGES:
-            self._paths.tell_receipts(peer, peer.ledger.news())
+            peer.news_nbytes = peer.news_messages = 0
+            self.paths.tell_counts(peer)
+            self.paths.push(peer)
 
-    def take(self, peer: SparePeer, operation: SpareOperation, message: memoryview) -> None:
-        """A message has come on a rail before its receive was posted, or into memory of its own."""
+    def _take(self, peer: SparePeer, operation: SpareOperation, message: memoryview) -> None:
+        """Complete a receive by a message that came before it was posted, or into memory of its own."""
         if not operation.misfits(len(message)):
             operation.view[:] = message
-        self.came(peer, operation)
+        self._came(peer, operation)
 
     # -- paths
 
@@ -180,17 +186,102 @@ class SpareTransport(Wrapper):
         if self.machine.now_s() > peer.lost_s + NOTICE_S:
             raise error
 
-    # -- what comes on rails
+    def _leave_direct(self, peer: SparePeer, why: object) -> None:
+        """Give up the direct path to a peer, and go on over its rails."""
+        if peer.is_direct and peer.error is None:
+            self.paths.leave_direct(peer, why)
+
+    # -- rails
 
     def progress(self) -> None:
-        """See SpareFrames."""
-        self.frames.progress()
+        """Look at rails if it is time; for every poll of a waiting loop."""
+        now_s = self.machine.now_s()
+        if now_s >= self._next_s:
+            self._look_at_rails(now_s)
 
-    def look(self, peer: SparePeer) -> None:
-        """What nobody has asked for yet may be here."""
+    def _look_at_rails(self, now_s: float) -> None:
+        for fd, event in self._poll(0):
+            self.paths.serve(fd, event)
+        away_s = max(0.0, now_s - self._looked_s - ABSENT_S)
+        self._looked_s = now_s
+        for peer in self.peers.values():
+            if peer.overdue_s is not None:
+                peer.overdue_s += away_s
+        self.paths.look_for_silence(now_s)
+        is_off = any(not peer.is_direct for peer in self.peers.values())
+        self._next_s = 0.0 if is_off else self.machine.now_s() + LOOK_S
+
+    # -- see PathOwner
+
+    def on_place(self, peer: SparePeer, tag: int, number: int, nbytes: int) -> memoryview | None:
+        if self.closed_ids.has(tag) or peer.has(tag, number):
+            return None
+        operation = peer.receives.get((tag, number))
+        if operation is not None and nbytes == operation.op.nbytes:
+            peer.coming.pop((tag, number), None)  # of a rail that has died
+            return operation.view
+        peer.coming[tag, number] = memoryview(bytearray(nbytes))
+        return peer.coming[tag, number]
+
+    def on_message(self, peer: SparePeer, tag: int, number: int, nbytes: int, _departure_ns: int) -> None:
+        key = tag, number
+        message = peer.coming.pop(key, None)
+        if self.closed_ids.has(tag) or peer.has(*key) or key in peer.early:
+            return
+        operation = peer.receives.get(key)
+        if operation is None:
+            peer.early[key] = memoryview(b"") if message is None else message
+        elif message is None:
+            self._came(peer, operation)
+        else:
+            self._take(peer, operation, message)
+
+    def on_received(self, peer: SparePeer, messages: Iterable[Message]) -> None:
+        # One that was sent again may still be on its way.
+        if peer.is_direct:
+            for copy, _, _ in messages:
+                peer.copies.setdefault(copy.nbytes, []).append(copy)
+
+    def on_ping(self, peer: SparePeer) -> None:
         for operation in list(peer.receives.values()):
             if operation.request is not None:
                 self._is_done(operation)
+
+    def on_pong(self, peer: SparePeer, sent: Mapping[int, int]) -> None:
+        """Leave the direct path if something that the peer has sent is overdue."""
+        self.on_ping(peer)
+        now_s = self.machine.now_s()
+        if not peer.is_direct or not any(peer.lacks(tag, count) for tag, count in sent.items()):
+            peer.overdue_s = None
+        elif peer.overdue_s is None:
+            peer.overdue_s = now_s
+        elif now_s > peer.overdue_s + PATIENCE_S:
+            name = f"{self.inner.name} rank {self.rank}"
+            self._leave_direct(peer, f"{name}: nothing comes from rank {peer.rank}, which has sent")
+
+    def on_given_up(self, peer: SparePeer, index: int, why: object, *, in_use: bool) -> None:
+        if index == DIRECT[0]:
+            receives = [each for each in peer.receives.values() if each.request is not None]
+            requests = [each.request for each in (*receives, *peer.sends) if isinstance(each.request, Request)]
+            self.inner.abandon(peer.rank, requests)
+            for each in receives:
+                each.request = None
+            for each in peer.sends:
+                each.request, each.done = None, bool(peer.rails)  # Their copies are sent.
+            peer.sends.clear()
+        if in_use and peer.rails and not peer.has_left:
+            self.moved.append((peer.rank, self.rails[peer.rails[0].index], str(why), self.machine.now_s()))
+
+    def on_returned(self, peer: SparePeer, index: int) -> None:
+        pass
+
+    def on_lost(self, peer: SparePeer, why: object) -> None:
+        if peer.has_left or peer.error is not None:
+            return
+        peer.error = TransportError(f"{self.name} rank {self.rank}: the path to rank {peer.rank}: {why}")
+        peer.error.rank_unknown = True  # Often the peer has ended because of another.
+        peer.lost_s = self.machine.now_s()
+        self.unreachable.add(peer.rank)
 
     # -- communicators that are over
 
@@ -200,10 +291,8 @@ class SpareTransport(Wrapper):
         self.closed_ids.add(communicator_id)
         self.inner.retire(communicator_id, orderly=False)
         for peer in self.peers.values():
-            peer.ledger.forget(self.closed_ids.has)
-            self.closed_ids.drop_from(peer.receives, peer.early)
-            for rail in peer.rails:
-                rail.divert(self.closed_ids.has)
+            peer.forget(self.closed_ids.has)
+            self.closed_ids.drop_from(peer.early, peer.coming)
         return True
 
     # -- the rest of a transport
@@ -213,18 +302,29 @@ class SpareTransport(Wrapper):
             self._check_dead(peers)
         for rank in peers:
             peer = self.peers.get(rank)
-            if peer is None or peer.path != DIRECT or peer.cut is not None:
+            if peer is None or not peer.is_direct or peer.cut is not None:
                 continue
             try:
                 self.inner.check_peers((rank,))
             except TransportError as error:
-                self._paths.give_up(peer, DIRECT, error)
+                self._leave_direct(peer, error)
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         # The path may die with the last messages on it; and what was sent on a rail is lost if this end closes first.
-        self.frames.wait_for_receipts(FAREWELL_S, self.pauses)
-        self._paths.close()
+        wait(self._all_have_received, FAREWELL_S, self.pauses)
+        self.paths.close()
         self.inner.close()
+
+    def _all_have_received(self) -> bool:
+        """Return whether peers have told that they have all that was sent; else ask them now and then."""
+        lacking = [peer for peer in self.peers.values() if peer.unfinished and peer.rails]
+        now_s = self.machine.now_s()
+        for peer in lacking:
+            if now_s > peer.asked_s + ASK_S:
+                peer.asked_s = now_s
+                self.paths.ask(peer)
+        self._look_at_rails(now_s)
+        return not lacking

@@ -1,60 +1,48 @@
 """What a rank with spare rails knows of its peers and of its own operations (spare.py)."""
 
 from dataclasses import dataclass
+from math import inf
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import Operation, Request
-from lanterne.transport.rails.ledger import Ledger
-from lanterne.transport.rails.rail import Rail
-
-# The index of the inner transport among the paths to a peer; that of rail i is i + 1.
-DIRECT = 0
+from lanterne.transport.rails.paths import Path
 
 
-class SparePeer:
-    """What a rank knows of another.
+class SparePeer(Path["SpareOperation"]):
+    """Path to another rank: the inner transport's own, and rails after it.
 
     Attributes:
-        rails: the living ones.
-        path: the index of the one in use; is_ready: on a rail, whether the peer has told what it has.
-        receives: by tag and number; sends: those that may be on their way directly.
-        early: by tag and number, messages that came on a rail before their receive; coming: one that comes now.
-        heard_s, asked_s, overdue_s: when something came directly; when the peer was last asked what it has sent, and
-            when it first said that something has been which has not come.
-        told: what it says now, a count by tag.
+        sends: those that may be on their way directly, in the order of their posts.
+        copies: by size, copies of messages that may be written over.
+        early: by tag and number, messages that came on a rail before their receive; coming: those that come now.
+        overdue_s: when the peer first said that something has been sent which has not come directly.
+        news_nbytes, news_messages: received since the peer was told.
         error, lost_s: why the last path died, and when.
         cut: how the direct one was broken on purpose.
-        has_left: in order.
     """
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.ledger: Ledger = Ledger()
-        self.rails: list[Rail] = []
-        self.path = DIRECT
-        self.is_ready = False
-        self.receives: dict[tuple[int, int], SpareOperation] = {}
-        self.sends: dict[SpareOperation, None] = {}  # in the order in which they were given
+        super().__init__(rank, granted=inf, is_direct=True)
+        self.sends: dict[SpareOperation, None] = {}
+        self.copies: dict[int, list[memoryview]] = {}
         self.early: dict[tuple[int, int], memoryview] = {}
-        self.coming: memoryview | None = None
-        self.heard_s: float = 0.0
-        self.asked_s: float = 0.0
+        self.coming: dict[tuple[int, int], memoryview] = {}
         self.overdue_s: float | None = None
-        self.told: dict[int, int] = {}
         self.news_nbytes = 0
         self.news_messages = 0
         self.error: TransportError | None = None
         self.lost_s: float = 0.0
         self.cut: str | None = None
-        self.has_left = False
 
-    @property
-    def rail(self) -> Rail | None:
-        """The rail in use, or that would be next; None if none lives."""
-        return next((rail for rail in self.rails if rail.index >= self.path), None)
+    def copy_of(self, message: memoryview) -> memoryview:
+        """Return a copy of a message, which the peer may ask for again."""
+        free = self.copies.get(message.nbytes)
+        copy = free.pop() if free else memoryview(bytearray(message.nbytes))
+        copy[:] = message
+        return copy
 
     def test_cut(self) -> bool:
-        """The test of an operation on the direct path, which was broken on purpose."""
+        """Test an operation on the direct path, which was broken on purpose."""
         if self.cut == "reset":
             raise TransportError(f"the connection to rank {self.rank} was reset")
         return False
@@ -62,24 +50,23 @@ class SparePeer:
 
 @dataclass(slots=True, eq=False)
 class SpareOperation:
-    """A Send or Recv: `peer` is None to this rank itself; `request` is the inner transport's, while it is there."""
+    """A Send or Recv: `peer` is None to this rank itself; `request` is the inner transport's, while it is there.
+
+    `number`: of a Recv, among those of its tag.
+    """
 
     op: Operation
     peer: SparePeer | None
-    number: int
+    number: int = 0
     request: "Request | Swallowed | None" = None
     done: bool = False
     error: TransportError | None = None
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Tag and number."""
-        return self.op.tag, self.number
-
-    @property
     def view(self) -> memoryview:
         """The bytes to be sent, or written."""
-        return view_of(self.op)
+        assert self.op.region.buffer is not None
+        return self.op.region.buffer[self.op.offset : self.op.offset + self.op.nbytes]
 
     def misfits(self, nbytes: int) -> bool:
         """Whether a message of `nbytes` is not what this receives, which then raises that whenever it is asked."""
@@ -95,9 +82,3 @@ class Swallowed:
     def test(self) -> bool:
         """It is never done."""
         return False
-
-
-def view_of(op: Operation) -> memoryview:
-    """The bytes that a Send sends or a Recv writes."""
-    assert op.region.buffer is not None
-    return op.region.buffer[op.offset : op.offset + op.nbytes]

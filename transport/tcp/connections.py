@@ -58,7 +58,7 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSock
         TransportError: a rank did not come, or is not of this job.
     """
     agreement = _agree(group, sealed=sealed) if len(set(group.hosts)) > 1 else None
-    found = connect_rails(
+    meeting, found = connect_rails(
         group.rank,
         ("tcp",) * (1 if agreement is None else 2),
         lambda told: group.exchange("lanterne/tcp", told),
@@ -69,6 +69,7 @@ def connections(group: Group, *, sealed: bool) -> dict[tuple[int, int], PeerSock
         repeated=True,
         seals=False,
     )
+    meeting.close()
     made: dict[tuple[int, int], PeerSocket] = {}
     # In the order of the pairs, so that two ranks that wait for each other are at the same one.
     for (peer, index), proven in sorted(found.items()):

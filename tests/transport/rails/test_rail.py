@@ -14,7 +14,7 @@ from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_transport import MAX_QUEUES, queues_needed
-from lanterne.transport.rails.rail import DATA, GRANT, GREETING, MEMORY, PING, RECEIPT, Greeting, Rail
+from lanterne.transport.rails.rail import DATA, GO, GREETING, MEMORY, PING, RECEIPT, Greeting, Meeting, Rail
 
 TOKEN = "a token of sixteen"
 
@@ -32,9 +32,7 @@ def pair(sealed=False):
 
 @settings(deadline=None, max_examples=100)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from([DATA, GRANT, RECEIPT, PING]), st.integers(0, 20_000), st.booleans()), max_size=12
-    ),
+    st.lists(st.tuples(st.sampled_from([DATA, GO, RECEIPT, PING]), st.integers(0, 20_000), st.booleans()), max_size=12),
     st.booleans(),
 )
 def test_frames_come_whole_and_in_order(frames, sealed):
@@ -112,7 +110,7 @@ def test_a_payload_leaves_as_it_lands(steps, num_after, sealed):
 
     giver.put(DATA, 0, total, payload=memoryview(payload), landed=lambda: here[0])
     for number in range(1, num_after + 1):
-        giver.put(GRANT, number)
+        giver.put(GO, number)
     for step in [*steps, 1]:
         payload[here[0] : here[0] + step] = b"x" * step
         here[0] += step
@@ -124,7 +122,7 @@ def test_a_payload_leaves_as_it_lands(steps, num_after, sealed):
     while not giver.idle or len(got) <= num_after:
         giver.flush()
         taker.read(on_frame)
-    assert place == payload and got == [(DATA, 0), *((GRANT, number) for number in range(1, num_after + 1))]
+    assert place == payload and got == [(DATA, 0), *((GO, number) for number in range(1, num_after + 1))]
     giver.close()
     taker.close()
 
@@ -170,7 +168,7 @@ def test_between_hosts_rails_are_sealed_unless_the_network_is_trusted(monkeypatc
 
         def meet(rank, listeners=listeners, wheres=wheres, found=found, seals=seals):
             addresses = {1 - rank: [wheres[1 - rank]]}
-            join = rails.join([listeners[rank]], ["127.0.0.1"], addresses, rank, TOKEN, 30, seals=seals)
+            join = rails.join(Meeting([listeners[rank]], ["127.0.0.1"], addresses, rank, TOKEN), 30, seals=seals)
             found[rank] = join[1 - rank, 0]
 
         ranks = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
@@ -219,7 +217,7 @@ def test_strangers_keep_nobody_from_joining(how):
 
     def meet(rank):
         addresses = {peer: [where] for peer, where in enumerate(wheres) if peer != rank}
-        found[rank] = rails.join([listeners[rank]], ["127.0.0.1"], addresses, rank, TOKEN, 30)
+        found[rank] = rails.join(Meeting([listeners[rank]], ["127.0.0.1"], addresses, rank, TOKEN), 30)
 
     ranks = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
     try:
@@ -244,7 +242,7 @@ def test_who_does_not_come_is_named_and_who_was_refused_counted():
     listener, where = rails.listen("127.0.0.1")
     opened = strangers(tuple(where), "garbage", 3)
     with pytest.raises(TransportError, match=r"rank 0 did not connect within 1 s; refused were wrong secret 3"):
-        rails.join([listener], ["127.0.0.1"], {0: [where]}, 1, TOKEN, 1)
+        rails.join(Meeting([listener], ["127.0.0.1"], {0: [where]}, 1, TOKEN), 1)
     for sock in (*opened, listener):
         sock.close()
 
@@ -264,7 +262,7 @@ def test_deaths_are_heard_of_while_a_peer_says_nothing():
         raise PeerFailed(2, "it did not come")
 
     with pytest.raises(PeerFailed, match="rank 2"):
-        rails.join([], ["127.0.0.1"], {2: [where]}, 1, TOKEN, 60, check_dead=check_dead)
+        rails.join(Meeting([], ["127.0.0.1"], {2: [where]}, 1, TOKEN), 60, check_dead=check_dead)
     with pytest.raises(TransportError, match=f"cannot connect to 127.0.0.1:{where[1]}: timed out"):
         rails.connect(where, "127.0.0.1", TOKEN, Greeting(0, 0), 0.1)
     listener.close()

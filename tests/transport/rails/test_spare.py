@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from math import inf
 from typing import ClassVar
 
 import conformance
@@ -14,8 +15,8 @@ from evaluation.rails.rail_faults import mute
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.rails import spare
-from lanterne.transport.rails.ledger import Ledger
+from lanterne.transport.rails import rail
+from lanterne.transport.rails.paths import Message, Path
 from lanterne.transport.rails.spare import SpareTransport
 
 RAILS = ("127.0.0.2", "127.0.0.3")
@@ -55,30 +56,27 @@ class World:
         return results
 
 
-def test_a_ledger_names_what_is_missing():
-    here, there = Ledger(), Ledger()
+def test_a_path_knows_what_is_missing():
+    here, there = Path(1, granted=inf), Path(0)
     for text in (b"a", b"bb", b"ccc"):
-        here.keep(7, memoryview(text))
-    assert [there.post(7) for _ in range(4)] == [0, 1, 2, 3]
-    there.complete(7, 0)
-    there.complete(7, 2)
-    assert there.news() == [(7, 1)] and there.news() == []
+        here.submit(7, Message(memoryview(text)))
+    assert [there.post(7, f"place {number}") for number in range(4)] == [0, 1, 2, 3] and not there.lacks(3, 2)
+    assert there.complete(7, 0) == "place 0" and there.complete(7, 2) == "place 2"
+    assert there.counts(there.news) == [(7, 1, 4)] and there.is_due
     assert there.has(7, 2) and not there.has(7, 1) and there.lacks(7, 3) and not there.lacks(7, 1)
-    here.receipt(7, 1)
-    assert [(number, bytes(copy)) for _, number, copy in here.unreceipted()] == [(1, b"bb"), (2, b"ccc")]
+    assert [bytes(message.payload) for message in here.receipt(7, 1, 4)] == [b"a"]
+    assert here.sent() == [(7, 3)] and here.unfinished == 2
+    assert [(tag, number, bytes(each.payload)) for tag, number, each in (here.take(), here.take())] == [
+        (7, 1, b"bb"),
+        (7, 2, b"ccc"),
+    ]
     there.complete(7, 1)
-    here.receipt(*there.news()[0])
-    assert list(here.unreceipted()) == [] and here.sent() == []
+    here.receipt(*there.counts()[0])
+    assert here.sent() == [] and here.unfinished == 0
     with pytest.raises(TransportError, match="receipt for 4 messages, expected at most 3"):
-        here.receipt(7, 4)
-
-
-def test_a_message_that_no_receive_waits_for_is_not_missing():
-    ledger = Ledger()
-    assert not ledger.lacks(3, 2)
-    ledger.post(3)
-    ledger.complete(3, 0)
-    assert not ledger.lacks(3, 2)
+        here.receipt(7, 4, 4)
+    here.forget(lambda tag: tag == 7)
+    assert here.receipt(7, 4, 4) == []
 
 
 def dying(how, after):
@@ -171,6 +169,23 @@ def test_a_rail_that_dies_too_gives_way_to_the_next(cut_rail, why):
     assert all(re.search(why, reason) for reason in reasons) and len(reasons) >= 2, reasons
 
 
+def test_a_rail_that_comes_back_is_used_again():
+    def go_on(transport):
+        peer = transport.peers[1 - transport.rank]
+        word = transport.register(np.zeros(1, np.uint8))
+        transport.cut(peer.rank, "reset")
+        transport.post((Send(word, 0, 1, peer.rank, 5), Recv(word, 0, 1, peer.rank, 5))).wait(30)
+        if transport.rank == 0:
+            peer.rails[0].sock.shutdown(2)
+        until_s = time.monotonic() + 20
+        while (peer.rails[0].index, peer.rails[0].life) != (0, 1) and time.monotonic() < until_s:
+            transport.progress()
+        used = peer.rails[0].index, peer.rails[0].life
+        return used, *stream(transport)
+
+    assert World(2).run(go_on) == [((0, 1), True, 2)] * 2
+
+
 def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
     nbytes, is_half_way, is_dead = 16 << 20, threading.Event(), threading.Event()
     message = np.arange(nbytes // 8).view(np.uint8)
@@ -189,7 +204,7 @@ def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
             transport.post((Recv(word, 0, 1, peer, 6),)).wait(10)
             send.wait(10)
         else:
-            while transport.peers[peer].coming is None:
+            while not transport.peers[peer].coming:
                 transport.progress()
             receive = transport.post((Recv(transport.register(whole), 0, nbytes, peer),))
             is_half_way.set()
@@ -203,8 +218,8 @@ def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
 
 def test_without_a_rail_left_the_error_is_told():
     def alone(transport):
-        for rail in transport.peers[1 - transport.rank].rails:
-            rail.sock.shutdown(2)
+        for each in transport.peers[1 - transport.rank].rails:
+            each.sock.shutdown(2)
         return stream(transport)
 
     for result in World(2, rails=RAILS[:1], cls=dying("reset", 50)).run(alone):
@@ -218,7 +233,7 @@ def test_a_send_that_has_no_path_left_says_why():
         transport.cut(peer.rank, "reset")
         transport.post((Send(word, 0, 8, peer.rank), Recv(word, 0, 8, peer.rank))).wait(10)
         if transport.rank == 0:
-            peer.rail.sock.shutdown(2)
+            peer.rails[0].sock.shutdown(2)
         while peer.error is None:
             transport.progress()
         transport.post((Send(word, 0, 8, peer.rank),)).wait(10)
@@ -241,7 +256,7 @@ def test_a_path_that_is_only_idle_is_left_alone():
 
 def test_a_rank_that_reads_nothing_for_long_is_not_taken_for_a_lost_host(monkeypatch):
     """Nor is its rail given up: the kernel's limit of a lost host is short here, and the message fills all buffers."""
-    monkeypatch.setattr(spare, "SILENT_MS", 300)
+    monkeypatch.setattr(rail, "SILENT_MS", 300)
     message = np.arange(16 << 20, dtype=np.uint8)
 
     def hand_on(transport):
