@@ -107,21 +107,24 @@ class FrameSeal:
     """
 
     def __init__(self, secret: bytes) -> None:
-        key = hmac.digest(secret, b"frames", "sha256")
-        self._frame = hashlib.blake2b(key=key, digest_size=SEAL_NBYTES)
-        self._frames = 0
-
-    def begin(self) -> "hashlib.blake2b":
-        """Of the next frame, or the bytes of a message: to be updated with it; its digest has SEAL_NBYTES."""
-        digest = self._frame.copy()
-        digest.update(_COUNT.pack(self._frames))
-        self._frames += 1
-        return digest
+        keys = (hmac.digest(secret, purpose, "sha256") for purpose in (b"frames", b"records"))
+        self._frame, self._record = (hashlib.blake2b(key=key, digest_size=SEAL_NBYTES) for key in keys)
+        self._frames = self._records = 0
 
     def of_frame(self, frame: bytes | bytearray | memoryview) -> bytes:
-        """SEAL_NBYTES of the next frame."""
-        digest = self.begin()
-        digest.update(frame)
+        """Return the digest, of SEAL_NBYTES, of the next frame."""
+        self._frames += 1
+        return self._digest(self._frame, self._frames, frame)
+
+    def of_record(self, record: memoryview) -> bytes:
+        """Return the digest, of SEAL_NBYTES, of the next record of a message."""
+        self._records += 1
+        return self._digest(self._record, self._records, record)
+
+    def _digest(self, key: "hashlib.blake2b", count: int, data: bytes | bytearray | memoryview) -> bytes:
+        digest = key.copy()
+        digest.update(_COUNT.pack(count))
+        digest.update(data)
         return digest.digest()
 
 

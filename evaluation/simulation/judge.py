@@ -182,7 +182,7 @@ class Judge:
         while start + duplex.HEADER.size <= len(stream):
             kind, tag, number, nbytes = duplex.HEADER.unpack_from(stream, start)
             start += duplex.HEADER.size
-            if kind == duplex.DATA:
+            if kind in (duplex.DATA, duplex.LONG):
                 start += nbytes
                 if (tag, number) in seen:
                     ends = f"{sock.owner.name} to {sock.peer_name}"

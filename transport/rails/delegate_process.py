@@ -22,8 +22,9 @@ from lanterne.transport.machine import THIS_MACHINE, Machine, Poller, Wakeup
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from lanterne.transport.rails.paths import QUIET_S, Message, Path, Paths
-from lanterne.transport.rails.rail import BYE, Address, Meeting, Rail
+from lanterne.transport.rails.rail import Address, Meeting, Rail
 from lanterne.transport.rails.rail_return import RailReturn
+from lanterne.transport.tcp.duplex import BYE
 
 # Notes of the rank: SEND peer offset nbytes departure_ns, or the ticket of a message that a device still copies there;
 # RECEIVE peer offset nbytes; CLOSE 0.

@@ -20,8 +20,7 @@ from lanterne.errors import TransportError
 from lanterne.transport.machine import Poller
 from lanterne.transport.rails.failover import Incoming, Outgoing
 from lanterne.transport.rails.rail import (
-    BYE,
-    DATA,
+    DEPARTED,
     GO,
     MUTE_MS,
     PING,
@@ -30,10 +29,10 @@ from lanterne.transport.rails.rail import (
     SENT,
     SILENT_MS,
     SWITCH,
-    Frame,
     Rail,
 )
 from lanterne.transport.rails.rail_return import RailReturn
+from lanterne.transport.tcp.duplex import BYE, DATA, WHOLE_NBYTES, Garbled
 
 Place = TypeVar("Place")
 # Index and life of what a path is given up by: of a rail, or of the other transport.
@@ -270,7 +269,12 @@ class Paths(Generic[PathOf]):
             tag, number, (payload, departure_ns, landed) = item
             if landed is not None:  # Its first chunks leave while the others are copied.
                 departure_ns = round(self._now_s() * 1e9)
-            rail.put(DATA, number, payload.nbytes, tag, departure_ns, payload=payload, landed=landed)
+            if departure_ns:
+                rail.put(DEPARTED, nbytes=departure_ns)
+            if landed is None and payload.nbytes <= WHOLE_NBYTES:
+                rail.put(DATA, tag, number, payload.nbytes, payload)
+            else:
+                rail.put_message(tag, number, payload, landed=landed)
             self.flush(rail)
 
     def flush(self, rail: Rail) -> None:
@@ -297,6 +301,7 @@ class Paths(Generic[PathOf]):
         """Serve a rail, after those that its path has."""
         path = self.by_peer[rail.peer]
         path.heard_s = self._now_s()
+        rail.owner = self
         path.rails.append(rail)
         self.by_fd[rail.fileno()] = rail
         self._poller.register(rail, select.POLLIN)
@@ -375,8 +380,8 @@ class Paths(Generic[PathOf]):
 
     def _read(self, rail: Rail) -> None:
         try:
-            rail.read(self._on_frame)
-        except (OSError, EOFError, TransportError) as error:
+            rail.read()
+        except (OSError, EOFError, Garbled, TransportError) as error:
             self.drop(rail, error)
 
     def look_for_silence(self, now_s: float) -> None:
@@ -398,22 +403,33 @@ class Paths(Generic[PathOf]):
         path.rails[0].put(PING)
         self.flush(path.rails[0])
 
-    def _on_frame(self, rail: Rail, frame: Frame, is_whole: bool) -> memoryview | None:
-        """See Rail.read."""
-        kind, first, second, third, fourth = frame
-        path, owner = self.by_peer[rail.peer], self._owner
+    def on_rail_place(self, rail: Rail, tag: int, number: int, nbytes: int) -> memoryview:
+        """See RailOwner."""
+        path = self._path_of(rail)
+        # What is left of it on a rail that its sender gave up must not be written over what takes its place later.
+        for other in [each for each in path.rails if each.taking == (tag, number) and each is not rail]:
+            self.drop(other, "the peer gave the path up")
+        place = self._owner.on_place(path, tag, number, nbytes)
+        return memoryview(bytearray(nbytes)) if place is None else place
+
+    def _path_of(self, rail: Rail) -> PathOf:
+        path = self.by_peer[rail.peer]
         if rail not in path.rails:
             raise EOFError("it was given up")
+        return path
+
+    def on_rail_frame(
+        self, rail: Rail, kind: int, first: int, second: int, third: int, message: memoryview | None
+    ) -> None:
+        """See RailOwner."""
+        path, owner = self._path_of(rail), self._owner
         if kind == DATA:
-            number, nbytes, tag, departure_ns = first, second, third, fourth
-            if not (is_whole and nbytes):
-                # What is left of it on a rail that its sender gave up must not be written over what takes its place.
-                for other in [each for each in path.rails if each.taking == (tag, number) and each is not rail]:
-                    self.drop(other, "the peer gave the path up")
-                place = owner.on_place(path, tag, number, nbytes)
-                if not is_whole:
-                    return place
-            owner.on_message(path, tag, number, nbytes, departure_ns)
+            if message is not None:  # It came as a part of the frame.
+                self.on_rail_place(rail, first, second, third)[:] = message
+            owner.on_message(path, first, second, third, rail.departed_ns)
+            rail.departed_ns = 0
+        elif kind == DEPARTED:
+            rail.departed_ns = third
         elif kind == RECEIPT:
             if received := path.receipt(first, second, third):
                 owner.on_received(path, received)
@@ -441,7 +457,8 @@ class Paths(Generic[PathOf]):
             owner.on_pong(path, self._told.pop(rail.peer, {}))
         elif kind == BYE:
             path.has_left = True
-        return None
+        else:
+            raise Garbled(f"got a frame of kind {kind}")
 
     def close(self) -> None:
         """Say goodbye on every rail, and make none again."""

@@ -2,15 +2,13 @@
 
 A rail is a TCP connection; the same listeners and proofs join ranks of one host over Unix sockets (neighbours.py).
 Whoever connects proves that it knows the job's token, as with the store (wire.py). Between hosts a digest follows each
-frame, and the bytes of each message, unless LANTERNE_TRUSTED_NETWORK says that nobody else reaches the network.
+frame, and each record of a message, unless LANTERNE_TRUSTED_NETWORK says that nobody else reaches the network.
 """
 
 import contextlib
-import hashlib
 import hmac
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -20,17 +18,15 @@ from lanterne.transport import wire
 from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
+from lanterne.transport.tcp.duplex import LONG, Duplex
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.waiting import never, wait
 
-# kind, then what the kind says.
-HEADER = struct.Struct("<qqqqq")
-# DATA: number, nbytes, tag, departure_ns, and nbytes bytes follow. RECEIPT: a tag, its messages received and receives
-# posted. SWITCH: index and life of a rail that was given up, and whether another transport still carries messages; GO
-# answers it: index and life. PING: none; it is answered by SENT, a tag and its messages sent, and PONG. BYE: none.
-DATA, RECEIPT, SWITCH, GO, PING, SENT, PONG, BYE = range(1, 9)
-# Bytes read or written before others have their turn; parts of a message in one system call.
-TURN_NBYTES, PARTS = 8 << 20, 16
+# What frames say beside DATA, LONG and BYE. DEPARTED: a zero, another, and the departure_ns of the message that
+# follows. RECEIPT: a tag, its messages received and receives posted. SWITCH: index and life of a rail that was given
+# up, and whether another transport still carries messages; GO answers it: index and life. PING: none; it is answered by
+# SENT, a tag and its messages sent, and PONG.
+DEPARTED, RECEIPT, SWITCH, GO, PING, SENT, PONG = range(LONG + 1, LONG + 8)
 MEMORY = "memory"
 
 GREETING = struct.Struct("<qqq")
@@ -60,8 +56,6 @@ Address: TypeAlias = list[Any]
 Addresses: TypeAlias = Mapping[int, Sequence[Address | None]]
 # Raises PeerFailed if one of these ranks is known to be dead.
 CheckDead: TypeAlias = Callable[[Iterable[int]], object]
-# Kind and words.
-Frame: TypeAlias = tuple[int, ...]
 
 
 class Proven(NamedTuple):
@@ -76,179 +70,49 @@ class Proven(NamedTuple):
         return Rail(self.sock, peer, index, life, self.seals)
 
 
-class OnFrame(Protocol):
-    """What takes a rail's frames, each twice if it is a DATA: `is_whole` is False when it begins.
+class RailOwner(Protocol):
+    """Part of whoever serves a rail that is told what comes; see Owner of duplex.py."""
 
-    It then returns where the bytes of the message go; None: nowhere.
-    """
+    def on_rail_place(self, rail: "Rail", tag: int, number: int, nbytes: int, /) -> memoryview: ...
+    def on_rail_frame(
+        self, rail: "Rail", kind: int, tag: int, number: int, nbytes: int, message: memoryview | None, /
+    ) -> None: ...
 
-    def __call__(self, rail: "Rail", frame: Frame, is_whole: bool, /) -> memoryview | None: ...
 
-
-class Rail:
-    """One end of a connection.
+class Rail(Duplex):
+    """One end of a connection, proven by both.
 
     Args:
-        sock: connected, both sides proven.
         peer: the rank at the other end.
         index: of the rail among those of the two ranks.
-        life: how often it was made anew before.
+        life: how often it was made again before.
         seals: of all that is said; None: nothing is sealed.
 
-    Attributes: `taking`, tag and number of the message that is coming in; None between messages.
+    Attributes: `owner`, whoever serves it; `departed_ns`, the departure of the message that comes, or 0.
     """
+
+    owner: RailOwner
+    departed_ns: int = 0
 
     def __init__(
         self, sock: socket.socket, peer: int, index: int, life: int = 0, seals: wire.FrameSeals | None = None
     ) -> None:
-        self.sock = sock
-        self._seals = seals
+        super().__init__(sock, self, seals)
         self.peer = peer
         self.index = index
         self.life = life
-        self.taking: tuple[int, int] | None = None
-        self._out: deque[memoryview] = deque()
-        # A payload that is not all there yet, a function that tells how much is, and how much was put; its digest;
-        # frames after it.
-        self._landing: tuple[memoryview, Callable[[], int], int] | None = None
-        self._landing_digest: hashlib.blake2b | None = None
-        self._after: deque[memoryview] = deque()
-        self._seal_nbytes = wire.SEAL_NBYTES if self._seals else 0
-        self._header = memoryview(bytearray(HEADER.size + self._seal_nbytes))
-        self._target = self._header
-        self._left = self._header.nbytes
-        self._frame: Frame | None = None
-        self._digest: hashlib.blake2b | None = None  # of the message that comes in, if it is sealed
-        self._is_seal = False  # what comes now is that of the message before it
-        self._scrap = memoryview(bytearray(1 << 16))
 
-    def fileno(self) -> int:
-        return self.sock.fileno()
+    def on_place(self, tag: int, number: int, nbytes: int) -> memoryview:
+        """See Owner."""
+        return self.owner.on_rail_place(self, tag, number, nbytes)
 
-    @property
-    def idle(self) -> bool:
-        """Whether all that was put has left."""
-        return not self._out and self._landing is None
-
-    def put(
-        self, kind: int, *words: int, payload: memoryview | None = None, landed: Callable[[], int] | None = None
-    ) -> None:
-        """Send a frame, after those before; `flush` moves it.
-
-        Args:
-            landed: a function that tells how many bytes of the payload are there; None: all are. Only while idle.
-        """
-        out = self._out if self._landing is None else self._after
-        header = HEADER.pack(kind, *words, *(0,) * (4 - len(words)))
-        out.append(memoryview(header + self._seals.out.of_frame(header) if self._seals else header))
-        if payload is not None and payload.nbytes:
-            digest = self._seals and self._seals.out.begin()
-            if landed is None:
-                out.append(payload)
-                if digest is not None:
-                    digest.update(payload)
-                    out.append(memoryview(digest.digest()))
-            else:
-                self._landing, self._landing_digest = (payload, landed, 0), digest
-
-    def _take_landed(self, payload: memoryview, landed: Callable[[], int], before: int) -> None:
-        """Put what has landed by now."""
-        here = landed()
-        if here > before:
-            self._out.append(payload[before:here])
-            if self._landing_digest is not None:
-                self._landing_digest.update(payload[before:here])
-        self._landing = payload, landed, here
-        if here == payload.nbytes:
-            if self._landing_digest is not None:
-                self._out.append(memoryview(self._landing_digest.digest()))
-            self._out.extend(self._after)
-            self._landing = None
-            self._after.clear()
-
-    def flush(self) -> bool:
-        """Write what the connection takes now; True if it took something. Raises OSError if the rail is dead."""
-        moved = 0
-        while moved < TURN_NBYTES:
-            if self._landing is not None:
-                self._take_landed(*self._landing)
-            if not self._out:
-                break
-            try:
-                moved += wire.send_parts(self.sock, self._out, PARTS)
-            except BlockingIOError:
-                break
-        return moved > 0
-
-    def read(self, on_frame: OnFrame) -> bool:
-        """Read what has come; True if something has. Raises OSError or EOFError if the rail is dead.
-
-        Args:
-            on_frame: called with each frame, of five ints.
-        """
-        moved = 0
-        while moved < TURN_NBYTES:
-            try:
-                got = self.sock.recv_into(self._target, min(self._left, self._target.nbytes))
-            except BlockingIOError:
-                break
-            if not got:
-                raise EOFError("it was closed")
-            moved += got
-            self._left -= got
-            if self._digest is not None and not self._is_seal:
-                self._digest.update(self._target[:got])
-            if self._target is not self._scrap:
-                self._target = self._target[got:]
-            if not self._left:
-                self._end_part(on_frame)
-        return moved > 0
-
-    def divert(self, is_over: Callable[[int], bool]) -> None:
-        """What is left of the message that comes now goes nowhere if its tag is over."""
-        if self._frame is not None and not self._is_seal and is_over(self._frame[3]):
-            self._target = self._scrap
-
-    def _end_part(self, on_frame: OnFrame) -> None:
-        """A header has come whole, the bytes of a message, or the seal of those. Raises EOFError if that is wrong."""
-        frame = self._frame
-        if frame is not None and self._digest is not None and not self._is_seal:
-            self._is_seal = True
-            self._target, self._left = self._header[: self._seal_nbytes], self._seal_nbytes
-            return
-        if self._is_seal:
-            assert self._digest is not None
-            self._check(self._digest.digest(), 0)
-        self._frame = None
-        self._digest = None
-        self._is_seal = False
-        if frame is None:
-            if self._seals:
-                self._check(self._seals.into.of_frame(self._header[: HEADER.size]), HEADER.size)
-            frame = HEADER.unpack(self._header[: HEADER.size])
-            if frame[0] == DATA and frame[2]:
-                self._frame, self._left = frame, frame[2]
-                self._digest = self._seals and self._seals.into.begin()
-                place = on_frame(self, frame, False)
-                self.taking = frame[3], frame[1]
-                self._target = self._scrap if place is None else place
-                return
-        self._target = self._header
-        self._left = self._header.nbytes
-        self.taking = None
-        on_frame(self, frame, True)
-
-    def _check(self, seal: bytes, at: int) -> None:
-        """Raise EOFError if `seal` has not come at `at` of the header's memory."""
-        if not hmac.compare_digest(seal, self._header[at : at + self._seal_nbytes]):
-            raise EOFError("what came was changed, added, repeated or moved on its way")
+    def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None) -> None:
+        """See Owner."""
+        self.owner.on_rail_frame(self, kind, tag, number, nbytes, message)
 
     def is_silent(self, limit_ms: int) -> bool:
         """Return whether the other end's kernel has answered nothing for so long; its process need do nothing."""
         return tcp_info(self.sock).is_silent(limit_ms)
-
-    def close(self) -> None:
-        self.sock.close()
 
 
 class Meeting(NamedTuple):

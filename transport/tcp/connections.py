@@ -11,10 +11,9 @@ from lanterne.errors import InputError, TransportError
 from lanterne.transport.networks import ENCRYPT, is_encrypted, is_trusted
 from lanterne.transport.rails.rail_names import SETUP_S, connect_rails
 from lanterne.transport.rank_group import Group
-from lanterne.transport.tcp.duplex import Seals
 from lanterne.transport.tcp.seal import Seal
 from lanterne.transport.tcp.tls import TlsSocket, encrypt
-from lanterne.transport.wire import configure
+from lanterne.transport.wire import FrameSeals, configure
 
 NONCE_NBYTES = 32
 
@@ -23,7 +22,7 @@ class PeerSocket(NamedTuple):
     """One end of a connection between two ranks; no seals: nothing is digested, or it is encrypted."""
 
     sock: socket.socket | TlsSocket
-    seals: Seals | None
+    seals: FrameSeals | None
 
 
 class Protection(NamedTuple):
@@ -106,4 +105,4 @@ def _close_to_others(sock: socket.socket, agreement: Protection | None, here: in
         return PeerSocket(encrypt(sock, secret, is_client=here < peer, limit_s=SETUP_S), None)
     if agreement is None or not agreement.sealed:
         return PeerSocket(sock, None)
-    return PeerSocket(sock, Seals(agreement.seal(here, peer, index), agreement.seal(peer, here, index)))
+    return PeerSocket(sock, FrameSeals(agreement.seal(here, peer, index), agreement.seal(peer, here, index)))

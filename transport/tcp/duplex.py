@@ -1,9 +1,9 @@
 """One TCP connection between two ranks: frames both ways, messages sent from where they lie, received where they go.
 
-A frame is a header, of kind, tag, number and nbytes; with a Seal (seal.py) its digest follows, which is checked before
-anything that the frame says is acted upon. DATA has its message behind it: up to whole_nbytes as a part of the frame,
-more as records with a tag each. Bytes of a record are in the receiver's memory before its tag has been checked; the
-message counts as received only afterwards.
+A frame is a header, of kind, tag, number and nbytes; with seals its digest follows, which is checked before anything
+that the frame says is acted upon. DATA has its message behind it: up to WHOLE_NBYTES as a part of the frame, more as
+records with a digest each. LONG is DATA whose message is in records whatever its size. Bytes of a record are in the
+receiver's memory before its digest has been checked; the message counts as received only afterwards.
 """
 
 import hmac
@@ -11,16 +11,17 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from lanterne.transport.tcp.seal import Seal, record_nbytes
+from lanterne.transport.tcp.seal import record_nbytes
 from lanterne.transport.tcp.tls import TlsSocket
-from lanterne.transport.wire import SEAL_NBYTES, send_parts
+from lanterne.transport.wire import SEAL_NBYTES, FrameSeal, FrameSeals, send_parts
 
 HEADER = struct.Struct("<qqqq")
 # DATA: a message. GRANT: the receive of a large message is posted, send it. OFFER: there is such a message of nbytes,
-# not granted yet. BYE: nothing else comes.
-DATA, GRANT, OFFER, BYE = range(1, 5)
+# not granted yet. BYE: nothing else comes. Others, up to LAST_KIND, are the owner's.
+DATA, GRANT, OFFER, BYE, LONG = range(1, 6)
+LAST_KIND = 15
 
 
 WHOLE_NBYTES = 1 << 10  # chosen: a copy costs less than a part of its own
@@ -53,13 +54,6 @@ class Garbled(Exception):
     """What has come is not what was sent."""
 
 
-class Seals(NamedTuple):
-    """Of both directions of a connection."""
-
-    out: Seal
-    into: Seal
-
-
 class Duplex:
     """One end of a connection.
 
@@ -68,7 +62,7 @@ class Duplex:
         seals: None: nothing is digested.
     """
 
-    def __init__(self, sock: socket.socket | TlsSocket, owner: Owner, seals: Seals | None) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, owner: Owner, seals: FrameSeals | None) -> None:
         self.sock = sock
         self._owner = owner
         # What the connection has read and nobody has taken, and no poll tells of: of an encrypted one.
@@ -92,6 +86,11 @@ class Duplex:
     def idle(self) -> bool:
         """Whether all that was put has left this process."""
         return not self._ready and not self._later
+
+    @property
+    def taking(self) -> tuple[int, int] | None:
+        """Tag and number of the message that is coming in; None between messages."""
+        return None if self._body is None else (self._body.tag, self._body.number)
 
     # -- sending
 
@@ -122,24 +121,35 @@ class Duplex:
             if done is not None:
                 self._ends.append((self._put_nbytes, done))
 
-    def put_message(self, tag: int, number: int, message: memoryview, done: Callable[[], object]) -> None:
-        """Send a message of more than whole_nbytes; done() is called once its memory may change."""
-        self.put(DATA, tag, number, message.nbytes)
-        self._later.append(_Outgoing(message, self._seals and self._seals.out, done))
+    def put_message(
+        self,
+        tag: int,
+        number: int,
+        message: memoryview,
+        done: Callable[[], object] | None = None,
+        landed: Callable[[], int] | None = None,
+    ) -> None:
+        """Send a message of more than WHOLE_NBYTES, or, with `landed`, of any size but 0.
+
+        Args:
+            done: called once its memory may change.
+            landed: returns how many bytes of the message are in memory by now; None: all are.
+        """
+        self.put(DATA if landed is None else LONG, tag, number, message.nbytes)
+        self._later.append(_Outgoing(message, self._seals and self._seals.out, done, landed))
 
     def _refill(self) -> None:
         """Make the next bytes ready: frames, and some records of a message, or all of it."""
         later = self._later
         while later and len(self._ready) < 2 * RECORDS:
             first = later[0]
-            if first.seal is None:
-                self._add(first.rest)
-            else:
-                record, first.rest = first.rest[: first.record_nbytes], first.rest[first.record_nbytes :]
-                self._add(record)
-                self._add(memoryview(first.seal.of_record(record)))
-                if first.rest:
-                    continue
+            if (part := first.take()) is None:
+                break
+            self._add(part)
+            if first.seal is not None:
+                self._add(memoryview(first.seal.of_record(part)))
+            if first.rest:
+                continue
             later.popleft()
             if first.done is not None:
                 self._ends.append((self._put_nbytes, first.done))
@@ -208,7 +218,7 @@ class Duplex:
         while self._end - self._start >= least:
             start = self._start
             kind, tag, number, nbytes = HEADER.unpack_from(inbox, start)
-            if not DATA <= kind <= BYE or nbytes < 0:
+            if not DATA <= kind <= LAST_KIND or nbytes < 0:
                 raise Garbled(f"got a frame of kind {kind} with {nbytes} bytes")
             within = nbytes if kind == DATA and nbytes <= WHOLE_NBYTES else 0
             if self._end - start < least + within:
@@ -219,7 +229,7 @@ class Duplex:
                 if not hmac.compare_digest(seal, inbox[after : after + SEAL_NBYTES]):
                     raise Garbled("got a frame that its digest does not fit")
             self._start = after + self._seal_nbytes
-            if kind == DATA and not within and nbytes:
+            if kind in (DATA, LONG) and not within and nbytes:
                 self._begin(tag, number, nbytes)
             else:
                 self._owner.on_frame(kind, tag, number, nbytes, inbox[after - within : after])
@@ -277,13 +287,32 @@ class _Wakes:
 class _Outgoing:
     """A message that is to leave, or a frame behind one; `rest` of it is not ready yet. `done`: None for a frame."""
 
-    __slots__ = ("done", "record_nbytes", "rest", "seal")
+    __slots__ = ("_landed", "_nbytes", "_record_nbytes", "done", "rest", "seal")
 
-    def __init__(self, rest: memoryview, seal: Seal | None, done: Callable[[], object] | None) -> None:
+    def __init__(
+        self,
+        rest: memoryview,
+        seal: FrameSeal | None,
+        done: Callable[[], object] | None,
+        landed: Callable[[], int] | None = None,
+    ) -> None:
         self.rest = rest
-        self.record_nbytes = record_nbytes(rest.nbytes)
         self.seal = seal
         self.done = done
+        self._landed = landed
+        self._nbytes = rest.nbytes
+        self._record_nbytes = rest.nbytes if seal is None else record_nbytes(rest.nbytes)
+
+    def take(self) -> memoryview | None:
+        """Return the next part that may leave, a record if there is a seal; None while it is not in memory."""
+        nbytes = min(self._record_nbytes, self.rest.nbytes)
+        if self._landed is not None:
+            here = self._landed() - (self._nbytes - self.rest.nbytes)
+            if here <= 0 or (self.seal is not None and here < nbytes):
+                return None
+            nbytes = min(nbytes, here)
+        part, self.rest = self.rest[:nbytes], self.rest[nbytes:]
+        return part
 
 
 class _Incoming:
@@ -291,7 +320,7 @@ class _Incoming:
 
     __slots__ = ("_open", "_parts", "_record_nbytes", "nbytes", "number", "seal", "tag", "target")
 
-    def __init__(self, tag: int, number: int, nbytes: int, target: memoryview, seal: Seal | None) -> None:
+    def __init__(self, tag: int, number: int, nbytes: int, target: memoryview, seal: FrameSeal | None) -> None:
         self.tag = tag
         self.number = number
         self.nbytes = nbytes

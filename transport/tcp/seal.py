@@ -43,7 +43,6 @@ class Seal(FrameSeal):
             raise Unavailable(
                 f"tcp between hosts: {error}; pip install cryptography, or LANTERNE_TRUSTED_NETWORK=1 on every rank"
             ) from error
-        self._records = 0
         self._cipher = ChaCha20Poly1305(hmac.digest(secret, b"records", "sha256"))
 
     def of_record(self, record: memoryview) -> bytes:

@@ -150,8 +150,10 @@ class TcpPeer:
                     self._offers[key] = nbytes
             elif operation.misfits(nbytes):
                 del self._receives[key]
-        else:
+        elif kind == BYE:
             self.has_left = True
+        else:
+            raise Garbled(f"got a frame of kind {kind}")
 
     def _on_data(self, key: tuple[int, int], nbytes: int, message: memoryview | None) -> None:
         operation = self._receives.pop(key, None)

@@ -24,10 +24,9 @@ from lanterne.transport.tcp.duplex import (
     WHOLE_NBYTES,
     Duplex,
     Garbled,
-    Seals,
 )
 from lanterne.transport.tcp.seal import LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES, Seal, record_nbytes
-from lanterne.transport.wire import SEAL_NBYTES
+from lanterne.transport.wire import SEAL_NBYTES, FrameSeal, FrameSeals
 
 WHOLE, PACED = WHOLE_NBYTES, PACED_NBYTES
 RECORD = LEAST_RECORD_NBYTES
@@ -52,7 +51,7 @@ class Taker:
 def seal_pair():
     here, there = (Seal(bytes([side]) * 32) for side in (1, 2))
     other_here, other_there = (Seal(bytes([side]) * 32) for side in (1, 2))
-    return Seals(here, there), Seals(other_there, other_here)
+    return FrameSeals(here, there), FrameSeals(other_there, other_here)
 
 
 def recorded(frames, seals):
@@ -130,6 +129,36 @@ def test_a_message_of_large_records_comes_out():
     assert taken(recorded([(DATA, message)], here), there)[0][-1] == message
 
 
+@pytest.mark.parametrize("sealed_by", [None, Seal, FrameSeal])
+@settings(deadline=None, max_examples=20)
+@given(steps=st.lists(st.integers(0, 9000), max_size=6), num_after=st.integers(1, 3))
+def test_a_message_leaves_as_it_lands(sealed_by, steps, num_after):
+    """What has not landed is never sent, what has is where there is no seal, and frames put meanwhile come after it."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        for end in (reader, writer):
+            end.setblocking(False)
+        out, into = (sealed_by and FrameSeals(sealed_by(b"x" * 32), sealed_by(b"x" * 32)) for _ in range(2))
+        taker, message, here = Taker(), bytearray(sum(steps) + 1), [0]
+        sender, receiver = Duplex(writer, Taker(), out), Duplex(reader, taker, into)
+        sender.put_message(7, 0, memoryview(message), landed=lambda: here[0])
+        for number in range(1, num_after + 1):
+            sender.put(GRANT, 7, number)
+        for step in [*steps, 1]:
+            message[here[0] : here[0] + step] = b"x" * step
+            here[0] += step
+            while sender.flush() or receiver.read():
+                pass
+            if sealed_by is None and here[0]:
+                assert taker._coming == message, step
+            assert not taker.frames or here[0] == len(message), step
+        while not sender.idle or len(taker.frames) <= num_after:
+            sender.flush()
+            receiver.read()
+    after = [(GRANT, 7, number, 0, b"") for number in range(1, num_after + 1)]
+    assert taker.frames == [(DATA, 7, 0, len(message), bytes(message)), *after]
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.sampled_from(EDGES[1:]))
 def test_what_was_changed_comes_not(data, size):
@@ -155,9 +184,9 @@ def test_what_was_moved_comes_not(what):
     assert len(stream) == 2 * (size + large)
     parts = stream[:size], stream[size : 2 * size], stream[2 * size : -large], stream[-large:]
     if what == "of another direction":
-        there = Seals(there.into, there.out)
+        there = FrameSeals(there.into, there.out)
     elif what == "of another connection":
-        there = Seals(there.out, Seal(bytes(32)))
+        there = FrameSeals(there.out, Seal(bytes(32)))
     else:
         order = {"repeated": (0, 0, 1, 2, 3), "dropped": (0, 2, 3), "swapped": (0, 1, 3, 2)}[what]
         stream = b"".join(parts[index] for index in order)
@@ -165,7 +194,7 @@ def test_what_was_moved_comes_not(what):
         taken(stream, there)
 
 
-@pytest.mark.parametrize("frame", [(0, 0, 0, 0), (9, 0, 0, 0), (DATA, 0, 0, -1)])
+@pytest.mark.parametrize("frame", [(0, 0, 0, 0), (duplex.LAST_KIND + 1, 0, 0, 0), (DATA, 0, 0, -1)])
 def test_garbage_is_refused(frame):
     with pytest.raises(Garbled):
         taken(duplex.HEADER.pack(*frame), None)
