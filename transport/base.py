@@ -197,6 +197,35 @@ class Started(Protocol):
     def done(self) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
+class PostedOperation:
+    """A Send or Recv that is under way.
+
+    Attributes: `request`, of the transport that carries it where that is another one; `error`, raised whenever it is
+    asked whether it is done.
+    """
+
+    op: Operation
+    request: "Request | None" = None
+    done: bool = False
+    error: TransportError | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes to be sent, or written."""
+        region, offset, nbytes, _, _ = self.op
+        assert region.buffer is not None
+        return region.buffer[offset : offset + nbytes]
+
+    def misfits(self, name: str, nbytes: int) -> bool:
+        """Return whether a message of `nbytes` is not what this receives: an error of the transport `name`."""
+        if nbytes != self.op.nbytes:
+            self.error = TransportError(
+                f"{name}: rank {self.op.peer} sent {nbytes} bytes, expected {self.op.nbytes}, as its receive is"
+            )
+        return nbytes != self.op.nbytes
+
+
 class Request:
     """The completion of one post. It keeps the posted regions alive until it is done.
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport
+from lanterne.transport.base import LANE_BITS, Capabilities, Operation, PostedOperation, Request, Send, Transport
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.membership import Membership
@@ -27,8 +27,8 @@ COPY_UNLOCKED_NBYTES = 32 * 1024
 # Why a rank is gone that has ended in order.
 LEFT = "closed its transport"
 
-# (request, operation, whether it sends).
-_Unmatched: TypeAlias = "tuple[LocalRequest, Operation, bool]"
+# An operation, whose it is, whether it sends.
+_Unmatched: TypeAlias = "tuple[PostedOperation, LocalTransport, bool]"
 
 
 @dataclass
@@ -136,28 +136,31 @@ class LocalTransport(Transport):
         self.world = world
         self.pauses: Pauses = world.machine.pauses(world.world_size)
 
-    def _post(self, ops: Sequence[Operation]) -> "LocalRequest":
-        request = LocalRequest(self, len(ops))
-        matches: list[tuple[Operation, LocalRequest, Operation, bool]] = []
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        pending = [PostedOperation(op) for op in ops]
+        matches: list[tuple[PostedOperation, PostedOperation, bool]] = []
         world = self.world
         with world.lock:
-            for op in ops:
+            for mine in pending:
+                op = mine.op
                 sending = type(op) is Send
                 key = (self.rank, op.peer, op.tag) if sending else (op.peer, self.rank, op.tag)
                 queue = world.unmatched[key]
                 if queue and queue[0][2] != sending:
-                    matches.append((op, *queue.popleft()))
+                    matches.append((mine, queue.popleft()[0], sending))
                     if not queue:
                         del world.unmatched[key]
                 else:
-                    queue.append((request, op, sending))
-                    request.waiting.append(op.peer)
-        for op, other, other_op, other_sends in matches:
-            send, recv = (other_op, op) if other_sends else (op, other_op)
-            error = _move(send, recv)
-            request.finish(op.peer, error, waited=False)
-            other.finish(other_op.peer, error)
-        return request
+                    queue.append((mine, self, sending))
+        for mine, other, sending in matches:
+            send, recv = (mine, other) if sending else (other, mine)
+            _move(send, recv)
+        return Request(self, pending)
+
+    def _is_done(self, operation: PostedOperation) -> bool:
+        if operation.error is not None:
+            raise operation.error
+        return operation.done
 
     def retire(self, communicator_id: int, *, orderly: bool) -> bool:
         world = self.world
@@ -166,7 +169,7 @@ class LocalTransport(Transport):
             if orderly and any(key[0] == self.rank and world.unmatched[key][0][2] for key in mine):
                 return False
             for key in mine:
-                kept = deque(entry for entry in world.unmatched[key] if entry[0].transport is not self)
+                kept = deque(entry for entry in world.unmatched[key] if entry[1] is not self)
                 if kept:
                     world.unmatched[key] = kept
                 else:
@@ -175,9 +178,10 @@ class LocalTransport(Transport):
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         world = self.world
+        posted = [each for request in requests for each in request._pending]
         with world.lock:
             for key in [key for key in world.unmatched if {key[0], key[1]} == {self.rank, peer}]:
-                kept = deque(entry for entry in world.unmatched[key] if entry[0] not in requests)
+                kept = deque(entry for entry in world.unmatched[key] if entry[0] not in posted)
                 if kept:
                     world.unmatched[key] = kept
                 else:
@@ -198,48 +202,15 @@ class LocalTransport(Transport):
         self.fail(LEFT, LEFT_GRACE_S)
 
 
-def _move(send: Operation, recv: Operation) -> TransportError | None:
-    """Copy one matched message; the error if the sizes differ, else None."""
-    if send.nbytes != recv.nbytes:
-        return TransportError(
-            f"local: rank {recv.peer} sent {send.nbytes} bytes to rank {send.peer}, which expected {recv.nbytes}"
+def _move(send: PostedOperation, recv: PostedOperation) -> None:
+    """Copy one matched message, and note that it is done; or the error if the sizes differ."""
+    nbytes = send.op.nbytes
+    if nbytes != recv.op.nbytes:
+        send.error = recv.error = TransportError(
+            f"local: rank {recv.op.peer} sent {nbytes} bytes to rank {send.op.peer}, which expected {recv.op.nbytes}"
         )
-    assert send.region.buffer is not None and recv.region.buffer is not None
-    source = send.region.buffer[send.offset : send.offset + send.nbytes]
-    target = recv.region.buffer[recv.offset : recv.offset + recv.nbytes]
-    if send.nbytes < COPY_UNLOCKED_NBYTES:
-        target[:] = source
+    elif nbytes < COPY_UNLOCKED_NBYTES:
+        recv.view[:] = send.view
     else:
-        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
-    return None
-
-
-class LocalRequest(Request):
-    """Counts its operations down; whichever thread matches one finishes it."""
-
-    __slots__ = ("error", "remaining", "waiting")
-    _transport: LocalTransport
-
-    def __init__(self, transport: LocalTransport, count: int) -> None:
-        super().__init__(transport, ())
-        self.remaining: int = count
-        self.waiting: list[int] = []
-        self.error: TransportError | None = None
-
-    def finish(self, peer: int, error: TransportError | None, *, waited: bool = True) -> None:
-        """One operation with `peer` is complete, or failed with `error`."""
-        with self._transport.world.lock:
-            self.remaining -= 1
-            if waited:
-                self.waiting.remove(peer)
-            if error is not None:
-                self.error = error
-
-    def poll(self) -> bool:
-        if self.error is not None:
-            raise self.error
-        return self.remaining == 0
-
-    def pending_peers(self) -> list[int]:
-        with self._transport.world.lock:
-            return sorted(set(self.waiting))
+        np.copyto(np.frombuffer(recv.view, np.uint8), np.frombuffer(send.view, np.uint8))
+    send.done = recv.done = True

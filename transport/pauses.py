@@ -26,6 +26,10 @@ MAX_NAP_S = 300e-6  # as the above
 FINER_S = 1e-6  # pipelines' waits of milliseconds
 # When a wait is known to end at an instant, the last part of it yields.
 SPIN_S = 200e-6  # naps end up to 0.1 ms late
+# Where something wakes a wait, which costs 30 us, it polls so long after the last thing that moved, and then sleeps so
+# long at most before it looks for deaths.
+WAKE_SPIN_S = 50e-6
+WAKE_SLEEP_S = 0.05
 # A yield of this length went to somebody who computes. After it, naps for crowded_s, then one more try.
 SLOW_YIELD_S = 500e-6  # a time slice is 0.8 ms or more
 CROWDED_S = 0.05

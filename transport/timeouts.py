@@ -8,6 +8,15 @@ from lanterne.errors import InputError
 # The longest timeout: some 11 days; poll takes at most 24.
 LONGEST_S = 1e6
 
+# How long the job may take to tell of a peer's death once the path to it is lost: it takes some 0.3 s.
+NOTICE_S = 1.0
+# How long the end of a transport waits for what was sent to arrive.
+FAREWELL_S = 2.0
+# How long ranks may take to connect to each other, in a large job on a busy machine.
+SETUP_S = 30.0
+# Pause between two tries to reach a process that may not be there yet.
+RETRY_S = 0.05
+
 TimeoutS = TypeVar("TimeoutS", bound=float | None)
 
 

@@ -46,7 +46,7 @@ from lanterne.transport.store.follow import begin, connect_to, follow, port_of
 from lanterne.transport.store.process import StoreProcess
 from lanterne.transport.store.redis_lease import RedisLease, is_url, lease_of
 from lanterne.transport.store.terms import ANY, Terms
-from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, RETRY_S
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,7 +56,6 @@ OPEN_TOKEN = "loopback-without-a-secret"
 # How long the port of a job that was killed may still be taken; how long a rank beside MASTER_ADDR waits for rank 0's
 # store before it starts one itself.
 PORT_S, STANDS_IN_S = 4.0, 2.0
-RETRY_S = 0.1
 # Networks for documentation (RFC 5737, RFC 3849): the way there is the default route.
 FAR_AWAY = ("192.0.2.1", "2001:db8::1")
 STORE = "LANTERNE_STORE"

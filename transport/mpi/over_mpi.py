@@ -23,7 +23,7 @@ from lanterne.transport.base import (
 from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
-from lanterne.transport.timeouts import LONGEST_S
+from lanterne.transport.timeouts import LONGEST_S, NOTICE_S
 from lanterne.transport.waiting import never, wait
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ INT_MAX = 2**31 - 1
 
 # MPI tells nobody that something has come.
 LOOK_S = 1e-3  # MPI wakes nobody
-# How long after an MPI error the notice of a death may still come.
-NOTICE_S = 1.0  # notices of deaths take some 0.3 s
 # How long a process waits at its end for the others once one of them did not come in time.
 PATIENCE_S = 2.0
 

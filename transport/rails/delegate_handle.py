@@ -16,8 +16,9 @@ from lanterne.errors import PeerFailed, TransportError
 from lanterne.transport.machine import THIS_MACHINE, Machine, Wakeup
 from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
-from lanterne.transport.rails.delegate_process import CLOSE, SETUP_S
-from lanterne.transport.rails.rail import LOOK_S, NOTICE_S
+from lanterne.transport.rails.delegate_process import CLOSE
+from lanterne.transport.rails.rail import LOOK_S
+from lanterne.transport.timeouts import NOTICE_S, SETUP_S
 from lanterne.transport.waiting import never, wait
 
 # How long delegates may take to end.

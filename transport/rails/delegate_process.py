@@ -25,6 +25,7 @@ from lanterne.transport.rails.paths import QUIET_S, Message, Path, Paths
 from lanterne.transport.rails.rail import Address, Meeting, Rail
 from lanterne.transport.rails.rail_return import RailReturn
 from lanterne.transport.tcp.duplex import BYE
+from lanterne.transport.timeouts import FAREWELL_S, SETUP_S
 
 # Notes of the rank: SEND peer offset nbytes departure_ns, or the ticket of a message that a device still copies there;
 # RECEIVE peer offset nbytes; CLOSE 0.
@@ -33,11 +34,6 @@ SEND, RECEIVE, CLOSE = range(1, 4)
 # died; RETURNED peer rail: it was made anew; LOST peer: the last has died; MISFIT peer got expected: a message has
 # another size than its receive.
 SENT, RECEIVED, DROPPED, RETURNED, LOST, MISFIT = range(1, 7)
-
-
-SETUP_S = 30.0  # a large job on a busy machine
-# How long a delegate that is to end tries to get the last receipts out.
-FAREWELL_S = 1.0
 
 
 # Messages to a peer, and from it, are of one tag.

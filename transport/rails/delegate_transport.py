@@ -22,7 +22,6 @@ from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.delegate_flows import DelegateFlows
 from lanterne.transport.rails.delegate_handle import END_S, Handle, StartDelegate, start_process
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
-from lanterne.transport.rails.delegate_process import SETUP_S
 from lanterne.transport.rails.neighbours import Done, Neighbours, meet
 from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, listen
 from lanterne.transport.rails.rail_names import (
@@ -34,6 +33,7 @@ from lanterne.transport.rails.rail_names import (
     network_host,
     share_memory,
 )
+from lanterne.transport.timeouts import SETUP_S
 
 DEFAULT_RAILS = (MEMORY, TCP)
 MAX_QUEUES = 64

@@ -20,6 +20,7 @@ from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
 from lanterne.transport.tcp.duplex import LONG, Duplex
 from lanterne.transport.tcp_info import tcp_info
+from lanterne.transport.timeouts import NOTICE_S, RETRY_S
 from lanterne.transport.waiting import never, wait
 
 # What frames say beside DATA, LONG and BYE. DEPARTED: a zero, another, and the departure_ns of the message that
@@ -32,11 +33,8 @@ MEMORY = "memory"
 GREETING = struct.Struct("<qqq")
 
 
-# How often deaths are looked for while rails are made; and how long after one could not be.
+# How often deaths are looked for while rails are made.
 LOOK_S = 0.05
-NOTICE_S = 1.0  # notices of deaths take some 0.3 s
-# Between two tries to be let in.
-RETRY_S = 0.05
 # A rail whose other end's kernel answers nothing for as long is left: where there is another, and the last one.
 MUTE_MS = 500  # two timeouts, since one packet may be lost
 SILENT_MS = 4000

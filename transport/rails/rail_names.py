@@ -12,10 +12,10 @@ from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import refuse_if_encrypted
 from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, Meeting, Proven, join, listen
 from lanterne.transport.rank_group import host_identity
+from lanterne.transport.timeouts import SETUP_S
 
 # Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address that a rank shows.
 TCP = "tcp"
-SETUP_S = 30.0
 # What all ranks call alike: the bytes of this one, and then those of every rank.
 Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
 

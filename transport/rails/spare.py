@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
 from lanterne.transport.base import Operation, Recv, Request, Send, Transport
-from lanterne.transport.rails.paths import DIRECT, Message, Paths
+from lanterne.transport.rails.paths import DIRECT, QUIET_S, Message, Paths
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.rail_return import RailReturn
-from lanterne.transport.rails.spare_peer import SpareOperation, SparePeer, Swallowed
+from lanterne.transport.rails.spare_peer import SpareOperation, SparePeer
+from lanterne.transport.timeouts import FAREWELL_S, NOTICE_S
 from lanterne.transport.waiting import wait
 from lanterne.transport.wrapper import Wrapper
 
@@ -28,14 +29,9 @@ HOWS = ("reset", "silent")
 # Receipts are told after so many bytes or messages.
 RECEIPT_NBYTES = 1 << 20  # chosen: a receipt costs 40 bytes
 RECEIPT_MESSAGES = 64
-# How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of
-# what was sent.
-NOTICE_S = 1.0  # notices of deaths take some 0.3 s
-FAREWELL_S = 2.0
-# How often rails are looked at while the path lives, and receipts are asked for at the end. A path is dead so long
-# after the peer first said that it had sent what has not come.
+# How often rails are looked at while the path lives. A path is dead so long after the peer first said that it had sent
+# what has not come.
 LOOK_S = 300e-6  # a poll costs 1 us
-ASK_S = 0.05
 PATIENCE_S = 0.35  # above the stops of a busy host
 # Between two looks this rank was elsewhere, and so may have been what held a message up: of that time so much is
 # patience. Some must be: a rank that computes between its looks would wait for ever.
@@ -96,9 +92,9 @@ class SpareTransport(Wrapper):
 
     def _start(self, op: Operation) -> SpareOperation:
         if op.peer == self.rank:
-            return SpareOperation(op, None, request=self.inner.post((op,)))
+            return SpareOperation(op, self.inner.post((op,)))
         peer = self.peers[op.peer]
-        operation = SpareOperation(op, peer)
+        operation = SpareOperation(op, peer=peer)
         if type(op) is Send:
             self.paths.submit(peer, op.tag, Message(peer.copy_of(operation.view)))
             if not peer.is_direct:
@@ -113,7 +109,8 @@ class SpareTransport(Wrapper):
                     self._take(peer, operation, early)
                 return operation
         try:
-            operation.request = self.inner.post((op,)) if peer.cut is None else Swallowed()
+            if peer.cut is None:
+                operation.request = self.inner.post((op,))
         except InputError:
             raise
         except TransportError as error:
@@ -131,14 +128,19 @@ class SpareTransport(Wrapper):
         if peer is None:
             assert request is not None
             return request.test()
-        if operation.done or request is None:
+        if operation.done or not peer.is_direct:
             if operation.error is not None:
                 raise operation.error
             if not operation.done and peer.error is not None:
                 self._fail(peer, peer.error)
             return operation.done
+        if peer.cut is not None:
+            if peer.cut == "reset":
+                self._leave_direct(peer, f"the connection to rank {peer.rank} was reset")
+            return operation.done
+        assert request is not None
         try:
-            if not (peer.test_cut() if peer.cut is not None else request.test()):
+            if not request.test():
                 return False
         except TransportError as error:
             self._leave_direct(peer, error)
@@ -164,7 +166,7 @@ class SpareTransport(Wrapper):
 
     def _take(self, peer: SparePeer, operation: SpareOperation, message: memoryview) -> None:
         """Complete a receive by a message that came before it was posted, or into memory of its own."""
-        if not operation.misfits(len(message)):
+        if not operation.misfits("spare", len(message)):
             operation.view[:] = message
         self._came(peer, operation)
 
@@ -244,7 +246,7 @@ class SpareTransport(Wrapper):
 
     def on_ping(self, peer: SparePeer) -> None:
         for operation in list(peer.receives.values()):
-            if operation.request is not None:
+            if peer.is_direct:
                 self._is_done(operation)
 
     def on_pong(self, peer: SparePeer, sent: Mapping[int, int]) -> None:
@@ -261,10 +263,9 @@ class SpareTransport(Wrapper):
 
     def on_given_up(self, peer: SparePeer, index: int, why: object, *, in_use: bool) -> None:
         if index == DIRECT[0]:
-            receives = [each for each in peer.receives.values() if each.request is not None]
-            requests = [each.request for each in (*receives, *peer.sends) if isinstance(each.request, Request)]
-            self.inner.abandon(peer.rank, requests)
-            for each in receives:
+            pending = [*peer.receives.values(), *peer.sends]
+            self.inner.abandon(peer.rank, [each.request for each in pending if each.request is not None])
+            for each in peer.receives.values():
                 each.request = None
             for each in peer.sends:
                 each.request, each.done = None, bool(peer.rails)  # Their copies are sent.
@@ -323,7 +324,7 @@ class SpareTransport(Wrapper):
         lacking = [peer for peer in self.peers.values() if peer.unfinished and peer.rails]
         now_s = self.machine.now_s()
         for peer in lacking:
-            if now_s > peer.asked_s + ASK_S:
+            if now_s > peer.asked_s + QUIET_S:
                 peer.asked_s = now_s
                 self.paths.ask(peer)
         self._look_at_rails(now_s)

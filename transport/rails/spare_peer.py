@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from lanterne.errors import TransportError
-from lanterne.transport.base import Operation, Request
+from lanterne.transport.base import PostedOperation
 from lanterne.transport.rails.paths import Path
 
 
@@ -41,44 +41,13 @@ class SparePeer(Path["SpareOperation"]):
         copy[:] = message
         return copy
 
-    def test_cut(self) -> bool:
-        """Test an operation on the direct path, which was broken on purpose."""
-        if self.cut == "reset":
-            raise TransportError(f"the connection to rank {self.rank} was reset")
-        return False
-
 
 @dataclass(slots=True, eq=False)
-class SpareOperation:
-    """A Send or Recv: `peer` is None to this rank itself; `request` is the inner transport's, while it is there.
+class SpareOperation(PostedOperation):
+    """A Send or Recv over a transport with spare rails.
 
-    `number`: of a Recv, among those of its tag.
+    Attributes: `peer`, None to this rank itself; `number`, of a Recv, among those of its tag.
     """
 
-    op: Operation
-    peer: SparePeer | None
+    peer: SparePeer | None = None
     number: int = 0
-    request: "Request | Swallowed | None" = None
-    done: bool = False
-    error: TransportError | None = None
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes to be sent, or written."""
-        assert self.op.region.buffer is not None
-        return self.op.region.buffer[self.op.offset : self.op.offset + self.op.nbytes]
-
-    def misfits(self, nbytes: int) -> bool:
-        """Whether a message of `nbytes` is not what this receives, which then raises that whenever it is asked."""
-        if nbytes != self.op.nbytes:
-            text = f"spare: rank {self.op.peer} sent {nbytes} bytes, expected {self.op.nbytes}"
-            self.error = TransportError(text)
-        return nbytes != self.op.nbytes
-
-
-class Swallowed:
-    """What was posted on a path that had been broken on purpose."""
-
-    def test(self) -> bool:
-        """It is never done."""
-        return False

@@ -12,7 +12,7 @@ from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Lock, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
 from lanterne.transport.store.connection import StoreConnection, StoreLost
-from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, RETRY_S
 from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import Kind
 
@@ -21,8 +21,6 @@ _REPLY_TYPES = {
     **{Kind.ABSENT: "i*", Kind.END: "i", Kind.RESTART: "i"},
     **{Kind.REFUSED: "ib", Kind.MEET: "b*", Kind.GROW: "b*", Kind.APPLY: "ibb"},
 }
-# Between two tries to connect.
-RETRY_S = 0.05
 
 
 class StoreClient:

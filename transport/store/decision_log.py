@@ -5,14 +5,13 @@ from typing import Protocol
 
 from lanterne.errors import LanterneError, Unavailable
 from lanterne.transport.machine import Machine
-from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, RETRY_S
 from lanterne.transport.wire import Frame, take_frame
 
 # A quarter of the time after which the lease expires.
 RENEW_S = 0.5
 # A Sentinel fails over within this; ranks that wait for the store still hear of it before their own time is over.
 PATIENCE_S = min(20.0, DEFAULT_TIMEOUT_S / 2)
-RETRY_S = 0.05
 
 
 class Lease(Protocol):

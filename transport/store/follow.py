@@ -10,9 +10,8 @@ from lanterne.transport.store.connection import StoreLost
 from lanterne.transport.store.decision_log import PATIENCE_S
 from lanterne.transport.store.process import StoreProcess
 from lanterne.transport.store.redis_lease import LeaseUnreachable, RedisLease, is_url
-from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, RETRY_S
 
-RETRY_S = 0.05
 # A store that is there lets a client in within this.
 CONNECT_S = 2.0
 

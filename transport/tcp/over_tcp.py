@@ -24,24 +24,19 @@ from lanterne.transport.base import (
     Transport,
 )
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.pauses import Pauses, Woken
+from lanterne.transport.pauses import WAKE_SLEEP_S, WAKE_SPIN_S, Pauses, Woken
 from lanterne.transport.rank_group import Group
 from lanterne.transport.tcp.connections import connections
 from lanterne.transport.tcp.duplex import BYE, PACED_NBYTES, Duplex, Garbled
 from lanterne.transport.tcp.tcp_peer import PolledConnections, TcpOperation, TcpPeer
 from lanterne.transport.tcp_info import tcp_info
+from lanterne.transport.timeouts import FAREWELL_S, NOTICE_S
 from lanterne.transport.waiting import wait
 
-# How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was
-# sent to leave.
-NOTICE_S = 1.0  # notices of deaths take some 0.3 s
-FAREWELL_S = 2.0
-# How long a wait polls after the last thing that moved, and then sleeps before it looks for deaths.
-SPIN_S = 50e-6  # waking costs 30 us
+# How often peers that are waited for are looked at: whether their kernels answer.
 SILENCE_S = 0.5  # chosen: 1 us a peer
 # How long a send waits for its grant before the receiver is told of it, whose receive may be too short for one.
 OFFER_S = 0.2  # 8 hosts at 25 MB/s, ring: a message waits 10 ms; told of at once, each took one frame more
-SLEEP_S = 0.05
 
 
 class TcpTransport(Transport):
@@ -66,10 +61,10 @@ class TcpTransport(Transport):
     def __init__(self, group: Group, timeout_s: float | None = None, *, sealed: bool = True) -> None:
         super().__init__(group.rank, group.world_size, group, machine=group.machine, timeout_s=timeout_s)
         self.pauses: Pauses = group.machine.pauses(group.ranks_here)
-        self.background_s: float | None = SLEEP_S
+        self.background_s: float | None = WAKE_SLEEP_S
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         self._polled = PolledConnections(group.machine)
-        self.woken = Woken(group.machine, self._sleep, SPIN_S)
+        self.woken = Woken(group.machine, self._sleep, WAKE_SPIN_S)
         self.is_moving: bool = False
         self.peers: dict[int, TcpPeer] = {}
         self._silence_s = 0.0  # when it looks next whether peers that are waited for answer
@@ -93,9 +88,9 @@ class TcpTransport(Transport):
 
     def _start(self, op: Operation) -> TcpOperation:
         if op.peer == self.rank:
-            return TcpOperation(op, None, self._own.post((op,)))
+            return TcpOperation(op, self._own.post((op,)))
         peer = self.peers[op.peer]
-        operation = TcpOperation(op, peer)
+        operation = TcpOperation(op, peer=peer)
         if type(op) is Send:
             peer.send(operation)
         else:
@@ -152,7 +147,7 @@ class TcpTransport(Transport):
             self.unreachable.add(peer.rank)
 
     def _sleep(self, limit_s: float) -> None:
-        self._polled.poll(ceil(min(SLEEP_S, limit_s) * 1e3))
+        self._polled.poll(ceil(min(WAKE_SLEEP_S, limit_s) * 1e3))
 
     def watch(self) -> tuple[int, ...] | None:
         if self.progress():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from lanterne.errors import TransportError
-from lanterne.transport.base import LANE_BITS, ClosedIds, Operation, Request
+from lanterne.transport.base import LANE_BITS, ClosedIds, PostedOperation
 from lanterne.transport.machine import Machine
 from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled
 
@@ -16,37 +16,20 @@ _NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False)
-class TcpOperation:
-    """A Send or Recv: `peer` is None to this rank itself; `request` is then of its own memory's transport.
+class TcpOperation(PostedOperation):
+    """A Send or Recv over tcp.
 
-    `offer_s`: when to tell of a send that still waits for its grant; inf: it was told of, None: nobody has looked.
+    Attributes:
+        peer: None to this rank itself: `request` is then of its own memory's transport.
+        offer_s: when to tell of a send that still waits for its grant; inf: it was told of, None: nobody has looked.
     """
 
-    op: Operation
-    peer: "TcpPeer | None"
-    request: Request | None = None
-    done: bool = False
+    peer: "TcpPeer | None" = None
     offer_s: float | None = None
-    error: TransportError | None = None
-
-    @property
-    def view(self) -> memoryview:
-        """The bytes to be sent, or written."""
-        region, offset, nbytes, _, _ = self.op
-        assert region.buffer is not None
-        return region.buffer[offset : offset + nbytes]
 
     def finish(self) -> None:
-        """It is done."""
+        """Note that it is done."""
         self.done = True
-
-    def misfits(self, nbytes: int) -> bool:
-        """Whether a message of `nbytes` is not what this receives, which then raises that whenever it is asked."""
-        if nbytes != self.op.nbytes:
-            self.error = TransportError(
-                f"tcp: rank {self.op.peer} sent {nbytes} bytes, expected {self.op.nbytes}, as its receive is"
-            )
-        return nbytes != self.op.nbytes
 
 
 class TcpPeer:
@@ -102,7 +85,7 @@ class TcpPeer:
         key = tag, number
         if (message := self._early.pop(key, None)) is not None:
             self._take(operation, message)
-        elif operation.misfits(self._offers.pop(key, operation.op.nbytes)):
+        elif operation.misfits("tcp", self._offers.pop(key, operation.op.nbytes)):
             pass
         else:
             self._receives[key] = operation
@@ -148,7 +131,7 @@ class TcpPeer:
                 # An offer may come after its message, which was on the other connection.
                 if number >= self._received.get(tag, 0) and key not in self._early:
                     self._offers[key] = nbytes
-            elif operation.misfits(nbytes):
+            elif operation.misfits("tcp", nbytes):
                 del self._receives[key]
         elif kind == BYE:
             self.has_left = True
@@ -170,7 +153,7 @@ class TcpPeer:
 
     def _take(self, operation: TcpOperation, message: memoryview) -> None:
         """A message has come elsewhere than where it goes."""
-        if not operation.misfits(message.nbytes):
+        if not operation.misfits("tcp", message.nbytes):
             operation.view[:] = message
         operation.done = True
 

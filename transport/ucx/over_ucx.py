@@ -26,7 +26,7 @@ from lanterne.transport.base import (
 from lanterne.transport.job.bootstrap import interface_of, shown_address
 from lanterne.transport.job.room import has_room_for_ucx
 from lanterne.transport.networks import has_rdma, is_trusted
-from lanterne.transport.pauses import Woken
+from lanterne.transport.pauses import WAKE_SLEEP_S, WAKE_SPIN_S, Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.ucx.numbered_tags import TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
@@ -46,12 +46,6 @@ LAST_FLUSH_S = 1.0
 # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and
 # again.
 MAX_SPANS = 1024  # making one costs 1 us
-# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With
-# four ranks a core it halves the time of small exchanges still; longer spins take the core from those that have
-# work.
-SPIN_S = 50e-6  # measured: waking costs 30 us; halves small exchanges
-# How long a wait sleeps at most before it looks for deaths and at the clock.
-SLEEP_MS = 50
 
 
 def _agree(group: Group, timeout_s: float | None) -> dict[str, bool]:
@@ -134,7 +128,7 @@ class UcxTransport(Transport):
             grows=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
-        self.woken = Woken(self.machine, self._sleep, SPIN_S)
+        self.woken = Woken(self.machine, self._sleep, WAKE_SPIN_S)
         # Between the ranks of one host messages take microseconds.
         self.wakes: bool = len(set(group.hosts)) > 1
         self._pid = os.getpid()
@@ -221,7 +215,7 @@ class UcxTransport(Transport):
         return self._worker.epoll_file_descriptor, *(super().watch() or ())
 
     def _sleep(self, limit_s: float) -> None:
-        self._worker.progress_worker_event(min(SLEEP_MS, math.ceil(limit_s * 1e3)))
+        self._worker.progress_worker_event(math.ceil(min(WAKE_SLEEP_S, limit_s) * 1e3))
 
     def check_peers(self, peers: Iterable[int]) -> None:
         closed = [peer for peer in peers if not all(end.alive for end in self._peers.get(peer, ()))]
