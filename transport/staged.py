@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.kernels.staging import Copy, Stager, pinned_empty
-from lanterne.transport.base import Operation, Recv, Request, Send, Transport
+from lanterne.transport.base import Operation, PostedOperation, Recv, Request, Send, Transport
 from lanterne.transport.wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class StagedTransport(Wrapper):
         self._stager = Stager(runtime)
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
         # (peer, tag) -> sends not yet posted on `inner`, oldest first.
-        self._outbox: dict[tuple[int, int], deque[_StagedSend]] = {}
+        self._outbox: dict[tuple[int, int], deque[_StagedOperation]] = {}
 
     def _post(self, ops: Sequence[Operation]) -> Request:
         if not any(op.region.device or self._outbox.get((op.peer, op.tag)) for op in ops):
             return self.inner.post(ops)
         return Request(self, [self._start(op) for op in ops])
 
-    def _is_done(self, operation: "_StagedSend | _Receive") -> bool:
+    def _is_done(self, operation: "_StagedOperation") -> bool:
         # Here, since a communicator calls `take_in` of the inner transport.
         self._pump()
         return operation.test()
@@ -73,75 +73,49 @@ class StagedTransport(Wrapper):
     def close(self) -> None:
         self.closed = True
 
-    def _start(self, op: Operation) -> "_StagedSend | _Receive":
-        if type(op) is Recv:
-            return _Receive(self, op)
-        send = _StagedSend(self, op)
-        self._outbox.setdefault((op.peer, op.tag), deque()).append(send)
-        return send
+    def _start(self, op: Operation) -> "_StagedOperation":
+        operation = _StagedOperation(self, op)
+        if type(op) is Send:
+            self._outbox.setdefault((op.peer, op.tag), deque()).append(operation)
+        return operation
 
 
-class _StagedSend:
-    """A send: copied to the host (device memory), then posted."""
-
-    done = False
+class _StagedOperation(PostedOperation):
+    """An operation of which device memory is copied: a Send before it is posted, a Recv once its message is here."""
 
     def __init__(self, transport: StagedTransport, op: Operation) -> None:
+        super().__init__(op)
         self._transport = transport
-        self.op = op
-        self._request: Request | None = None
         self._buffer: NDArray[np.uint8] | None = None
         self._copy: Copy | None = None
+        self._posted = op
         if op.region.device:
             self._buffer = transport.take(op.nbytes)
-            host, address = self._buffer[: op.nbytes], op.region.address + op.offset
-            self._copy = transport._stager.to_host(host, address, transport.stream)
+            self._posted = op._replace(region=transport.inner.register(self._buffer), offset=0)
+            if type(op) is Send:
+                host, address = self._buffer[: op.nbytes], op.region.address + op.offset
+                self._copy = transport._stager.to_host(host, address, transport.stream)
+        if type(op) is Recv:
+            self.post()
 
     def copy_is_done(self) -> bool:
         return self._copy is None or self._copy.test()
 
     def post(self) -> None:
-        inner, op = self._transport.inner, self.op
-        if self._buffer is not None:
-            op = Send(inner.register(self._buffer), 0, op.nbytes, op.peer, op.tag)
-        self._request = inner.post((op,))
+        self.request = self._transport.inner.post((self._posted,))
 
     def test(self) -> bool:
-        if self._request is None or not self._request.test():
-            return False
-        if self._buffer is not None:
-            self._transport.give_back(self._buffer)
-            self._buffer = None
-        return True
-
-
-class _Receive:
-    """A receive: posted, then copied to the device (device memory)."""
-
-    done = False
-
-    def __init__(self, transport: StagedTransport, op: Operation) -> None:
-        self._transport = transport
-        self.op = op
-        inner = transport.inner
-        self._buffer: NDArray[np.uint8] | None = None
-        self._copy: Copy | None = None
-        if op.region.device:
-            self._buffer = transport.take(op.nbytes)
-            op = Recv(inner.register(self._buffer), 0, op.nbytes, op.peer, op.tag)
-        self._request = inner.post((op,))
-
-    def test(self) -> bool:
-        if not self._request.test():
+        if self.request is None or not self.request.test():
             return False
         if self._buffer is None:
             return True
         transport, op = self._transport, self.op
-        if self._copy is None:
-            host = self._buffer[: op.nbytes]
-            self._copy = transport._stager.to_device(op.region.address + op.offset, host, transport.stream)
-        if not self._copy.test():
-            return False
+        if type(op) is Recv:
+            if self._copy is None:
+                host = self._buffer[: op.nbytes]
+                self._copy = transport._stager.to_device(op.region.address + op.offset, host, transport.stream)
+            if not self._copy.test():
+                return False
         transport.give_back(self._buffer)
         self._buffer = None
         return True
