@@ -13,11 +13,10 @@ from evaluation.simulation.network import SimulatedNetwork, SimulatedSocket
 from evaluation.simulation.scenario import BETWEEN_RANKS, Scenario
 from lanterne.collectives.message_lanes import CONTROL_LANE, HEADER_LANE
 from lanterne.errors import LanterneError, PeerFailed, TransportTimeout
-from lanterne.transport import wire
+from lanterne.transport import duplex, wire
 from lanterne.transport.base import LANE_BITS
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rails.rail import GREETING
-from lanterne.transport.tcp import duplex
 
 # Who falls within so many seconds after another may be named in its place.
 TOGETHER_S = 1.5

@@ -18,13 +18,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from lanterne.errors import LanterneError, TransportError
+from lanterne.transport.duplex import BYE
 from lanterne.transport.machine import THIS_MACHINE, Machine, Poller, Wakeup
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from lanterne.transport.rails.paths import QUIET_S, Message, Path, Paths
 from lanterne.transport.rails.rail import Address, Meeting, Rail
 from lanterne.transport.rails.rail_return import RailReturn
-from lanterne.transport.tcp.duplex import BYE
 from lanterne.transport.timeouts import FAREWELL_S, SETUP_S
 
 # Notes of the rank: SEND peer offset nbytes departure_ns, or the ticket of a message that a device still copies there;

@@ -17,6 +17,7 @@ from math import inf
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lanterne.errors import TransportError
+from lanterne.transport.duplex import BYE, DATA, WHOLE_NBYTES, Garbled
 from lanterne.transport.machine import Poller
 from lanterne.transport.rails.failover import Incoming, Outgoing
 from lanterne.transport.rails.rail import (
@@ -32,7 +33,6 @@ from lanterne.transport.rails.rail import (
     Rail,
 )
 from lanterne.transport.rails.rail_return import RailReturn
-from lanterne.transport.tcp.duplex import BYE, DATA, WHOLE_NBYTES, Garbled
 
 Place = TypeVar("Place")
 # Index and life of what a path is given up by: of a rail, or of the other transport.

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from lanterne.errors import TransportError
 from lanterne.transport import wire
 from lanterne.transport.door import Door
+from lanterne.transport.duplex import LONG, Duplex
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import is_loopback, is_trusted
-from lanterne.transport.tcp.duplex import LONG, Duplex
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import NOTICE_S, RETRY_S
 from lanterne.transport.waiting import never, wait

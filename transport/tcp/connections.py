@@ -11,9 +11,9 @@ from lanterne.errors import InputError, TransportError
 from lanterne.transport.networks import ENCRYPT, is_encrypted, is_trusted
 from lanterne.transport.rails.rail_names import connect_rails
 from lanterne.transport.rank_group import Group
-from lanterne.transport.tcp.seal import Seal
-from lanterne.transport.tcp.tls import TlsSocket, encrypt
+from lanterne.transport.seal import Seal
 from lanterne.transport.timeouts import SETUP_S
+from lanterne.transport.tls import TlsSocket, encrypt
 from lanterne.transport.wire import FrameSeals, configure
 
 NONCE_NBYTES = 32

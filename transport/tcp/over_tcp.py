@@ -23,11 +23,11 @@ from lanterne.transport.base import (
     Send,
     Transport,
 )
+from lanterne.transport.duplex import BYE, PACED_NBYTES, Duplex, Garbled
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.pauses import WAKE_SLEEP_S, WAKE_SPIN_S, Pauses, Woken
 from lanterne.transport.rank_group import Group
 from lanterne.transport.tcp.connections import connections
-from lanterne.transport.tcp.duplex import BYE, PACED_NBYTES, Duplex, Garbled
 from lanterne.transport.tcp.tcp_peer import PolledConnections, TcpOperation, TcpPeer
 from lanterne.transport.tcp_info import tcp_info
 from lanterne.transport.timeouts import FAREWELL_S, NOTICE_S

@@ -9,8 +9,8 @@ from math import inf
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import LANE_BITS, ClosedIds, PostedOperation
+from lanterne.transport.duplex import BYE, DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled
 from lanterne.transport.machine import Machine
-from lanterne.transport.tcp.duplex import BYE, DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled
 
 _NOTHING = memoryview(b"")
 

@@ -13,12 +13,12 @@ from verdicts import verdict
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import registry
 from lanterne.transport.base import Recv, Send, make_tag
+from lanterne.transport.duplex import PACED_NBYTES
 from lanterne.transport.job.launchers import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport, LocalWorld
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.networks import ENCRYPT
 from lanterne.transport.tcp import connections
-from lanterne.transport.tcp.duplex import PACED_NBYTES
 from lanterne.transport.tcp.over_tcp import TcpTransport
 
 

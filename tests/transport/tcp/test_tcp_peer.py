@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lanterne.transport.base import ClosedIds, Region, Send
-from lanterne.transport.tcp.duplex import OFFER, PACED_NBYTES
+from lanterne.transport.duplex import OFFER, PACED_NBYTES
 from lanterne.transport.tcp.tcp_peer import TcpOperation, TcpPeer
 
 

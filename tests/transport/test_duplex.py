@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import Unavailable
-from lanterne.transport.tcp import duplex
-from lanterne.transport.tcp.duplex import (
+from lanterne.transport import duplex
+from lanterne.transport.duplex import (
     DATA,
     GRANT,
     OFFER,
@@ -25,7 +25,7 @@ from lanterne.transport.tcp.duplex import (
     Duplex,
     Garbled,
 )
-from lanterne.transport.tcp.seal import LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES, Seal, record_nbytes
+from lanterne.transport.seal import LEAST_RECORD_NBYTES, MOST_RECORD_NBYTES, Seal, record_nbytes
 from lanterne.transport.wire import SEAL_NBYTES, FrameSeal, FrameSeals
 
 WHOLE, PACED = WHOLE_NBYTES, PACED_NBYTES

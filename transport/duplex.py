@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lanterne.transport.tcp.seal import record_nbytes
-from lanterne.transport.tcp.tls import TlsSocket
+from lanterne.transport.seal import record_nbytes
+from lanterne.transport.tls import TlsSocket
 from lanterne.transport.wire import SEAL_NBYTES, FrameSeal, FrameSeals, send_parts
 
 HEADER = struct.Struct("<qqqq")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lanterne.errors import TransportError
-from lanterne.transport.tcp import tls
-from lanterne.transport.tcp.duplex import Duplex
-from lanterne.transport.tcp.tls import CIPHER, encrypt
+from lanterne.transport import tls
+from lanterne.transport.duplex import Duplex
+from lanterne.transport.tls import CIPHER, encrypt
 
 SECRET = b"s" * 32
 WORDS = b"what nobody else may read " * 4
