@@ -167,9 +167,12 @@ def run_all(commands, run):
 
 
 def needs_plan(name, folder):
-    """`pipeline simulate` and `pipeline run` read what `pipeline plan` wrote."""
+    """`pipeline simulate`, `run` and `check` read what `pipeline plan` wrote."""
     if name in ("pipeline simulate", "pipeline run"):
         assert cli.main(["pipeline", "plan", "problem.json", "--json", "plan.json"]) == 0
+    if name == "pipeline check":
+        words = ["--csv", "theirs.csv", "--comms"]
+        assert cli.main(["pipeline", "plan", "problem.json", "--scheduler", "zb_h1", *words]) == 0
     if name == "locate":
         pq = pytest.importorskip("pyarrow.parquet")
         csv = pytest.importorskip("pyarrow.csv")

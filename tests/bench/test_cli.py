@@ -105,7 +105,7 @@ def test_a_closed_output_is_one_line(argv):
         ),
         (["rebalance", "--time", "1,2", "--microbatches", "8"], "got '--time' (did you mean '--times'?), expected"),
         (["help", "inof"], "did you mean 'info'?"),
-        (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline simulate"),
+        (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline check, "),
         (["pipeline", "trian"], "command: got 'pipeline trian' (did you mean 'pipeline train'?), expected one of"),
         (["pipeline", "train", "--data", __file__, "--checkpoint", "/no/such/folder/x.npz"], "cannot write /no/such"),
         (["info", "--jso", "x"], "--jso"),
