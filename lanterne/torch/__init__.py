@@ -13,7 +13,7 @@ Needs PyTorch (extra `torch`); nothing else of lanterne imports this.
 | `joining`, `meeting`, `reconfigurable` | creation of groups |
 | `served` | functions that torch has for its own backends only |
 | `ddp_hook` | lanterne in a job of another backend |
-| `resilient` | a training loop that survives deaths |
+| `resilient`, `sharded_state` | training loops that survive deaths, with each rank's state whole or a part |
 | `late_report`, `step_log` | stragglers, step by step |
 """
 
@@ -25,7 +25,7 @@ from lanterne.torch.joining import Options, load_libraries, register_backend
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.reconfigurable import ReconfigurableGroup
-from lanterne.torch.resilient import run_resilient
+from lanterne.torch.resilient import run_resilient, run_resilient_sharded
 from lanterne.torch.served import serve_all
 from lanterne.torch.step_log import LateStep
 from lanterne.torch.torch_internals import after_each_step, warn_if_untested
@@ -39,6 +39,7 @@ __all__ = [
     "comm_hook",
     "report",
     "run_resilient",
+    "run_resilient_sharded",
 ]
 
 warn_if_untested(torch.__version__)

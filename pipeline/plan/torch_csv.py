@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.fields import MOST
 from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.plan.problem import MOST
 
 # Kind -> what torch calls it.
 TORCH_KINDS = {"F": "F", "B": "I", "W": "W", "BW": "B"}

@@ -309,15 +309,15 @@ def _run(rows: Rows, operations: Operations, messages: list[Message], places: li
     first = np.cumsum([0, *map(len, computing)]).tolist()
     after: list[list[int]] = []
     for number, each in enumerate(messages):
-        earlier = []
+        columns = []
         for rank, word in ((each.sender, each.send), (each.receiver, each.recv)):
             place = places[rank][word]
             lines[rank].append((place, number))
             before = bisect_left(computing[rank], place)
             if before:
-                earlier.append(first[rank] + before - 1)
-        made.send(each.made_by, *earlier)
-        after.append(earlier)
+                columns.append(first[rank] + before - 1)
+        made.send(each.made_by, *columns)
+        after.append(columns)
     # Of each rank, each message's number -> that of the one before it, -1 for none.
     orders = [dict(pairwise([-1, *(number for _, number in sorted(line))][::-1])) for line in lines]
     behind = [(later, earlier) for order in orders for later, earlier in order.items() if earlier >= 0]
@@ -328,7 +328,7 @@ def _run(rows: Rows, operations: Operations, messages: list[Message], places: li
     except ScheduleError:
         raise ScheduleError(_circle(rows, messages, behind, after)) from None
     moves = [made.moves[each.made_by] for each in messages]
-    ready = [max((float(end[column]) for column in earlier), default=0.0) for earlier in after]
+    ready = [max((float(end[column]) for column in columns), default=0.0) for columns in after]
     begins, ends = start[moves].tolist(), end[moves].tolist()
     blocked = np.zeros(len(messages))
     for number, each in enumerate(messages):
@@ -358,8 +358,8 @@ def _circle(rows: Rows, messages: list[Message], behind: list[tuple[int, int]], 
     for column in range(1, count):
         if computing[column][0] == computing[column - 1][0]:
             waits[column].add(column - 1)
-    for number, (each, earlier) in enumerate(zip(messages, after, strict=True)):
-        waits[count + number] |= set(earlier)
+    for number, (each, columns) in enumerate(zip(messages, after, strict=True)):
+        waits[count + number] |= set(columns)
         waits[each.needed_by].add(count + number)
     for later, earlier in behind:
         waits[count + later].add(count + earlier)
