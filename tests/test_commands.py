@@ -30,7 +30,7 @@ NOT_HERE = {
     r"--device cuda|tests/gpu": "a GPU",
     r"^torchrun|train_torch|--launcher": "PyTorch, Gloo or Open MPI beside",
     r"\blab\b|--hosts": "root",
-    r"--attach PID": "a job to attach to",
+    r"--attach PID|--ras": "a job to attach to",
     r"(run|lanterne) serve|--listen": "it serves until Ctrl-C, at a port that may be taken; tests of its own",
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
