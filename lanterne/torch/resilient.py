@@ -94,15 +94,22 @@ class _Training(ABC):
 
     def __init__(self) -> None:
         self.done = 0
+        self._step = 0  # the one under way
         self._hooks: list[Any] = []
 
     @abstractmethod
     def begin(self, comm: Communicator) -> None:
         """Make torch's default group of the ranks of `comm`, and what trains on it, from the latest state."""
 
-    @abstractmethod
     def step(self, step: int) -> None:
-        """Do this step."""
+        """Do this step; raise InputError unless its optimizer makes one."""
+        self._step = step
+        self._train(step)
+        if self.done != step + 1:
+            raise InputError(f"run_resilient: got no step of the optimizer in step {step}, expected one")
+
+    @abstractmethod
+    def _train(self, step: int) -> None: ...
 
     @abstractmethod
     def keep(self, comm: Communicator) -> None:
@@ -123,8 +130,6 @@ class _Training(ABC):
     def _count(self, *_: object) -> None:
         self.done = self._step + 1
 
-    _step = 0
-
 
 def _go_on(training: _Training, steps: int, timeout_s: float | None) -> None:
     """Do `steps` steps of `training`, whichever ranks die and come."""
@@ -141,10 +146,7 @@ def _go_on(training: _Training, steps: int, timeout_s: float | None) -> None:
                     training.begin(comm)
                 if training.done == steps:
                     break
-                before = training._step = training.done
-                training.step(before)
-                if training.done != before + 1:
-                    raise InputError(f"run_resilient: got no step of the optimizer in step {before}, expected one")
+                training.step(training.done)
                 training.keep(comm)
                 after = comm.grow()
             except RuntimeError as error:
@@ -176,7 +178,7 @@ class _Replicated(_Training):
         _open_group(comm)
         self._wrapped = self._wrap(self._shared[0])
 
-    def step(self, step: int) -> None:
+    def _train(self, step: int) -> None:
         self._train_step(self._wrapped, step)
 
     def keep(self, comm: Communicator) -> None:
@@ -224,7 +226,7 @@ class _Sharded(_Training):
         self._state.put(found, self._layout, rest)
         self._copy(comm, found, rest)
 
-    def step(self, step: int) -> None:
+    def _train(self, step: int) -> None:
         self._train_step(*self._made, step)
 
     def keep(self, comm: Communicator) -> None:

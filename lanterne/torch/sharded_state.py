@@ -75,7 +75,10 @@ class ShardedState:
         document = torch.load(io.BytesIO(rest), weights_only=True)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                self._optimizer.state[parameter] = dict(document["scalars"].get(name, {}))
+                its = dict(document["scalars"].get(name, {}))
+                # Fused optimizers count their steps on the device.
+                its |= {key: its[key].to(parameter.device) for key in document["on_device"].get(name, ())}
+                self._optimizer.state[parameter] = its
             for kept, part in zip(layout, _parts(state.values, state.runs), strict=True):
                 parameter = self._parameters[kept.name]
                 if kept.key:
@@ -91,18 +94,22 @@ class ShardedState:
 
     def rest(self) -> bytes:
         """Return what is alike on all ranks, as torch.save writes it."""
-        scalars = {
-            name: {key: _on_cpu(value) for key, value in its.items() if not _is_alike(value, parameter)}
-            for name, parameter in self._parameters.items()
-            if (its := self._optimizer.state.get(parameter, {}))
-        }
+        scalars: dict[str, dict[str, Any]] = {}
+        on_device: dict[str, list[str]] = {}
+        for name, parameter in self._parameters.items():
+            its = self._optimizer.state.get(parameter, {})
+            alone = {key: value for key, value in its.items() if not _is_alike(value, parameter)}
+            scalars[name] = {key: _on_cpu(value) for key, value in alone.items()}
+            tensors = {key: value for key, value in alone.items() if isinstance(value, torch.Tensor)}
+            on_device[name] = [key for key, value in tensors.items() if value.device.type != "cpu"]
         groups = [
             {key: _on_cpu(value) for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
         buffers = {name: _on_cpu(each) for name, each in self._model.named_buffers()}
         others = [_on_cpu(each.state_dict()) for each in self._others]
-        torch.save({"scalars": scalars, "groups": groups, "buffers": buffers, "others": others}, packed := io.BytesIO())
+        document = {"scalars": scalars, "on_device": on_device, "groups": groups, "buffers": buffers, "others": others}
+        torch.save(document, packed := io.BytesIO())
         return packed.getvalue()
 
     def _local(self, kept: Kept) -> torch.Tensor:

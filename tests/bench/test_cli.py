@@ -31,6 +31,12 @@ def test_help_names_every_command():
         assert f"  {name} " in result.stdout and line in result.stdout, (name, line)
 
 
+def test_help_of_a_family_lists_its_commands(capsys):
+    assert cli.main(["pipeline", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in cli.COMMANDS if f"  {name} " in said] == [*cli.LANTERNE.family("pipeline")]
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help_that_teaches(name, capsys):
     module = importlib.import_module(f"lanterne.bench.{cli.COMMANDS[name][0]}")
