@@ -14,6 +14,7 @@ Needs PyTorch (extra `torch`); nothing else of lanterne imports this.
 | `served` | functions that torch has for its own backends only |
 | `ddp_hook` | lanterne in a job of another backend |
 | `resilient`, `sharded_state` | training loops that survive deaths, with each rank's state whole or a part |
+| `rebalancing` | microbatches by the speed of ranks |
 | `late_report`, `step_log` | stragglers, step by step |
 """
 
@@ -24,6 +25,7 @@ from lanterne.torch.ddp_hook import comm_hook
 from lanterne.torch.joining import Options, load_libraries, register_backend
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.rebalancing import MicrobatchShares, rebalance
 from lanterne.torch.reconfigurable import ReconfigurableGroup
 from lanterne.torch.resilient import run_resilient, run_resilient_sharded
 from lanterne.torch.served import serve_all
@@ -34,9 +36,11 @@ __all__ = [
     "LanterneGroup",
     "LateReport",
     "LateStep",
+    "MicrobatchShares",
     "Options",
     "ReconfigurableGroup",
     "comm_hook",
+    "rebalance",
     "report",
     "run_resilient",
     "run_resilient_sharded",
