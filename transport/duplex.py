@@ -143,13 +143,16 @@ class Duplex:
         later = self._later
         while later and len(self._ready) < 2 * RECORDS:
             first = later[0]
-            if (part := first.take()) is None:
-                break
-            self._add(part)
-            if first.seal is not None:
-                self._add(memoryview(first.seal.of_record(part)))
-            if first.rest:
-                continue
+            if first.seal is None and first.landed is None:
+                self._add(first.rest)
+            else:
+                if (part := first.take()) is None:
+                    break
+                self._add(part)
+                if first.seal is not None:
+                    self._add(memoryview(first.seal.of_record(part)))
+                if first.rest:
+                    continue
             later.popleft()
             if first.done is not None:
                 self._ends.append((self._put_nbytes, first.done))
@@ -287,7 +290,7 @@ class _Wakes:
 class _Outgoing:
     """A message that is to leave, or a frame behind one; `rest` of it is not ready yet. `done`: None for a frame."""
 
-    __slots__ = ("_landed", "_nbytes", "_record_nbytes", "done", "rest", "seal")
+    __slots__ = ("_nbytes", "done", "landed", "rest", "seal")
 
     def __init__(
         self,
@@ -299,15 +302,16 @@ class _Outgoing:
         self.rest = rest
         self.seal = seal
         self.done = done
-        self._landed = landed
+        self.landed = landed
         self._nbytes = rest.nbytes
-        self._record_nbytes = rest.nbytes if seal is None else record_nbytes(rest.nbytes)
 
     def take(self) -> memoryview | None:
         """Return the next part that may leave, a record if there is a seal; None while it is not in memory."""
-        nbytes = min(self._record_nbytes, self.rest.nbytes)
-        if self._landed is not None:
-            here = self._landed() - (self._nbytes - self.rest.nbytes)
+        nbytes = self.rest.nbytes
+        if self.seal is not None:
+            nbytes = min(record_nbytes(self._nbytes), nbytes)
+        if self.landed is not None:
+            here = self.landed() - (self._nbytes - self.rest.nbytes)
             if here <= 0 or (self.seal is not None and here < nbytes):
                 return None
             nbytes = min(nbytes, here)

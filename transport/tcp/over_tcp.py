@@ -90,7 +90,8 @@ class TcpTransport(Transport):
         if op.peer == self.rank:
             return TcpOperation(op, self._own.post((op,)))
         peer = self.peers[op.peer]
-        operation = TcpOperation(op, peer=peer)
+        operation = TcpOperation(op)
+        operation.peer = peer
         if type(op) is Send:
             peer.send(operation)
         else:
