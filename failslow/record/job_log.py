@@ -20,7 +20,7 @@ import numpy as np
 
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.blame import APART, LATEST, USUAL, LateArrivals
+from lanterne.failslow.record.blame import APART, LATEST, USUAL
 from lanterne.failslow.record.bounds import KEPT
 from lanterne.failslow.record.call_ring import RECORD, RingReader
 from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, join_ranks
@@ -403,7 +403,7 @@ class JobLog:
             "ranks": self.world_size or max(1, len(self._readers)),
             "reported": len(self._readers),
             "iterations": _iterations_now(self._iterations),
-            "late": _late_now(self._readers, self._matcher, self._iterations.late),
+            "late": _late_now(self._readers, self._matcher, self._iterations),
             "thresholds": self.thresholds.to_json(),
             "notes": self._notes(runs=True),
         }
@@ -497,14 +497,19 @@ def _log_notes(readers: Mapping[int, RingReader], world_size: int | None, names:
     return notes
 
 
-def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArrivals) -> list[dict[str, Any]]:
-    """Of each rank, how late it comes now."""
-    rows = [row for row in islice(reversed(late.rows), LATEST) if row.calls]
+def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, log: IterationLog) -> list[dict[str, Any]]:
+    """Return how late each rank arrives now."""
+    last = log.iterations[-1][0] if log.iterations else -1
+    late_s = (
+        dict(enumerate(np.median(rows, axis=0).tolist()))
+        if len(rows := log.late.between(last + 1 - LATEST).late_s)
+        else None
+    )
     return [
         {
             "rank": rank,
             "host": reader.header.get("host"),
-            "late_s": median(row.late_s.get(rank, 0.0) for row in rows) if rows else None,
+            "late_s": None if late_s is None else late_s.get(rank, 0.0),
             "last": matcher.last.get(rank, 0),
             "waited_s": matcher.waited_s.get(rank, 0.0),
         }
