@@ -63,12 +63,12 @@ UNKNOWN = Cause("unknown", None, "too few calls of all ranks were seen")
 class Arrivals(NamedTuple):
     """Sums over the calls of each of some iterations, in seconds: a row an iteration, and of two a column a rank.
 
-    Attributes: `index` of the iteration; `late_s`, by how much a rank was late of itself, and `core_s`, since
+    Attributes: `numbers` of the iterations; `late_s`, by how much a rank was late of itself, and `core_s`, since
     it had waited for a core; `transfer_s`, what calls took once all had arrived; `starved_s`, for how long ranks had
     waited for cores between calls.
     """
 
-    index: NDArray[np.intp]
+    numbers: NDArray[np.intp]
     late_s: Seconds
     core_s: Seconds
     transfer_s: Seconds
@@ -171,9 +171,9 @@ def attribute(
     waiting for a core, nor calls where ranks wait for cores between them: they do so in them, too. Where they wait no
     longer than before, no busy host explains that calls take longer.
     """
-    if len(before.index) < 2 or not len(during.index) or extra_s <= 0.0:
+    if len(before.numbers) < 2 or not len(during.numbers) or extra_s <= 0.0:
         return UNKNOWN
-    since, half_s = int(during.index[0]), extra_s / 2
+    since, half_s = int(during.numbers[0]), extra_s / 2
     grown_s, is_clear = _grown(before.late_s, during.late_s)
     if late is not None:
         # The votes for them are evidence enough.
@@ -189,7 +189,9 @@ def attribute(
         ranks = _descending(grown_s, named)
         who = "comes" if len(ranks) == 1 else "come"
         told = f"{_in_words(grown_s, ranks, extra_s, 'by ')} an iteration more than before {who} later than the others"
-        text = f"{told}, in most of {len(during.index)} iterations: slow computing, or waiting for what only they need"
+        text = (
+            f"{told}, in most of {len(during.numbers)} iterations: slow computing, or waiting for what only they need"
+        )
         return Cause("rank", ranks[0], text, ranks, since)
     waits_s, is_clear = _grown(before.core_s, during.core_s)
     starved = _descending(waits_s, is_clear & (waits_s >= FAIR_SHARE * extra_s))
@@ -220,11 +222,13 @@ def _grown(was_s: Seconds, now_s: Seconds) -> tuple[Seconds, NDArray[np.bool_]]:
     columns = now_s.shape[1]
     was_s = np.pad(was_s, ((0, 0), (0, columns - was_s.shape[1])))
     usual_s, late_s = np.median(was_s, axis=0), np.median(now_s, axis=0)
-    noises_s = [1.4826 * np.median(np.abs(rows - np.median(rows, axis=0)), axis=0) for rows in (was_s, now_s)]
-    error_s = np.hypot(*(error_of(noise, len(rows)) for noise, rows in zip(noises_s, (was_s, now_s), strict=True)))
+    errors_s = [
+        error_of(1.4826, len(rows)) * np.median(np.abs(rows - np.median(rows, axis=0)), axis=0)
+        for rows in (was_s, now_s)
+    ]
     grown_s = late_s - usual_s
     most = (now_s > usual_s + grown_s / 2).mean(axis=0) >= PERSISTENT
-    return grown_s, (grown_s > CLEAR_ERRORS * error_s) & most
+    return grown_s, (grown_s > CLEAR_ERRORS * np.hypot(*errors_s)) & most
 
 
 def _descending(values: Seconds, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
@@ -278,13 +282,13 @@ class Latecomers:
         """
         found: Latecomer | None = None
         rows = self._arrivals.between(self._next, index + 1)
-        for at, late_s in zip(rows.index.tolist(), rows.late_s, strict=True):
+        for at, late_s in zip(rows.numbers.tolist(), rows.late_s, strict=True):
             apart = _apart(late_s, APART * usual_s)
             found = self._vote(apart, at) if len(self._usual) >= LEAST_USUAL else None
             if learns:
                 self._usual.append(apart)
         self._next = max(index + 1, self._next)
-        return found if len(rows.index) and rows.index[-1] == index else None
+        return found if len(rows.numbers) and rows.numbers[-1] == index else None
 
     def forget(self) -> None:
         """Drop all votes: a spell has begun or ended."""
@@ -413,21 +417,21 @@ class Blame:
             late = None
         since = max(index + 1 - LATEST if late is None else late.since, onset)
         during = self._arrivals.between(since, index + 1)
-        if len(during.index) < LATEST - 2:
+        if len(during.numbers) < LATEST - 2:
             return None
         # That a spell is over takes some iterations until it is certain: no rank is blamed for what little is left.
         least_s = APART * usual_s
         if late is not None and last.kind == "host":
             # What a busy host makes iterations longer by, too, is not put down to ranks that became late meanwhile.
             busy = self._arrivals.between(onset, late.since)
-            if len(busy.index) >= LEAST_USUAL:
+            if len(busy.numbers) >= LEAST_USUAL:
                 before, usual_s = busy, self._time_s(onset, late.since - 1)
         now = self._attribute(before, during, self._time_s(index + 1 - LATEST, index) - usual_s, late, least_s)
         if {now.kind, last.kind} == {"host", "calls"}:
             # Six iterations of ranks that share cores may show either: what all of them since the onset show counts.
             first = max(onset, index + 1 - USUAL)
             spell = self._arrivals.between(first, index + 1)
-            if len(spell.index) < LEAST_USUAL:
+            if len(spell.numbers) < LEAST_USUAL:
                 return None
             now = self._attribute(before, spell, self._time_s(first, index) - usual_s, late, least_s)
         shown, known = (now.kind, frozenset(now.ranks)), frozenset(last.ranks)
@@ -453,10 +457,10 @@ class Blame:
         until = index + 1 - GONE
         slow = self._arrivals.between(since, min(since + USUAL, until))
         latest = self._arrivals.between(max(since, until), index + 1)
-        if len(slow.index) < IN_A_ROW:
+        if len(slow.numbers) < IN_A_ROW:
             return None
         middle_s = sum(np.median(_columns(rows, ranks), axis=0) for rows in (self.lasting.before, slow)) / 2
-        low = latest.index[(_columns(latest, ranks) < middle_s).all(axis=1)]
+        low = latest.numbers[(_columns(latest, ranks) < middle_s).all(axis=1)]
         return int(low[0]) if len(low) >= GONE - 1 else None
 
     def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:

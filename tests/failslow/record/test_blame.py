@@ -206,7 +206,7 @@ def test_calls_may_be_told_of_before_and_after_their_iteration_ends():
     arrivals.end(2, 2.0)
     arrivals.add([matched((0.7, 2e-3, {1: 0.1})), matched((1.5, 1e-3, {2: 0.3}))])
     found = arrivals.between(0)
-    assert found.index.tolist() == [1, 2] and found.transfer_s == pytest.approx([3e-3, 1e-3])
+    assert found.numbers.tolist() == [1, 2] and found.transfer_s == pytest.approx([3e-3, 1e-3])
     assert found.late_s == pytest.approx(np.array([[0.0, 0.3, 0.0], [0.0, 0.0, 0.3]]))
 
 
@@ -235,11 +235,11 @@ def test_rows_are_the_same_whenever_they_are_asked_for():
             unasked.end(i, float(end))
         asked.add([matched(*calls)])
         unasked.add([matched(*calls)])
-        assert asked.between(end - 1).index.tolist() == [end - 1], f"iterations from {begin} on"
+        assert asked.between(end - 1).numbers.tolist() == [end - 1], f"iterations from {begin} on"
     of_both = asked.between(0), unasked.between(0)
     assert all((one == other).all() for one, other in zip(*of_both, strict=True))
-    assert of_both[0].index.tolist() == [*range(of_both[0].index[0], end)]
-    assert KEPT <= len(of_both[0].index) <= 2 * KEPT
+    assert of_both[0].numbers.tolist() == [*range(of_both[0].numbers[0], end)]
+    assert KEPT <= len(of_both[0].numbers) <= 2 * KEPT
 
 
 def blame_of(late_at=lambda i: {}, time_at=lambda i: 1.0 if i < 40 else 1.1, **more):
