@@ -20,10 +20,10 @@ import numpy as np
 
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.blame import APART, LATEST, USUAL
+from lanterne.failslow.record.blame import APART, LATEST
 from lanterne.failslow.record.bounds import KEPT
 from lanterne.failslow.record.call_ring import RECORD, RingReader
-from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, join_ranks
+from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, Standstill, join_ranks
 from lanterne.failslow.record.iteration_log import IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import NewCalls, symbols_of
@@ -87,24 +87,6 @@ class CallTotals:
             {"name": name, "nbytes": nbytes, "count": count, "mean_s": total_s / count}
             for (name, nbytes), (count, total_s) in sorted(self._calls.items(), key=lambda item: -item[1][1])
         ]
-
-
-class HeldRecords:
-    """Records of each rank of which only the iterations are known yet. `nbytes`: how much of them there is."""
-
-    def __init__(self) -> None:
-        self.nbytes: int = 0
-        self._parts: dict[int, list[bytes]] = {}
-
-    def add(self, rank: int, records: bytes) -> None:
-        """Hold these of `rank`, too."""
-        self._parts.setdefault(rank, []).append(records)
-        self.nbytes += len(records)
-
-    def take(self) -> dict[int, bytes]:
-        """All of them, by rank; none is held then."""
-        parts, self._parts, self.nbytes = self._parts, {}, 0
-        return {rank: b"".join(found) for rank, found in sorted(parts.items())}
 
 
 class CallLogs:
@@ -210,26 +192,6 @@ class CallLogs:
             reader.close()
 
 
-class Beats:
-    """When a rank last gave a sign of life, by the reader's clock."""
-
-    def __init__(self) -> None:
-        # rank -> what its clock said last, and when that was by ours.
-        self._seen: dict[int, tuple[float, float]] = {}
-
-    def look(self, readers: Mapping[int, RingReader]) -> None:
-        """See which clocks have gone on."""
-        now_s = time.monotonic()
-        for rank, reader in readers.items():
-            if self._seen.get(rank, (None, 0.0))[0] != reader.beat_s:
-                self._seen[rank] = reader.beat_s, now_s
-
-    def age_s(self, rank: int) -> float | None:
-        """For how long the clock of `rank` has stood still; None of one that was never seen."""
-        seen = self._seen.get(rank)
-        return None if seen is None else time.monotonic() - seen[1]
-
-
 class JobLog:
     """Reads the call logs in `folder`; call `poll()` every now and then, less often while it `is_calm`.
 
@@ -256,7 +218,7 @@ class JobLog:
         # What was found when somebody asked how the job is, for the next poll.
         self._untold: tuple[list[Notice], list[Hang]] = [], []
         self._finder = HangFinder(self.folder, self.where, thresholds, self._settle)
-        self._beats = Beats()
+        self._beats = Standstill()
         self.logs: CallLogs = CallLogs(self.folder)
         self._readers = self.logs.readers
         self._matcher = Matcher()
@@ -264,7 +226,9 @@ class JobLog:
         self.iterations: deque[tuple[int, float, float]] = self._iterations.iterations
         self._calls = CallTotals()
         self._per_rank: dict[int, int] = {}
-        self._unsettled = HeldRecords()
+        # Records of each rank of which only the iterations are known yet.
+        self._unsettled: dict[int, list[bytes]] = {}
+        self._unsettled_nbytes = 0
         self._settled_s = -inf  # when there were none
 
     def is_calm(self) -> bool:
@@ -296,7 +260,7 @@ class JobLog:
         """Read what is new; what there is to say of it is `_untold`."""
         self._find_logs()
         self._take_records()
-        if self._unsettled.nbytes >= MAX_UNSETTLED_NBYTES:
+        if self._unsettled_nbytes >= MAX_UNSETTLED_NBYTES:
             self._iterations.judge(self.world_size)
         self._untold[1].extend(self._find_hangs())
         self._untold[0].extend(self._iterations.take(self.world_size))
@@ -314,7 +278,8 @@ class JobLog:
         before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         for rank, read in records.items():
             if read:
-                self._unsettled.add(rank, read)
+                self._unsettled.setdefault(rank, []).append(read)
+                self._unsettled_nbytes += len(read)
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
         if self.lead is not None and (own := records.get(self.lead)):
             self._iterations.add(*symbols_of(own, self._readers[self.lead]), before, self.world_size)
@@ -322,8 +287,9 @@ class JobLog:
     def _settle(self) -> None:
         """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
         self._settled_s = time.monotonic()
-        if self._unsettled.nbytes:
-            new = NewCalls(self._unsettled.take(), self._readers)
+        if self._unsettled:
+            new = NewCalls({rank: b"".join(parts) for rank, parts in sorted(self._unsettled.items())}, self._readers)
+            self._unsettled, self._unsettled_nbytes = {}, 0
             self._finder.add(new)
             self._matcher.add(new)
             if self.lead in new.parts:
@@ -332,13 +298,13 @@ class JobLog:
     def _find_hangs(self) -> list[Hang]:
         now_s = time.monotonic()
         self._finder.still.see(now_s, self.logs.begun())
-        self._beats.look(self._readers)
+        self._beats.see(now_s, {rank: reader.beat_s for rank, reader in self._readers.items()})
         for rank, reader in self._readers.items():
             if reader.lost or reader.faults:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(now_s, opened, lambda: _usual_s(self.iterations), self.world_size, ended)
+        return self._finder.look(now_s, opened, self._iterations.usual_s or 0.0, self.world_size, ended)
 
     def _find_logs(self) -> None:
         # Where a call hangs, or a program has ended, others may have been started instead.
@@ -438,11 +404,6 @@ def _paths(folder: Path) -> list[str]:
         with suppress(OSError, ValueError):
             found.add(str(json.loads(path.read_text())))
     return sorted(found)
-
-
-def _usual_s(iterations: deque[tuple[int, float, float]]) -> float:
-    """What an iteration takes as a rule."""
-    return median([time_s for _, _, time_s in islice(reversed(iterations), USUAL)] or [0.0])
 
 
 def _iterations_now(log: IterationLog) -> dict[str, Any]:
