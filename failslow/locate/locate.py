@@ -45,6 +45,7 @@ RARELY_SLOW = 0.02  # chosen: share of slow steps that any worker may have
 BY_CHANCE = 0.01  # chosen: such spans expected among all workers by chance
 DEAD = 100.0  # times its peers: no slowness any more
 MIN_SAVING = 0.01  # chosen: share of the step that an incident must cost
+MIN_STRUCTURAL_SAVING = 0.03  # share of the step that stages or data must cost
 SHARED_DATA = 0.5  # correlation from which half of what microbatches differ by is the data's
 
 
@@ -444,7 +445,7 @@ def _stage(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict |
     even = usual.mean(axis=1) / usual.T
     fixed = [durations * even[stage][:, None, None] for stage, durations in enumerate(compute_s)]
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
-    if saving < MIN_SAVING:
+    if saving < MIN_STRUCTURAL_SAVING:
         return None
     evidence = {
         "stage_ranks": [int(rank) for rank in trace.ranks[:, heaviest] if rank >= 0],
@@ -496,7 +497,7 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
     if within and np.median(within) < SHARED_DATA:
         return None
-    if saving < MIN_SAVING:
+    if saving < MIN_STRUCTURAL_SAVING:
         return None
     if not correlations and trace.split:
         # Forwards and backwards are known by their sums alone: then the stages must tell the same of a microbatch.
