@@ -124,7 +124,8 @@ class IncidentLog:
         about = {"lasts": lasts, "ranks": [where.record()], "evidence": [odd.text], "remedy": REMEDIES[odd.kind]}
         return self._write("process", (odd.rank, odd.since_s), odd.text, about, ago_s)
 
-    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
+    def tell(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float = 0.0) -> dict[str, Any]:
+        """Return the document of the incident `key`, as it is known now: `about` has what is of its kind."""
         if (kind, key) not in self._ids:
             self.counts[kind] += 1
             now = time.gmtime()
@@ -144,9 +145,13 @@ class IncidentLog:
         self.documents[name] = document
         if len(self.documents) > KEPT:
             del self.documents[next(iter(self.documents))]
+        return document
+
+    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
+        document = self.tell(kind, key, text, about, ago_s)
         if self._folder is None:
             return None
-        path = self._folder / f"{name}.json"
+        path = self._folder / f"{document['id']}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".new")

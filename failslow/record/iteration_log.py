@@ -204,7 +204,7 @@ class IterationLog:
         settle: tells it of all calls up to now.
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
-    `total_s`, of all; `late`: who came last in them.
+    `total_s`, of all; `late`: who came last in them; `stretch`, the one that lasts.
     """
 
     def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
@@ -213,7 +213,7 @@ class IterationLog:
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
         self._settle = settle
-        self._stretch = Stretch(self.iterations, self.late, matcher)
+        self.stretch: Stretch = Stretch(self.iterations, self.late, matcher)
         # How many iterations there are whose calls are not known yet; those that nothing was made of, and their times.
         self._unjudged = 0
         self._ended: list[tuple[int, float]] = []
@@ -232,25 +232,6 @@ class IterationLog:
     def records(self) -> int:
         """How many calls of the lead an iteration has, at least 1."""
         return self._marks.records
-
-    @property
-    def usual_s(self) -> float | None:
-        """What an iteration takes when nothing is slow."""
-        return self._stretch.usual_s
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether iterations are slow, or may be: the next ones tell."""
-        return self._stretch.is_watched
-
-    @property
-    def lasting(self) -> Incident | None:
-        """The incident that lasts."""
-        return self._stretch.lasting
-
-    def events(self) -> list[dict[str, Any]]:
-        """The detector's, counted in iterations of the job."""
-        return self._stretch.events()
 
     def recent(self) -> list[tuple[int, float]]:
         """The latest (index, seconds) that a status shows."""
@@ -273,7 +254,7 @@ class IterationLog:
 
     def _end(self, end_s: float, time_s: float) -> None:
         """An iteration has ended."""
-        index = self.iterations[-1][0] + 1 if self.iterations else self._stretch.first_row
+        index = self.iterations[-1][0] + 1 if self.iterations else self.stretch.first_row
         self.iterations.append((index, end_s, time_s))
         self.total_s += time_s
         self.late.end(index, end_s)
@@ -298,7 +279,7 @@ class IterationLog:
         self._tell(world_size)
         if self._unjudged >= KEPT:
             self._learn(world_size)
-        self._unlisted += self._stretch.tracker.forget(KEPT)
+        self._unlisted += self.stretch.tracker.forget(KEPT)
         found, self._found = self._found, []
         return found
 
@@ -307,7 +288,7 @@ class IterationLog:
         end = self._close(world_size)
         self._marks = Marks()
         self._matcher.restart()
-        self._stretch = Stretch(self.iterations, self.late, self._matcher, end)
+        self.stretch = Stretch(self.iterations, self.late, self._matcher, end)
 
     def _new_marker(self, calls: int, world_size: int | None) -> None:
         """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more."""
@@ -317,7 +298,7 @@ class IterationLog:
         self._matcher.set_spacing(spacing)
         # Where spells are known, no iteration has the number of one before it.
         first_row = max(calls // spacing, end if self._earlier else 0)
-        self._stretch = Stretch(self.iterations, self.late, self._matcher, first_row, spacing)
+        self.stretch = Stretch(self.iterations, self.late, self._matcher, first_row, spacing)
 
     def _close(self, world_size: int | None) -> int:
         """The iterations up to now are all of their kind: the number of the next one.
@@ -325,7 +306,7 @@ class IterationLog:
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
         self.judge(world_size)
-        stretch = self._stretch
+        stretch = self.stretch
         self._unlisted += stretch.tracker.forget(KEPT)
         end = stretch.first_row + stretch.tracker.row
         for record in stretch.incidents():
@@ -344,7 +325,7 @@ class IterationLog:
 
     def incidents(self) -> list[dict[str, Any]]:
         """The slow spells up to now, each with its cause, counted in iterations of the job."""
-        return [*self._earlier, *self._stretch.incidents()]
+        return [*self._earlier, *self.stretch.incidents()]
 
     def notes(self, lead: int | None, *, runs: bool) -> Iterator[str]:
         """What there is to say beside, `lead` giving the iterations; not of the end, while the job runs."""
@@ -352,7 +333,7 @@ class IterationLog:
             yield f"the clock of rank {lead} went backwards {dropped} times"
         if lead is not None and not self.iterations:
             yield "no call recurs evenly: no iterations were found"
-        tracker = self._stretch.tracker
+        tracker = self.stretch.tracker
         if self.iterations and tracker.row < 2 * SKIPPED_ROWS:
             timed = f"{tracker.row} of the iterations were timed, too few to judge"
             yield f"{timed}: the first {SKIPPED_ROWS} show what is normal"
@@ -364,11 +345,11 @@ class IterationLog:
     def _tell(self, world_size: int | None) -> None:
         """See what there is to say of the iterations that have ended."""
         for index, time_s in self._ended:
-            event = self._stretch.tracker.update(time_s)
-            asks = self._stretch.asks(event)
+            event = self.stretch.tracker.update(time_s)
+            asks = self.stretch.asks(event)
             if asks and self._unjudged:
                 self._learn(world_size)
-            self._found += self._stretch.notices(index, event, asks=asks)
+            self._found += self.stretch.notices(index, event, asks=asks)
         self._ended.clear()
 
 

@@ -239,13 +239,13 @@ class JobLog:
         now_s = time.monotonic()
         if len(self._readers) != self.world_size or self.lead is None or any(self._untold):
             return False
-        usual_s = self._iterations.usual_s or 0.0
+        usual_s = self._iterations.stretch.usual_s or 0.0
         still, lead = self._finder.still, self._readers[self.lead]
         return (
             still.see(now_s, self.logs.begun()) < max(self.thresholds.status_s, STATUS_ITERATIONS * usual_s)
             and still.age_s(self.lead) <= LATE_ITERATIONS * usual_s
             and not self._finder.told.lasts
-            and not self._iterations.is_watched
+            and not self._iterations.stretch.is_watched
             and lead.spacing_s(self._iterations.records) <= (1 + APART) * usual_s
         )
 
@@ -304,7 +304,7 @@ class JobLog:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(now_s, opened, self._iterations.usual_s or 0.0, self.world_size, ended)
+        return self._finder.look(now_s, opened, self._iterations.stretch.usual_s or 0.0, self.world_size, ended)
 
     def _find_logs(self) -> None:
         # Where a call hangs, or a program has ended, others may have been started instead.
@@ -340,7 +340,7 @@ class JobLog:
             "paths": _paths(self.folder),
             "lead": self.lead,
             "iterations": {"calls": self._iterations.calls, **_iteration_times(self.iterations)},
-            "events": self._iterations.events(),
+            "events": self._iterations.stretch.events(),
             "incidents": self.incidents(),
             "hangs": self._finder.told.report(),
             "arrivals": _arrivals(self._readers, self._matcher, self._per_rank),
@@ -408,13 +408,13 @@ def _paths(folder: Path) -> list[str]:
 
 def _iterations_now(log: IterationLog) -> dict[str, Any]:
     times_s = [time_s for *_, time_s in islice(reversed(log.iterations), LATEST)]
-    lasting = log.lasting
+    lasting = log.stretch.lasting
     return {
         "count": log.iterations[-1][0] + 1 if log.iterations else 0,
         "total_s": log.total_s,
         "last_s": times_s[0] if times_s else None,
         "median_s": median(times_s) if times_s else None,
-        "usual_s": log.usual_s,
+        "usual_s": log.stretch.usual_s,
         "ratio": 1.0 if lasting is None else lasting.ratio,
         "slow": lasting is not None,
         "recent": [[*one] for one in log.recent()],
