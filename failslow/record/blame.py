@@ -122,8 +122,8 @@ class LateArrivals:
         inside, late_inside = (np.flatnonzero((rows > 0) & (rows < self._count)) for rows in (at, late_at))
         for sums, column in zip(self._sums, (np.ones(len(at)), transfer_s, starved_s), strict=True):
             np.add.at(sums, at[inside], column[inside])
-        more = int(rank.max(initial=-1)) + 1 - self._late.shape[2]
-        self._late = np.pad(self._late, ((0, 0), (0, 0), (0, max(more, 0))))
+        if (more := int(rank.max(initial=-1)) + 1 - self._late.shape[2]) > 0:
+            self._late = np.pad(self._late, ((0, 0), (0, 0), (0, more)))
         for late, column in zip(self._late, (late_s, core_s), strict=True):
             np.add.at(late, (late_at[late_inside], rank[late_inside]), column[late_inside])
 
