@@ -121,11 +121,13 @@ class CommandLine:
     runs_programs: Collection[str] = ()
     moved: Mapping[str, str] = field(default_factory=dict)
 
-    def help_text(self) -> str:
-        """Return the overview that --help prints."""
-        width = max(map(len, self.commands)) + 2
-        lines = (f"  {name.ljust(width)}{line}\n" for name, (_, line) in self.commands.items())
-        usage = f"usage: {self.prog} COMMAND [OPTION ...]\n\n{self.about}\n\ncommands:\n"
+    def help_text(self, family: str = "") -> str:
+        """Return the overview that --help prints: of all commands, or those of two words that begin with `family`."""
+        names = self.family(family) if family else [*self.commands]
+        width = max(map(len, names)) + 2
+        lines = (f"  {name.ljust(width)}{self.commands[name][1]}\n" for name in names)
+        first = f"{family} " if family else ""
+        usage = f"usage: {self.prog} {first}COMMAND [OPTION ...]\n\n{self.about}\n\ncommands:\n"
         return usage + "".join(lines) + EPILOG.format(prog=self.prog)
 
     def find_command(self, argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -187,6 +189,9 @@ class CommandLine:
         if not argv or argv[0] in ("-h", "--help", "help"):
             (sys.stdout if argv else sys.stderr).write(self.help_text())
             return 0 if argv else 2
+        if argv[0] not in self.commands and self.family(argv[0]) and argv[1:] in (["--help"], ["-h"]):
+            sys.stdout.write(self.help_text(argv[0]))
+            return 0
         if argv[0] == "--version":
             print(f"lanterne {__version__}")
             return 0

@@ -30,7 +30,7 @@ NOT_HERE = {
     r"--device cuda|tests/gpu": "a GPU",
     r"^torchrun|train_torch|--launcher": "PyTorch, Gloo or Open MPI beside",
     r"\blab\b|--hosts": "root",
-    r"--attach PID": "a job to attach to",
+    r"--attach PID|--ras": "a job to attach to",
     r"(run|lanterne) serve|--listen": "it serves until Ctrl-C, at a port that may be taken; tests of its own",
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
@@ -167,9 +167,12 @@ def run_all(commands, run):
 
 
 def needs_plan(name, folder):
-    """`pipeline simulate` and `pipeline run` read what `pipeline plan` wrote."""
+    """`pipeline simulate`, `run` and `check` read what `pipeline plan` wrote."""
     if name in ("pipeline simulate", "pipeline run"):
         assert cli.main(["pipeline", "plan", "problem.json", "--json", "plan.json"]) == 0
+    if name == "pipeline check":
+        words = ["--csv", "theirs.csv", "--comms"]
+        assert cli.main(["pipeline", "plan", "problem.json", "--scheduler", "zb_h1", *words]) == 0
     if name == "locate":
         pq = pytest.importorskip("pyarrow.parquet")
         csv = pytest.importorskip("pyarrow.csv")

@@ -24,6 +24,11 @@ A job that was not started with `lanterne watch` shows no calls. Of its ranks on
 system tells: who is stopped, dead or stuck in the kernel, and of three ranks or more who is idle while the others
 compute, computes while they are idle, or alone waits elsewhere while all stand still.
 
+  lanterne watch --ras localhost:28028                             a job over NCCL that runs, started in whatever way
+
+--ras asks the RAS service of one process of the job, each 2 s, and needs nothing in the program: it tells which ranks
+have not made the calls that others have, which are dead, and which have an error.
+
 --listen serves a page (http://127.0.0.1:9470/) and metrics for Prometheus (/metrics); elsewhere than on loopback it
 asks for a token, LANTERNE_PAGE_TOKEN's or one that is printed. `lanterne serve` does so for whatever job is watched
 here, `lanterne history` shows which hosts were named across jobs.
@@ -47,6 +52,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.failslow.outside import attach_outside, say
+from lanterne.bench.failslow.ras_watch import PORT, watch_ras
 from lanterne.bench.lab.command import resolve
 from lanterne.bench.output import report
 from lanterne.bench.output.options import add_json, add_listen, add_ranks
@@ -121,14 +127,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fail-on", choices=("incident",), help="exit code 1 if there was one and the program's is 0")
     parser.add_argument("--attach", type=int, metavar="PID", help="watch the job of a process that runs already")
+    parser.add_argument(
+        "--ras", nargs="?", const=f"localhost:{PORT}", metavar="HOST:PORT",
+        help=f"ask NCCL's RAS service of a job that runs (default localhost:{PORT})",
+    )  # fmt: skip
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="the program, after --")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the program, watched, or watch one that runs; the program's exit code, 0 where that is not known."""
-    if (args.attach is None) == (not args.command):
-        raise InputError("watch: expected a COMMAND after --, or --attach PID, and not both")
-    command = resolve(args.command) if args.command else [f"pid {args.attach}"]
+    if sum(map(bool, (args.attach is not None, args.ras is not None, args.command))) != 1:
+        raise InputError("watch: expected one of a COMMAND after --, --attach PID and --ras HOST:PORT")
+    command = resolve(args.command) if args.command else [f"pid {args.attach}" if args.ras is None else args.ras]
     if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
     if args.launcher is not None and args.world_size is None:
@@ -150,6 +160,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--folder: got {shown(args.folder)}, expected a folder that can be written")
     if args.keep and args.folder is None:
         raise InputError("--keep: expected --folder, where the calls are left")
+    if args.ras is not None:
+        return watch_ras(args)
     if args.attach is not None:
         return attach(args, command)
     if args.fail_on and not ours:

@@ -103,22 +103,35 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise InputError(f"--{name}: cannot write {path}: Permission denied, expected one that may be written")
 
 
+def read_text(path: str | Path) -> str:
+    """The text of file `path`, UTF-8.
+
+    Raises:
+        InputError: it cannot be read, or is longer than MAX_READ characters.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read(MAX_READ + 1)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no text: {error}") from error
+    if len(text) > MAX_READ:
+        raise InputError(f"{path}: got over {MAX_READ} characters, expected at most as many")
+    return text
+
+
 def read_json(path: str | Path) -> Any:
     """The JSON document in file `path`.
 
     Raises:
         InputError: it cannot be read or is no JSON.
     """
+    text = read_text(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_READ + 1)
-        if len(text) <= MAX_READ:
-            return json.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is no JSON: {error}") from error
-    raise InputError(f"{path}: got over {MAX_READ} characters, expected at most as many")
 
 
 def write_json(path: str | Path, document: object) -> None:

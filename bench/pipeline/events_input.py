@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lanterne.bench.output import units
-from lanterne.bench.output.report import read_json
+from lanterne.bench.output.report import read_json, read_text
 from lanterne.errors import InputError
 from lanterne.pipeline.adapt.injection import EventLink, InjectedEvent, check_events
 
@@ -133,13 +133,11 @@ def read_events(path: str | Path) -> list[InjectedEvent]:
 
 
 def _read_csv(path: str | Path) -> list[dict[str, Any]]:
+    lines = read_text(path).splitlines()
+    reader = csv.DictReader(line for line in lines if not line.startswith("#"))
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(line for line in file if not line.startswith("#"))
-            rows = list(reader)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = list(reader)
+    except csv.Error as error:
         raise InputError(f"{path}: is no CSV: {error}") from error
     unknown = set(reader.fieldnames or ()) - set(CSV_COLUMNS)
     if unknown or "first" not in (reader.fieldnames or ()):

@@ -5,7 +5,7 @@
                          --link 3=20ms --memory 12 --scheduler all
   lanterne pipeline plan problem.json --json plan.json --trace trace.json
   lanterne pipeline plan problem.json --placement wave
-  lanterne pipeline plan problem.json --csv plan.csv      # for torch.distributed.pipelining's _load_csv
+  lanterne pipeline plan problem.json --csv plan.csv --comms      # for torch.distributed.pipelining's _load_csv
   lanterne pipeline plan --stages 8 --microbatches 24 --forward 9ms --link 6=30ms --message 10M --calibration h800.json
 
 With --calibration the plan is made for devices as `pipeline calibrate` found them, its messages sent by delegates: each
@@ -53,12 +53,16 @@ from lanterne.bench.pipeline.predict import EXTRAPOLATED, read_calibration, warn
 from lanterne.errors import InputError, ScheduleError, Unavailable, one_of
 from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.placement import PLACEMENTS
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.plan.torch_csv import to_torch_csv
+from lanterne.pipeline.plan.torch_csv import to_text, to_torch_csv
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
+from lanterne.pipeline.simulate.torch_messages import check_rows, with_messages
 
 ALL = "all"
+# Whose files with messages can be written: those of 2.15 say where sends are waited for.
+TORCHES = ("2.13", "2.14", "2.15")
 # Per scheduler, when all are compared without a limit of the user's.
 COMPARE_S = 10.0
 
@@ -101,6 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv", metavar="FILE", help="write it for torch.distributed.pipelining, computing alone ('-' as with --json)"
     )
+    parser.add_argument(
+        "--comms",
+        nargs="?",
+        const=TORCHES[-1],
+        choices=TORCHES,
+        metavar="TORCH",
+        help="with --csv: with its messages, in torch's form compute_comms, of that torch "
+        f"({', '.join(TORCHES)}; default the last)",
+    )
     add_picture_arguments(parser)
 
 
@@ -112,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
         cluster, beyond = _cluster(args, given, unit_s)
         warn(beyond)
         problem = cluster.delegated(given)
+    if args.comms and not args.csv:
+        raise InputError("--comms: got it without --csv, expected the file to write")
     if args.json == args.csv == "-":
         raise InputError("--csv: got '-' beside --json -, expected one of them on standard output")
     if args.scheduler == ALL:
@@ -132,10 +147,12 @@ def run(args: argparse.Namespace) -> int:
         devices = {"devices": {**cluster._asdict(), "iterations": iterations, **marked}} if cluster else {}
         document = record(evaluation) | devices | {"problem": described(problem, unit)}
         report.write_json(args.json, report.envelope(**document))
-    if args.csv == "-":
-        report.write_text(to_torch_csv(evaluation.checked.plan))
-    elif args.csv:
-        report.write_atomically(args.csv, to_torch_csv(evaluation.checked.plan).encode())
+    if args.csv:
+        text = _torch_csv(evaluation.checked.plan, problem, args.comms)
+        if args.csv == "-":
+            report.write_text(text)
+        else:
+            report.write_atomically(args.csv, text.encode())
     if "-" not in (args.json, args.csv):
         print_evaluation(evaluation, problem, unit)
         if iterations:
@@ -144,6 +161,16 @@ def run(args: argparse.Namespace) -> int:
             report.print_table([("on devices", ""), ("iteration", unit)], rows, notes=notes)
     write_pictures(evaluation, args, unit, unit_s)
     return 0
+
+
+def _torch_csv(plan: Plan, problem: Problem, torch: str | None) -> str:
+    """The plan as torch reads it; with messages for that `torch`, proved as `pipeline check` does."""
+    if torch is None:
+        return to_torch_csv(plan)
+    major, minor = map(int, torch.split("."))
+    rows = with_messages(plan, problem, (major, minor))
+    check_rows(rows, problem)  # It raises where a proof is missing.
+    return to_text(rows)
 
 
 def _cluster(args: argparse.Namespace, problem: Problem, unit_s: float | None) -> tuple[Cluster, list[str]]:

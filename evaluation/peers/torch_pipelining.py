@@ -4,9 +4,10 @@
   ./run evaluate torch-pipelining --ranks 2 --schedulers 1f1b,best --json pipelining.json
 
 Both train the same blocks in the same processes, iteration by iteration, torch over gloo; it runs the plan from the
-file that `pipeline plan --csv` writes and, where it has a class of its own, by that too. ratio: lanterne's throughput
-over the best of torch's, the median of the iterations' own. After the last iteration losses are compared. Needs
-PyTorch: the Python of --python, this one, or the environment of `./run test -m torch`.
+files that `pipeline plan --csv` writes, without messages and with them (--comms), and, where it has a class of its own,
+by that too. ratio: lanterne's throughput over the best of torch's; comms ratio: the time of torch with our messages
+over lanterne's; each the median of the iterations' own. After the last iteration losses are compared. Needs PyTorch:
+the Python of --python, this one, or the environment of `./run test -m torch`.
 """
 
 import argparse
@@ -26,7 +27,6 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.errors import InputError, LanterneError, TransportError, Unavailable
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.plan.torch_csv import to_torch_csv
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.transport.job.launch import start_child
 
@@ -65,9 +65,8 @@ def run(args: argparse.Namespace) -> int:
     for ranks in sizes:
         # B and W of a block take about as long as its F.
         problem = Problem(ranks, args.microbatches, 1.0, 1.0, 1.0)
-        plans = {name: plan(problem, name) for name in args.schedulers.split(",")}
         options = {
-            "plans": {name: [made.to_dict(), to_torch_csv(made)] for name, made in plans.items()},
+            "plans": [plan(problem, name).to_dict() | {"scheduler": name} for name in args.schedulers.split(",")],
             "port": PORTS[1],
             **{key: getattr(args, key) for key in ("microbatches", "width", "blocks", "iterations")},
         }
@@ -103,20 +102,29 @@ def _summed_up(record: dict[str, Any]) -> dict[str, Any]:
     theirs = [name for name in samples if name != "lanterne"]
     pairs = zip(samples["lanterne"], *(samples[name] for name in theirs), strict=True)
     ratio = median(min(others) / ours for ours, *others in pairs)
+    comms = median(a / b for a, b in zip(samples["comms"], samples["lanterne"], strict=True))
     losses = record["losses"]
     if not all(map(isfinite, losses.values())):
         raise LanterneError(f"torch-pipelining: got losses {losses}, expected finite numbers")
     worst = max(abs(losses[name] / losses["lanterne"] - 1) for name in theirs)
-    return record | {"median_s": {k: median(v) for k, v in samples.items()}, "ratio": ratio, "difference": worst}
+    medians = {name: median(each) for name, each in samples.items()}
+    return record | {"median_s": medians, "ratio": ratio, "comms_ratio": comms, "difference": worst}
 
 
 def _show(document: dict[str, Any], file: TextIO) -> None:
-    columns = [("ranks", ""), ("plan", ""), ("torch, own class", "ms"), ("torch, from CSV", "ms"), ("lanterne", "ms")]
-    columns += [("ratio", ""), ("losses differ", "")]
+    columns = [
+        ("ranks", ""),
+        ("plan", ""),
+        ("torch, own class", "ms"),
+        ("torch, from CSV", "ms"),
+        ("with messages", "ms"),
+    ]
+    columns += [("lanterne", "ms"), ("ratio", ""), ("comms ratio", ""), ("losses differ", "")]
     rows = []
     for record in document["results"]:
-        took = [record["median_s"].get(name) for name in ("own", "csv", "lanterne")]
+        took = [record["median_s"].get(name) for name in ("own", "csv", "comms", "lanterne")]
         row = [record["ranks"], record["scheduler"], *("-" if each is None else f"{1e3 * each:.1f}" for each in took)]
-        rows.append([*row, f"{record['ratio']:.3f}", f"{record['difference']:.1e}"])
+        row += [f"{record['ratio']:.3f}", f"{record['comms_ratio']:.3f}", f"{record['difference']:.1e}"]
+        rows.append(row)
     notes = [f"torch {document['torch']} over gloo; an iteration, Adam's step included; ratio: of throughputs"]
     report.print_table(columns, rows, notes=notes, left=(1,), file=file)

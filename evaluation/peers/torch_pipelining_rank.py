@@ -23,7 +23,9 @@ import lanterne
 from lanterne.pipeline.model.torch_layers import torch_model
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check_plan import check
+from lanterne.pipeline.plan.torch_csv import to_text, to_torch_csv
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
+from lanterne.pipeline.simulate.torch_messages import with_messages
 from lanterne.pipeline.train.trainer import Trainer
 
 ROWS, TOKENS, HEADS, RATE = 2, 32, 4, 1e-3
@@ -44,23 +46,29 @@ def blocks(count: int, width: int) -> list[torch.nn.Module]:
 class TorchPipeline:
     """Iterations by torch: a class of its own, or its runtime with the plan of a file."""
 
-    def __init__(self, options: dict[str, Any], scheduler: str, csv: str | None) -> None:
-        rank, ranks, count = dist.get_rank(), dist.get_world_size(), options["blocks"]
-        every = blocks(ranks * count, options["width"])
-        self.module: torch.nn.Sequential = torch.nn.Sequential(*every[rank * count : (rank + 1) * count])
-        stage = torch_pipelining.PipelineStage(self.module, rank, ranks, torch.device("cpu"))
-        self.is_first: bool = rank == 0
-        self.is_last: bool = rank == ranks - 1
-        self.optimizer: Any = torch.optim.Adam(self.module.parameters(), RATE)
+    def __init__(self, options: dict[str, Any], plan: Plan, csv: str | None, form: str = "compute_only") -> None:
+        rank, count = dist.get_rank(), options["blocks"]
+        own, num_stages = plan.placement.stages_of(rank), plan.placement.num_stages
+        every = blocks(num_stages * count, options["width"])
+        modules = {stage: torch.nn.Sequential(*every[stage * count : (stage + 1) * count]) for stage in own}
+        stages = [
+            torch_pipelining.PipelineStage(module, stage, num_stages, torch.device("cpu"))
+            for stage, module in modules.items()
+        ]
+        self.is_first: bool = 0 in own
+        self.is_last: bool = num_stages - 1 in own
+        self.optimizer: Any = torch.optim.Adam(
+            [each for module in modules.values() for each in module.parameters()], RATE
+        )
         loss = torch.nn.functional.mse_loss
         if csv is None:
-            self.schedule: Any = OWN_CLASSES[scheduler](stage, options["microbatches"], loss_fn=loss)
+            self.schedule: Any = OWN_CLASSES[plan.scheduler](stages[0], options["microbatches"], loss_fn=loss)
             return
-        self.schedule = _PipelineScheduleRuntime([stage], options["microbatches"], loss_fn=loss)
+        self.schedule = _PipelineScheduleRuntime(stages, options["microbatches"], loss_fn=loss)
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
             file.write(csv)
             file.flush()
-            self.schedule._load_csv(file.name)
+            self.schedule._load_csv(file.name, form)
 
     def iteration(self, inputs: Any, targets: Any) -> float:
         """One iteration with Adam's step; the loss on the last rank, else 0."""
@@ -76,17 +84,15 @@ class TorchPipeline:
 class OurPipeline:
     """Iterations by a Trainer."""
 
-    def __init__(self, options: dict[str, Any], comm: lanterne.Communicator, document: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], comm: lanterne.Communicator, checked: CheckedPlan) -> None:
         self.data: tuple[Any, Any] = (None, None)
-        count, width = options["blocks"], options["width"]
+        count, width, num_stages = options["blocks"], options["width"], checked.plan.placement.num_stages
         model = torch_model(
-            blocks(comm.world_size * count, width),
+            blocks(num_stages * count, width),
             torch.nn.functional.mse_loss,
             np.zeros((ROWS, TOKENS, width), np.float32),
         )
-        problem = Problem(comm.world_size, options["microbatches"], 1.0, 1.0, 1.0)
-        checked = check(Plan.from_dict(document), problem, memory=False)
-        starts = [stage * count for stage in range(comm.world_size + 1)]
+        starts = [stage * count for stage in range(num_stages + 1)]
         self.trainer: Trainer = Trainer(comm, model, lambda _: self.data, checked, starts=starts)
 
     def iteration(self, inputs: Any, targets: Any) -> float:
@@ -104,21 +110,25 @@ def main() -> None:
     where = f"tcp://127.0.0.1:{options['port']}"
     with lanterne.init() as comm:
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-        results = [contest(options, comm, name, *made) for name, made in options["plans"].items()]
+        results = [contest(options, comm, document) for document in options["plans"]]
         if rank == 0:
             Path(options["out"]).write_text(json.dumps({"torch": torch.__version__, "results": results}))
         dist.barrier()
         dist.destroy_process_group()
 
 
-def contest(
-    options: dict[str, Any], comm: lanterne.Communicator, scheduler: str, document: dict[str, Any], csv: str
-) -> dict[str, Any]:
+def contest(options: dict[str, Any], comm: lanterne.Communicator, document: dict[str, Any]) -> dict[str, Any]:
     """The samples of one plan: seconds from a common instant to the end of the last rank."""
-    runners: dict[str, Any] = {"csv": TorchPipeline(options, scheduler, csv)}
-    if scheduler in OWN_CLASSES:
-        runners["own"] = TorchPipeline(options, scheduler, None)
-    runners["lanterne"] = OurPipeline(options, comm, document)
+    plan, problem = Plan.from_dict(document), Problem(comm.world_size, options["microbatches"], 1.0, 1.0, 1.0)
+    major, minor = map(int, torch.__version__.split(".")[:2])
+    messages = to_text(with_messages(plan, problem, (major, minor)))
+    runners: dict[str, Any] = {
+        "csv": TorchPipeline(options, plan, to_torch_csv(plan)),
+        "comms": TorchPipeline(options, plan, messages, "compute_comms"),
+    }
+    if plan.scheduler in OWN_CLASSES:
+        runners["own"] = TorchPipeline(options, plan, None)
+    runners["lanterne"] = OurPipeline(options, comm, check(plan, problem, memory=False))
     samples: dict[str, list[float]] = {name: [] for name in runners}
     losses = dict.fromkeys(runners, 0.0)
     for turn in range(-WARMUPS, options["iterations"]):
@@ -136,7 +146,7 @@ def contest(
             # Of torch's ranks all but the last have 0; unlike max(), NumPy keeps a nan.
             losses[name] = float(np.max([loss for _, _, loss in took]))
     runners["lanterne"].trainer.close()
-    return {"scheduler": scheduler, "samples_s": samples, "losses": losses}
+    return {"scheduler": plan.scheduler, "samples_s": samples, "losses": losses}
 
 
 if __name__ == "__main__":

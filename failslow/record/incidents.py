@@ -42,6 +42,7 @@ REMEDIES = {
     "rank": "test the rank's host beside others (`lanterne validate`), take it out or give it less work (`rebalance`)",
     "calls": "test the links (`lanterne validate`); take the slow one out of the busiest group",
     "host": "see what else runs on the hosts of the ranks (top), and whether these have cores of their own (taskset)",
+    "outside": "see the rank's own output and its host's kernel log; `lanterne locate` reads what it has dumped",
     "unknown": "record all ranks (`--folder` on a shared one), or trace some steps (`lanterne locate`)",
 }
 
@@ -123,6 +124,12 @@ class IncidentLog:
         """Write that a rank of a job that is not recorded is odd, or that it is no more; its file."""
         about = {"lasts": lasts, "ranks": [where.record()], "evidence": [odd.text], "remedy": REMEDIES[odd.kind]}
         return self._write("process", (odd.rank, odd.since_s), odd.text, about, ago_s)
+
+    def told(self, key: object, text: str, ranks: Sequence[int], ago_s: float, *, lasts: bool) -> Path | None:
+        """Write what a library says of `ranks` of a job that is not recorded, or that it is no more; its file."""
+        records = [self._where(rank).record() for rank in ranks]
+        about = {"lasts": lasts, "ranks": records, "evidence": [text], "remedy": REMEDIES["outside"]}
+        return self._write("process", key, text, about, ago_s)
 
     def tell(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float = 0.0) -> dict[str, Any]:
         """Return the document of the incident `key`, as it is known now: `about` has what is of its kind."""

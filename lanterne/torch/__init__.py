@@ -13,7 +13,8 @@ Needs PyTorch (extra `torch`); nothing else of lanterne imports this.
 | `joining`, `meeting`, `reconfigurable` | creation of groups |
 | `served` | functions that torch has for its own backends only |
 | `ddp_hook` | lanterne in a job of another backend |
-| `resilient` | a training loop that survives deaths |
+| `resilient`, `sharded_state` | training loops that survive deaths, with each rank's state whole or a part |
+| `rebalancing` | microbatches by the speed of ranks |
 | `late_report`, `step_log` | stragglers, step by step |
 """
 
@@ -24,8 +25,9 @@ from lanterne.torch.ddp_hook import comm_hook
 from lanterne.torch.joining import Options, load_libraries, register_backend
 from lanterne.torch.late_report import LateReport, report
 from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.rebalancing import MicrobatchShares, rebalance
 from lanterne.torch.reconfigurable import ReconfigurableGroup
-from lanterne.torch.resilient import run_resilient
+from lanterne.torch.resilient import run_resilient, run_resilient_sharded
 from lanterne.torch.served import serve_all
 from lanterne.torch.step_log import LateStep
 from lanterne.torch.torch_internals import after_each_step, warn_if_untested
@@ -34,11 +36,14 @@ __all__ = [
     "LanterneGroup",
     "LateReport",
     "LateStep",
+    "MicrobatchShares",
     "Options",
     "ReconfigurableGroup",
     "comm_hook",
+    "rebalance",
     "report",
     "run_resilient",
+    "run_resilient_sharded",
 ]
 
 warn_if_untested(torch.__version__)

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lanterne.collectives.jobs import join
-from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.errors import InputError, LanterneError, TransportError, Unavailable
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.torch_internals import error_type, limit_of, renumber, store_at, store_served, torch_errors
 from lanterne.torch.works import RequestWork
@@ -116,12 +116,14 @@ class ReconfigurableGroup(LanterneGroup):
                 of ranks or a set; `timeout`, None for the group's.
 
         Raises:
+            RuntimeError: a used uuid; the present group goes on.
             ValueError, DistBackendError: as `configure`.
         """
         uuid, mine = int(opts.uuid), self.get_reconfigure_handle()
         handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
         if uuid in self._uuids:
-            raise InputError(f"reconfigure: got uuid {uuid}, which is already used, expected a new one")
+            # torch's contract has a RuntimeError here.
+            raise TransportError(f"reconfigure: got uuid {uuid}, which is already used, expected a new one")
         if mine not in handles or len(set(handles)) != len(handles):
             raise InputError(f"reconfigure: got handles {handles}, expected different ones, also this rank's {mine}")
         self._uuids.add(uuid)

@@ -1,6 +1,8 @@
-"""A DDP training loop that goes on without ranks that die, and takes in ranks that are started again."""
+"""Training loops that go on without ranks that die, and take in ranks that are started again."""
 
 import io
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -10,14 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.communicator import Communicator, gather_bytes
 from lanterne.collectives.jobs import init
-from lanterne.errors import InputError, TransportError
+from lanterne.collectives.message_lanes import Lane
+from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.torch.joining import NAME, Options
 from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.torch_internals import groups
 from lanterne.transport.job.bootstrap import shown_address
 
-# Steps of a rank that has just been started into a job that runs.
+# Steps of a rank that has just been started into a job that runs, or holds no state yet.
 _NEW = -1
 
 
@@ -26,31 +30,6 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
-
-
-class _Progress:
-    """The number of steps whose optimizer is done on this rank: the state is that of so many steps.
-
-    An error after the optimizer's step does not undo it.
-    """
-
-    def __init__(self, optimizer: Any, is_new: bool) -> None:
-        self.done = _NEW if is_new else 0
-        self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: _settle()),
-            optimizer.register_step_post_hook(self._count),
-        ]
-        self._step = 0
-
-    def begin(self, step: int) -> None:
-        self._step = step
-
-    def _count(self, *_: object) -> None:
-        self.done = self._step + 1
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 def run_resilient(
@@ -78,41 +57,234 @@ def run_resilient(
     Raises:
         TransportError: this rank is dead to the others, or the job's store is lost; and what `train_step` raises.
     """
+    _go_on(_Replicated(train_step, (model, optimizer, *others), wrap), steps, timeout_s)
+
+
+def run_resilient_sharded(
+    train_step: Callable[..., object],
+    make: Callable[[], Sequence[Any]],
+    *,
+    steps: int,
+    timeout_s: float | None = None,
+) -> None:
+    """As run_resilient, of a model whose parameters are sharded (FSDP2): no rank has all of the state.
+
+    After each step each rank sends a copy of its part to another rank, on another host where there is one. When a rank
+    dies, the others make their model anew, and each takes its new part from those that hold it. A death in the first
+    step starts the job anew.
+
+    Args:
+        train_step: given what `make` returns and the step, does one step of the optimizer.
+        make: returns (model, optimizer, further objects with state_dict and load_state_dict); it shards the model over
+            the default group, each parameter along its first dimension, and is called again after each change of ranks.
+
+    Raises:
+        LanterneError: a rank and the one with the copy of its part have died together; and as run_resilient.
+
+    Cost: on the host of each rank twice its part and twice its neighbour's; a step takes the copies longer.
+    """
+    _go_on(_Sharded(train_step, make), steps, timeout_s)
+
+
+class _Training(ABC):
+    """Training on the ranks of the moment.
+
+    Attributes: `done`, the number of steps whose optimizer is done on this rank.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._step = 0  # the one under way
+        self._hooks: list[Any] = []
+
+    @abstractmethod
+    def begin(self, comm: Communicator) -> None:
+        """Make torch's default group of the ranks of `comm`, and what trains on it, from the latest state."""
+
+    def step(self, step: int) -> None:
+        """Do this step; raise InputError unless its optimizer makes one."""
+        self._step = step
+        self._train(step)
+        if self.done != step + 1:
+            raise InputError(f"run_resilient: got no step of the optimizer in step {step}, expected one")
+
+    @abstractmethod
+    def _train(self, step: int) -> None: ...
+
+    @abstractmethod
+    def keep(self, comm: Communicator) -> None:
+        """Keep what a death would lose; the step is done."""
+
+    def close(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _count_steps_of(self, optimizer: Any) -> None:
+        """Count the optimizer's steps in `done`: an error after one does not undo it."""
+        self.close()
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: _settle()),
+            optimizer.register_step_post_hook(self._count),
+        ]
+
+    def _count(self, *_: object) -> None:
+        self.done = self._step + 1
+
+
+def _go_on(training: _Training, steps: int, timeout_s: float | None) -> None:
+    """Do `steps` steps of `training`, whichever ranks die and come."""
     if steps < 0:
         raise InputError(f"run_resilient: got {steps} steps, expected 0 or more")
     comm = init(timeout_s=timeout_s)
-    progress = _Progress(optimizer, is_new=bool(comm.epoch))
-    shared, wrapped, changed = (model, optimizer, *others), model, True
+    if comm.epoch:
+        training.done = _NEW
+    changed = True
     try:
         while True:
             try:
                 if changed:
-                    progress.done = _share(comm, progress.done, shared)
-                    _open_group(comm)
-                    wrapped = wrap(model)
-                if progress.done == steps:
+                    training.begin(comm)
+                if training.done == steps:
                     break
-                progress.begin(progress.done)
-                before = progress.done
-                train_step(wrapped, before)
-                if progress.done != before + 1:
-                    raise InputError(f"run_resilient: got no step of the optimizer in step {before}, expected one")
+                training.step(training.done)
+                training.keep(comm)
                 after = comm.grow()
             except RuntimeError as error:
                 if not _is_of_a_rank(error):
                     raise
+                _end_other_groups()
                 after = comm.shrink()
             changed, comm = after is not comm, after
     finally:
-        progress.close()
+        training.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         comm.close()
 
 
+class _Replicated(_Training):
+    """A model that each rank has whole, with all else."""
+
+    def __init__(
+        self, train_step: Callable[[Any, int], object], shared: Sequence[Any], wrap: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+        self._train_step, self._shared, self._wrap = train_step, shared, wrap
+        self._wrapped: Any = None
+        self._count_steps_of(shared[1])
+
+    def begin(self, comm: Communicator) -> None:
+        self.done = _share(comm, self.done, self._shared)
+        _open_group(comm)
+        self._wrapped = self._wrap(self._shared[0])
+
+    def _train(self, step: int) -> None:
+        self._train_step(self._wrapped, step)
+
+    def keep(self, comm: Communicator) -> None:
+        pass
+
+
+class _Sharded(_Training):
+    """A model of which each rank has a part, and a copy of another rank's."""
+
+    def __init__(self, train_step: Callable[..., object], make: Callable[[], Sequence[Any]]) -> None:
+        super().__init__()
+        self._train_step, self._make = train_step, make
+        self._made: Sequence[Any] = ()
+        self._state: Any = None
+        # Parts of the state after a step: this rank's and another's; and what all ranks have alike, by steps done.
+        self._held: list[Any] = []
+        self._layout: list[Any] = []
+        self._rest: dict[int, bytes] = {}
+
+    def begin(self, comm: Communicator) -> None:
+        # Not sooner: the state imports what other jobs do not need.
+        from lanterne.pipeline.train.state import move_state
+        from lanterne.torch.sharded_state import Kept, ShardedState
+
+        _open_group(comm)
+        self._made = self._make()
+        model, optimizer, *others = self._made
+        self._count_steps_of(optimizer)
+        self._state = ShardedState(model, optimizer, others)
+        told = [json.loads(each) for each in gather_bytes(comm, json.dumps(self._layout).encode())]
+        self._layout = [Kept(*each) for each in max(told, key=len)]
+        found, latest = None, _NEW
+        if self._layout:
+            found, latest = move_state(comm, self._held, self._state.runs(self._layout)[0])
+        if found is None:
+            if latest > 1:
+                raise LanterneError(
+                    f"run_resilient_sharded: the state after step {latest} is lost: a rank has died with the one that "
+                    "had the copy of its part"
+                )
+            self.done, self._held, self._layout, self._rest = 0, [], [], {}
+            return
+        self.done = found.iteration
+        rest = _of_one(comm, self._rest.get(self.done))
+        self._state.put(found, self._layout, rest)
+        self._copy(comm, found, rest)
+
+    def _train(self, step: int) -> None:
+        self._train_step(*self._made, step)
+
+    def keep(self, comm: Communicator) -> None:
+        self._layout = self._state.layout()
+        self._copy(comm, self._state.take(self.done), self._state.rest())
+
+    def _copy(self, comm: Communicator, own: Any, rest: bytes) -> None:
+        """Hold `own` and another rank's part of that state; what was held before goes once all ranks have theirs."""
+        from lanterne.pipeline.train.replicas import keepers
+
+        self._held.append(own)
+        self._rest[own.iteration] = rest
+        held = [own]
+        if comm.world_size > 1:
+            to = keepers(comm.hosts)
+            source, keeper = to.index(comm.rank), to[comm.rank]
+            sizes = np.empty(2, np.int64)
+            _exchange(comm, np.array([len(own.runs), len(own.values)]), keeper, sizes, source)
+            runs, values = np.empty((sizes[0], 2), np.int64), np.empty(sizes[1], np.uint8)
+            _exchange(comm, own.runs, keeper, runs, source)
+            _exchange(comm, own.values, keeper, values, source)
+            held.append(type(own)(own.iteration, own.steps, own.size, runs, values))
+            self._held.append(held[-1])
+            comm.barrier()
+        self._held, self._rest = held, {own.iteration: rest}
+
+
+def _exchange(comm: Communicator, given: Any, keeper: int, taken: Any, source: int) -> None:
+    """Send `given` to the rank that keeps it, and receive `taken` from the one whose copy is kept here."""
+    requests = []
+    if taken.size:
+        requests.append(comm.start_recv(taken, source, tag=Lane.REPLICA))
+    if given.size:
+        requests.append(comm.start_send(given, keeper, tag=Lane.REPLICA))
+    for request in requests:
+        request.wait()
+
+
+def _of_one(comm: Communicator, known: bytes | None) -> bytes:
+    """Return the document that each rank which has it has alike, on all ranks."""
+    has = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([-1 if known is None else len(known)]), has)
+    root, nbytes = int(has.argmax()), int(has.max())
+    data = np.frombuffer(known, np.uint8).copy() if comm.rank == root and known else np.empty(nbytes, np.uint8)
+    comm.broadcast(data, root=root)
+    return data.tobytes()
+
+
 def _is_of_a_rank(error: RuntimeError) -> bool:
     """Return whether `error` tells of another rank; out of DDP's backward pass it is a plain RuntimeError."""
     return isinstance(error, TransportError) or "lanterne: " in str(error)
+
+
+def _end_other_groups() -> None:
+    """End all groups but the default one: in them ranks may wait for one that has had an error elsewhere."""
+    for group in groups():
+        if group is not dist.group.WORLD and isinstance(group, LanterneGroup):
+            group.abort()
 
 
 def _settle() -> None:

@@ -12,6 +12,7 @@ TESTED names the versions in which tests/torch passes; `./run test -m torch-all`
 | `distributed_c10d.<function>` | replaced by `serve` for groups of lanterne | |
 | `_world.group_count` | names of groups that their members alone make | 2.14: in the names |
 | `_world.pg_group_ranks`, `ErrorType` | groups that are reconfigured | |
+| `_world.pg_map` | the groups to end after a death | |
 | `_FR_SELF_RECORDING_BACKENDS` | keeps torch's Flight Recorder hook off | 2.15 has it |
 | `nn.functional.*.__defaults__` | default groups that have ended | |
 | `_C._dynamo.eval_frame` | keeps torch.compile from tracing lanterne | |
@@ -193,6 +194,11 @@ def new_group(ranks: Sequence[int], backend: str, **options: Any) -> Any:
         return dist.new_group(list(ranks), backend=backend, use_local_synchronization=True, **options)
     finally:
         world.group_count = count
+
+
+def groups() -> list[Any]:
+    """Return the groups that torch knows of this process, the default one too."""
+    return list(dist.distributed_c10d._world.pg_map)
 
 
 def forget_default(group: Any) -> None:

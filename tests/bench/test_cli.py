@@ -31,6 +31,12 @@ def test_help_names_every_command():
         assert f"  {name} " in result.stdout and line in result.stdout, (name, line)
 
 
+def test_help_of_a_family_lists_its_commands(capsys):
+    assert cli.main(["pipeline", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in cli.COMMANDS if f"  {name} " in said] == [*cli.LANTERNE.family("pipeline")]
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help_that_teaches(name, capsys):
     module = importlib.import_module(f"lanterne.bench.{cli.COMMANDS[name][0]}")
@@ -105,7 +111,7 @@ def test_a_closed_output_is_one_line(argv):
         ),
         (["rebalance", "--time", "1,2", "--microbatches", "8"], "got '--time' (did you mean '--times'?), expected"),
         (["help", "inof"], "did you mean 'info'?"),
-        (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline simulate"),
+        (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline check, "),
         (["pipeline", "trian"], "command: got 'pipeline trian' (did you mean 'pipeline train'?), expected one of"),
         (["pipeline", "train", "--data", __file__, "--checkpoint", "/no/such/folder/x.npz"], "cannot write /no/such"),
         (["info", "--jso", "x"], "--jso"),

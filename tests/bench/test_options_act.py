@@ -80,6 +80,11 @@ EFFECTS: dict[str, tuple[str, dict[str, str]]] = {
         | {"--in-order": "--link 1=30ms", "--queue": "3 --in-order --link 1=30ms", "--jitter": "0.1 --seeds 4"},
     ),
     "pipeline simulate --json -": (f"zb.json {STAGES} --jitter 0.1 --seeds 4", {"--seeds": "9"}),
+    "pipeline plan --csv -": (f"{STAGES} --scheduler zb_h1", {"--comms": ""}),
+    "pipeline check": (
+        f"theirs.csv {STAGES} --json -",
+        {name: words for name, words in PROBLEM.items() if name not in ("--stages", "--microbatches", "--memory")},
+    ),
     "pipeline sweep": (
         f"{STAGES} --at 0ms,20ms --scheduler 1f1b --json -",
         {name: words for name, words in PROBLEM.items() if name != "--latency"}
@@ -139,6 +144,12 @@ REFUSED = [
     (f"pipeline simulate zb.json {STAGES} --stages 5", "stage"),
     (f"pipeline simulate zb.json {STAGES} --microbatches 5", "microbatches"),
     (f"pipeline simulate zb.json {STAGES} --jitter 0.1 --in-order", "--in-order"),
+    (f"pipeline plan {STAGES} --scheduler zb_h1 --comms 2.13", "--comms"),
+    (f"pipeline check theirs.csv {STAGES} --stages 5", "4 ranks"),
+    (f"pipeline check theirs.csv {STAGES} --microbatches 5", "microbatches"),
+    ("pipeline check theirs.csv --link 1=3", "--link"),
+    (f"pipeline check theirs.csv {STAGES} --memory 1", "memory: rank 0 needs 4, over its capacity of 1"),
+    (f"pipeline check theirs.csv {STAGES} --case 1", "--case"),
     (f"pipeline sweep {STAGES} --at 3,4 --over microbatches --on 1 --scheduler 1f1b", "--on"),
     (f"pipeline sweep {STAGES} --at 0ms,9ms --queue 3 --scheduler 1f1b", "--queue"),
     (f"pipeline sweep {STAGES} --at 0ms,9ms --time-limit 3 --scheduler 1f1b", "--time-limit"),
@@ -196,6 +207,7 @@ def call(folder, monkeypatch, capsys):
     for name, line in (
         ("plan.json", "schedule all_reduce --algorithm ring -n 4 --format json --output plan.json"),
         ("zb.json", f"pipeline plan {STAGES} --scheduler zb_h1 --json zb.json"),
+        ("theirs.csv", f"pipeline plan {STAGES} --scheduler zb_h1 --csv theirs.csv --comms"),
     ):
         if not (folder / name).exists():
             assert run(line)[0] == 0, line
@@ -245,8 +257,8 @@ def test_option_without_effect_is_refused_before_any_output(call, line, named):
     assert named in error
 
 
-JUDGING = ("schedule", "cost", "study", "pipeline plan", "pipeline simulate", "pipeline sweep", "pipeline partition",
-           "detect", "locate", "rebalance", "history")  # fmt: skip
+JUDGING = ("schedule", "cost", "study", "pipeline plan", "pipeline simulate", "pipeline check", "pipeline sweep",
+           "pipeline partition", "detect", "locate", "rebalance", "history")  # fmt: skip
 # What bounds a search, chooses a case of a file, scales the axis of a plot, or sets the exit code alone.
 NOT_OF_THE_ANSWER = {"--time-limit", "--case", "--help", "--check", "--fail-on", "--unit"}
 

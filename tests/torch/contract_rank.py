@@ -150,14 +150,14 @@ def check_after_a_timeout(job):
 def check_what_is_refused(job):
     mine = dist._get_reconfigure_handle()
     job.meet([mine])
-    for uuid, handles, words in (
-        (1, [mine], "already used"),
-        (2, ["127.0.0.1:1/x"], "also this rank's"),
-        (2, [mine, mine], "expected different ones"),
+    for uuid, handles, kind, words in (
+        (1, [mine], RuntimeError, "already used"),
+        (2, ["127.0.0.1:1/x"], ValueError, "also this rank's"),
+        (2, [mine, mine], ValueError, "expected different ones"),
     ):
         try:
             dist._reconfigure(uuid, handles)
-        except ValueError as error:
+        except kind as error:
             assert words in str(error), error
         else:
             raise AssertionError(f"nothing was raised, expected {words!r}")

@@ -1,6 +1,7 @@
-"""run_resilient: ranks die amid a backward pass and behind a step, and come back; nothing is lost but a step."""
+"""run_resilient and run_resilient_sharded: ranks die and come back; nothing is lost but a step."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,24 +10,49 @@ from pathlib import Path
 import pytest
 from torch_jobs import HANGS_S, needs_torch
 
-JOB = Path(__file__).with_name("resilient_rank.py")
+JOB, SHARDED = (Path(__file__).with_name(name) for name in ("resilient_rank.py", "sharded_rank.py"))
 pytestmark = needs_torch
+
+
+def run_job(size, *words):
+    """Return how a job of `size` ranks ended, and what each wrote."""
+    launch = [sys.executable, "-P", "-m", "lanterne", "launch", "-n", str(size), "--restarts", "1", "--"]
+    variables = os.environ | {"RANKS": str(size), "OMP_NUM_THREADS": "1"}
+    command = [*launch, sys.executable, "-P", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False, env=variables)
+    return ended, [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "lag"])
 def test_the_weights_are_those_of_one_process(kind):
     if kind == "lag" and shutil.which("g++") is None:
         pytest.skip("no g++, which builds the device")
-    words = [sys.executable, "-P", "-m", "lanterne", "launch", "-n", "3", "--restarts", "1", "--", sys.executable, "-P"]
-    ended = subprocess.run([*words, str(JOB), kind], capture_output=True, text=True, timeout=HANGS_S, check=False)
+    ended, found = run_job(3, JOB, kind)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("SIGKILL") == 2, ended.stderr
-    found = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(found) == 3, found
     assert all(each["difference"] < 2e-6 for each in found), found
     # Rank 0 has seen all steps, and two deaths: the first made it do a step again, the second at most.
     most = max(each["calls"] for each in found)
     assert 24 < most <= 26, found
+
+
+@pytest.mark.parametrize(("shape", "size", "deaths"), [("fsdp", 3, "4:1"), ("hsdp", 4, "2:1")])
+def test_the_shards_are_those_of_one_process(shape, size, deaths):
+    """AdamW, and sizes that the ranks do not divide; the bound is AdamW's, whose steps do not shrink with gradients."""
+    ended, found = run_job(size, SHARDED, shape, deaths)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("SIGKILL") == 1, ended.stderr
+    assert len(found) == size, ended.stderr
+    assert all(each["difference"] < 3e-5 and each["seen"] == 20 for each in found), found
+    assert [each["calls"] for each in found if each["is_first"]] == [21] * (size - 1), found
+
+
+def test_a_shard_that_died_with_its_copy_is_named():
+    ended, found = run_job(3, SHARDED, "fsdp", "4:1,4:2")
+    assert ended.returncode != 0
+    assert not found
+    assert "the state after step 4 is lost: a rank has died with the one that had the copy of its part" in ended.stderr
 
 
 @pytest.mark.parametrize(("steps", "words"), [(-1, "got -1 steps"), (2, "got no step of the optimizer in step 0")])

@@ -559,6 +559,26 @@ def check_after_the_end():
     group.abort()
 
 
+def check_a_fork_is_told_that_it_is_none_of_the_ranks():
+    """A process forked from a rank, as data loaders are, cannot call; the group goes on without notice of it."""
+    if RANK == 0:
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            said = b"nothing"
+            try:
+                dist.all_reduce(torch.ones(3))
+            except dist.DistBackendError as error:
+                said = str(error).encode()
+            os.write(writing, said)
+            os._exit(0)
+        os.wait()
+        said = os.read(reading, 4096).decode()
+        assert "this process is a fork of the one that called init" in said, said
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [SIZE] * 3
+
+
 def check_abort_in_another_thread():
     group = dist.new_group(list(range(SIZE)))
     told = []

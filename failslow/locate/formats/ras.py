@@ -31,6 +31,8 @@ ERRORS = {
     5: "invalid usage", 6: "remote error",
 }  # fmt: skip
 REMOTE = ERRORS[6]
+# How reasons begin that no waiting mends.
+FINAL = ("NCCL ", "NCCL's RAS says", "its communicator is aborted")
 TEXT_RANK = re.compile(r"^\s*Rank (\d+)(.*?) -- (?:GPU (\d+).*? managed by process (\d+) on node (\S+))?")
 TEXT_SECTION = re.compile(r"^#(\d+)-\d+ \(([0-9a-f]+)\) (\w+)")
 TEXT_COUNTS = re.compile(r"^\s*Communicator ranks have different (\w+) operation counts")

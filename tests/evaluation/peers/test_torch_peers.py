@@ -30,7 +30,7 @@ def test_parameters_are_compared(difference, code, said, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("difference", "code", "said"), VERDICTS)
 def test_losses_are_compared(difference, code, said, monkeypatch, capsys):
-    losses = {"csv": 1.0 + difference, "lanterne": 1.0}
+    losses = {"csv": 1.0 + difference, "comms": 1.0, "lanterne": 1.0}
     record = {"scheduler": "1f1b", "samples_s": {key: [1.0] for key in losses}, "losses": losses}
     monkeypatch.setattr(torch_pipelining, "find_python", lambda *needs: "python")
     monkeypatch.setattr(torch_pipelining, "_on_this_host", lambda *job: {"torch": "2", "results": [record]})

@@ -1,0 +1,199 @@
+"""Watch a running job by what NCCL's RAS service says of it: who is behind, dead or in error, as it happens."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from lanterne.bench.failslow.outside import say
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_count, format_time, parse_time_s
+from lanterne.errors import InputError, TransportError
+from lanterne.failslow.locate.calls_verdicts import diagnose
+from lanterne.failslow.locate.formats import ras
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process
+from lanterne.failslow.record.incidents import IncidentLog
+from lanterne.failslow.record.job_ledger import about_run
+from lanterne.failslow.record.whereabouts import Whereabouts
+
+# Of NCCL, src/ras/ras_internal.h: its port, the protocol's version, and how long it waits for other processes itself.
+PORT, PROTOCOL, NCCL_WAITS_S = 28028, 2, 5
+# Between two looks, and how many count: who is behind in all of them waits or is waited for.
+LOOK_S, LOOKS = 2.0, 3
+# For an answer beyond what NCCL waits for.
+MORE_S = 10.0
+MOST_NBYTES = 1 << 28
+# Looks without an answer until the job counts as ended.
+VAIN_LOOKS = 3
+# Options of jobs whose calls are recorded.
+RECORDED = ("world_size", "launcher", "folder", "keep", "listen", "history", "thresholds")
+NEEDS = "NCCL 2.24 or newer, at NCCL_RAS_ADDR, unless NCCL_RAS_ENABLE=0"
+
+
+def parse_place(text: str) -> tuple[str, int]:
+    """Return host and port of HOST, HOST:PORT or :PORT."""
+    host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InputError(f"--ras: got {text!r}, expected HOST or HOST:PORT, such as localhost:{PORT}")
+    return host.strip("[]") or "localhost", int(port)
+
+
+def ask(host: str, port: int) -> dict[str, Any]:
+    """Return the document of NCCL's RAS of now, from its JSON (2.28.7) or its text.
+
+    Raises:
+        OSError: nobody listens there, or the answer does not come.
+        TransportError: something else than NCCL answers.
+    """
+    with socket.create_connection((host, port), NCCL_WAITS_S + MORE_S) as connection:
+        answers = connection.makefile("rb")
+
+        def command(text: str) -> str:
+            connection.sendall(f"{text}\n".encode())
+            return answers.readline(1 << 12).decode(errors="replace").strip()
+
+        greeting = command(f"CLIENT PROTOCOL {PROTOCOL}")
+        if not greeting.upper().startswith("SERVER PROTOCOL"):
+            raise TransportError(f"--ras: got {greeting[:60]!r} from {host}:{port}, expected NCCL's SERVER PROTOCOL")
+        command(f"TIMEOUT {NCCL_WAITS_S}")
+        # Without JSON the text says less.
+        command("SET FORMAT json")
+        connection.sendall(b"VERBOSE STATUS\n")
+        text = answers.read(MOST_NBYTES).decode(errors="replace")
+    with suppress(ValueError):
+        content = ras.mended(text)
+        if ras.is_document(content):
+            return dict(content)
+    told = ras.from_text(text)
+    if told is None:
+        raise TransportError(f"--ras: got {text[:60]!r} from {host}:{port}, expected NCCL's status")
+    return told
+
+
+class _Said(NamedTuple):
+    """What was said of a rank: since when it has been so, why, and whether it is an incident."""
+
+    since_s: float
+    because: str
+    is_incident: bool
+
+
+class RasWatch:
+    """Says on standard error who is behind, dead or in error, and writes incidents: of death and errors at once.
+
+    Args:
+        look: returns RAS's document of now.
+        patience_s: how long a rank that lives may be behind until that is an incident.
+
+    Attributes: `incidents`, the IncidentLog.
+    """
+
+    def __init__(self, look: Callable[[], dict[str, Any]], place: str, folder: str, patience_s: float) -> None:
+        self._look = look
+        self._patience_s = patience_s
+        self._documents: deque[dict[str, Any]] = deque(maxlen=LOOKS)
+        # By rank, or by the name of a process whose rank is not known.
+        self._said: dict[int | str, _Said] = {}
+        self._processes: dict[int, Process] = {}
+        job = about_run(["watch", "--ras", place])
+        self.incidents: IncidentLog = IncidentLog(None if folder == "none" else folder, job, self._where)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Who is behind, dead or in error now, and why."""
+        return {_name(who): said.because for who, said in self._said.items()}
+
+    def look(self, now_s: float) -> None:
+        """Look, and say what is new; raise as `ask` where there is no answer."""
+        self._documents.append(self._look())
+        into = CallBuilder()
+        ras.read_all(list(self._documents), into)
+        table = into.table()
+        self._processes |= table.processes
+        found: dict[int | str, str] = {}
+        for verdict in diagnose(table)[0]:
+            for one in verdict.evidence.get("missing", ()):
+                found[one["process"] if one["rank"] is None else one["rank"]] = one["because"]
+        for who, because in found.items():
+            self._tell(who, because, now_s)
+        for who in [who for who in self._said if who not in found]:
+            said = self._said.pop(who)
+            if said.is_incident:
+                self._write(who, said, now_s, lasts=False)
+            say(f"{_name(who)}: no more, after {format_time(now_s - said.since_s)}: {said.because}")
+
+    def _tell(self, who: int | str, because: str, now_s: float) -> None:
+        is_final = because.startswith(ras.FINAL)
+        # By fewer looks a rank that lives may be behind for a moment.
+        if len(self._documents) < LOOKS and not is_final:
+            return
+        before = self._said.get(who)
+        since_s = now_s if before is None else before.since_s
+        is_incident = is_final or now_s - since_s >= self._patience_s
+        self._said[who] = said = _Said(since_s, because, is_incident)
+        if before is None or (is_incident and not before.is_incident):
+            file = self._write(who, said, now_s, lasts=True) if is_incident else None
+            say(
+                f"{'INCIDENT: ' if is_incident else ''}{_name(who)}: {because}"
+                + (f"; written to {file}" if file else "")
+            )
+
+    def _write(self, who: int | str, said: _Said, now_s: float, *, lasts: bool) -> object:
+        ranks = (who,) if isinstance(who, int) else ()
+        text = f"{_name(who)}: {said.because}"
+        return self.incidents.told((who, said.since_s), text, ranks, now_s - said.since_s, lasts=lasts)
+
+    def _where(self, rank: int) -> Whereabouts:
+        process = self._processes.get(rank, Process())
+        gpu = None if process.gpu is None else str(process.gpu)
+        return Whereabouts(rank, process.host, process.pid, "silent", (), None, gpu)
+
+
+def _name(who: int | str) -> str:
+    return f"rank {who}" if isinstance(who, int) else who
+
+
+def watch_ras(args: argparse.Namespace) -> int:
+    """Look at a job by NCCL's RAS until it ends, or Ctrl-C; the exit code.
+
+    Raises:
+        InputError: options that need recorded calls.
+        TransportError: nobody answers there from the beginning.
+    """
+    if given := [name for name in RECORDED if getattr(args, name)]:
+        option = "-n" if given[0] == "world_size" else f"--{given[0]}"
+        raise InputError(f"--ras: got {option} beside it, expected none: no call is recorded")
+    host, port = parse_place(args.ras)
+    place = f"{host}:{port}"
+    watching = RasWatch(lambda: ask(host, port), place, args.incidents, parse_time_s(args.patience, "--patience"))
+    looks = vain = 0
+    with suppress(KeyboardInterrupt):
+        while vain < VAIN_LOOKS:
+            began_s = time.monotonic()
+            try:
+                watching.look(began_s)
+            except (OSError, TransportError) as error:
+                # A job that ends may answer with less than it should.
+                if not looks:
+                    if not isinstance(error, OSError):
+                        raise
+                    why = f"{place} does not answer ({error.strerror or error})"
+                    raise TransportError(f"--ras: {why}, expected the RAS service of a running job: {NEEDS}") from None
+                vain += 1
+            else:
+                looks, vain = looks + 1, 0
+                if looks == 1:
+                    say(f"{place} answers: asked each {LOOK_S:g} s, until the job ends or Ctrl-C")
+            time.sleep(max(0.0, began_s + LOOK_S - time.monotonic()))
+        say(f"{place} answers no more: the job, or that process of it, has ended")
+    count = watching.incidents.count
+    if args.json:
+        content = {"ras": place, "looks": looks, "incidents": count, "named": watching.named}
+        report.write_json(args.json, report.envelope(**content))
+    say(f"{format_count(looks, 'look')}, {format_count(count, 'incident')}")
+    return int(bool(args.fail_on and count))

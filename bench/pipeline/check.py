@@ -1,0 +1,67 @@
+"""Check a schedule file of torch.distributed.pipelining: is all work done, can it run to its end, who waits in line?
+
+  lanterne pipeline check theirs.csv
+  lanterne pipeline check theirs.csv problem.json --link 1=20ms --json -
+  lanterne pipeline check theirs.csv --forward 10ms --latency 1ms --bandwidth 1=10gbit --message 64MiB
+
+It reads both forms of torch's `_load_csv`: computing alone, and computing with messages (SEND, RECV and, since torch
+2.15, waits for sends), which torch runs as they are. Proved is that each microbatch passes each stage once and in
+order, that each SEND meets its RECV, and that no ranks wait for each other, over NCCL too, where a rank moves one
+message after the other. `blocked` are messages that could move but stand behind one that cannot. Times are those of the
+problem; without one, F, B and W of a rank take 1 each and messages nothing. Exit code 2: the file is wrong.
+"""
+
+import argparse
+
+from lanterne.bench.output import report
+from lanterne.bench.output.options import add_json
+from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
+from lanterne.pipeline.plan.torch_csv import parse_rows, plan_of
+from lanterne.pipeline.simulate.torch_messages import check_rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE.csv", help="a line for each rank, of actions such as 0F0,0SEND_F0"
+    )
+    add_problem_arguments(parser)
+    add_json(parser, "what was found")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, prove and print; exit code 0."""
+    with of_file(args.schedule):
+        rows = parse_rows(report.read_text(args.schedule))
+        plan = plan_of(rows)
+    problem, unit = None, ""
+    if args.problem or args.forward:
+        # Options alone need not repeat what the file says.
+        if not args.problem:
+            args.stages, args.microbatches = args.stages or len(rows), args.microbatches or plan.microbatches
+        problem, unit, _ = problem_from(args)
+    with of_file(args.schedule):
+        found = check_rows(rows, problem)
+    document = {
+        "ranks": len(rows),
+        "stages": plan.placement.num_stages,
+        "stage_to_rank": list(plan.placement.stage_to_rank),
+        "microbatches": plan.microbatches,
+        "messages": found.messages,
+        "waits_for_sends": found.waits,
+        "blocked": found.blocked,
+        "blocked_time": found.blocked_time,
+        "makespan": found.makespan,
+        "makespan_unqueued": found.free,
+        "notes": found.notes,
+    }
+    if args.json:
+        report.write_json(args.json, report.envelope(**document))
+    if args.json != "-":
+        form = "computing alone" if not found.messages else "torch 2.15" if found.waits else "torch 2.13, 2.14"
+        columns = [("form", ""), ("ranks", ""), ("stages", ""), ("microbatches", ""), ("messages", ""), ("blocked", "")]
+        columns += [("blocked for", unit), ("makespan", unit), ("unqueued", unit)]
+        cells = [form, str(len(rows)), str(plan.placement.num_stages), str(plan.microbatches), str(found.messages)]
+        cells += [str(found.blocked), *(f"{each:.6g}" for each in (found.blocked_time, found.makespan, found.free))]
+        report.print_table(columns, [cells], notes=["it can run to its end", *found.notes], left=(0,))
+    return 0

@@ -1,0 +1,105 @@
+"""One rank of test_resilient.py: FSDP2 by run_resilient_sharded, where ranks die in a backward pass and behind a step.
+
+Prints a line of JSON: by how much the weights differ from those of one process, how often `train_step` was called, and
+the longest time between two calls.
+`sharded_rank.py SHAPE [STEP:RANK,...]`: SHAPE is fsdp or hsdp (copies of shards, where ranks are even in number); those
+ranks die in the backward passes of those steps.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import lanterne.torch
+
+STEPS, ROWS = 20, 12
+
+
+class Net(torch.nn.Module):
+    """Layers whose sizes no number of ranks divides, one smaller than there are ranks, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(16, 31), torch.nn.Linear(31, 16)
+        self.scale = torch.nn.Parameter(torch.ones(2))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return self.last(torch.tanh(self.first(x))) * self.scale.sum()
+
+
+def batch(step):
+    return torch.randn(ROWS, 16, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model, rows):
+    return (model(rows) - rows.flip(1)).square().mean()
+
+
+def fresh(shard=lambda model: None):
+    torch.manual_seed(0)
+    model = Net()
+    shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+
+
+def main():
+    shape, deaths, started = sys.argv[1], sys.argv[2].split(","), os.environ["RANK"]
+    is_first, made, began_s = "LANTERNE_JOIN" not in os.environ, [], []
+
+    def shard(model):
+        size = dist.get_world_size()
+        replicas = 2 if shape == "hsdp" and size % 2 == 0 else 1
+        mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicas", "shards"))
+        for layer in (model.first, model.last, model):
+            fully_shard(layer, mesh=mesh)
+
+    def make():
+        made[:] = fresh(shard)
+        return made
+
+    def train_step(model, optimizer, schedule, step):
+        began_s.append(time.monotonic())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(step).chunk(size)[rank])
+        if is_first and f"{step}:{started}" in deaths:
+            loss.register_hook(lambda _gradient: os.kill(os.getpid(), signal.SIGKILL))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        # A process takes seconds to start.
+        time.sleep(1.0 if size < int(os.environ["RANKS"]) else 0.0)
+
+    lanterne.torch.run_resilient_sharded(train_step, make, steps=STEPS, timeout_s=20)
+    pause_s = max(after - before for before, after in pairwise(began_s))
+    found = {"calls": len(began_s), "is_first": is_first, "seen": float(made[0].seen), "longest_pause_s": pause_s}
+    alone, optimizer, schedule = fresh()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(alone, batch(step)).backward()
+        optimizer.step()
+        schedule.step()
+    differences = []
+    for one, other in zip(made[0].parameters(), alone.parameters(), strict=True):
+        (chunk,) = one.__create_chunk_list__()
+        part = other[chunk.offsets[0] : chunk.offsets[0] + chunk.sizes[0]] if chunk.sizes[0] else other[:0]
+        assert isinstance(one, DTensor)
+        assert one.to_local().shape == part.shape
+        differences += [float((one.to_local() - part).detach().abs().max())] if part.numel() else []
+    os.write(1, f"{json.dumps(found | {'difference': max(differences)})}\n".encode())
+
+
+if __name__ == "__main__":
+    main()
