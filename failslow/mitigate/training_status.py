@@ -181,7 +181,7 @@ class TrainingStatus:
             "evidence": list(evidence),
             "remedy": remedy,
         }
-        return self._incidents.tell("slow", (what, onset), text, about)
+        return self._incidents.update("slow", (what, onset), text, about)
 
 
 def _where(rank: int) -> Whereabouts:

@@ -131,7 +131,7 @@ class IncidentLog:
         about = {"lasts": lasts, "ranks": records, "evidence": [text], "remedy": REMEDIES["outside"]}
         return self._write("process", key, text, about, ago_s)
 
-    def tell(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float = 0.0) -> dict[str, Any]:
+    def update(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float = 0.0) -> dict[str, Any]:
         """Return the document of the incident `key`, as it is known now: `about` has what is of its kind."""
         if (kind, key) not in self._ids:
             self.counts[kind] += 1
@@ -155,7 +155,7 @@ class IncidentLog:
         return document
 
     def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
-        document = self.tell(kind, key, text, about, ago_s)
+        document = self.update(kind, key, text, about, ago_s)
         if self._folder is None:
             return None
         path = self._folder / f"{document['id']}.json"
