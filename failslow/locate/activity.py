@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # A label marks steps where most ranks have it, so often.
 MARKED_STEPS = 4
-BROKEN = 4.0  # chosen: times its usual that a rank's step with missing rows seems to take
 TOGETHER_S = 2e-5  # chosen: calls that begin within it are posted together
 WAITING = 0.1  # chosen: share of the time between calls by which a send lasts longer that waits
 # chosen: times as far that compute is from usual when told from the beginnings of sends that wait, if these do not
@@ -88,12 +87,9 @@ def _activity(
     if (block := -(-len(ids) // MAX_STEPS)) > 1:
         ids, compute_s = ids[::block], [_thinned(durations, block) for durations in compute_s]
         links = {link: _thinned(alone, block) for link, alone in links.items()}
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        for durations in compute_s:
-            usual = np.nanmedian(durations, axis=0)
-            # What takes no time is no compute: a call was still on when the next began.
-            durations[(durations > BROKEN * usual) | (durations <= TOGETHER_S)] = np.nan
+    for durations in compute_s:
+        # What takes no time is no compute: a call was still on when the next began.
+        durations[durations <= TOGETHER_S] = np.nan
     told = np.stack([np.isfinite(durations).mean(axis=2) for durations in compute_s], axis=2)
     # A step that most ranks lack, as the first or the last, is none.
     whole = np.median(told, axis=(1, 2)) >= LEAST_TOLD

@@ -45,10 +45,8 @@ RARELY_SLOW = 0.02  # chosen: share of slow steps that any worker may have
 BY_CHANCE = 0.01  # chosen: such spans expected among all workers by chance
 DEAD = 100.0  # times its peers: no slowness any more
 MIN_SAVING = 0.01  # chosen: share of the step that an incident must cost
-MIN_STRUCTURAL_SAVING = 0.03  # chosen: share of the step that stages or data must cost
-ALSO = 0.6  # chosen: share of the first structural cause's cost from which the second is told too
-SAME_DATA = 0.9  # chosen: correlation of forwards and backwards that are long together
-SHARED_DATA = 0.5  # half of what microbatches differ by
+MIN_STRUCTURAL_SAVING = 0.03  # share of the step that stages or data must cost
+SHARED_DATA = 0.5  # correlation from which half of what microbatches differ by is the data's
 
 
 @dataclass(frozen=True)
@@ -423,11 +421,10 @@ def slow_group(
 
 
 def _structure(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
-    """Verdicts on an uneven partition and on uneven data: the costlier one, the other where it is of the same order."""
+    """Return verdicts on an uneven partition and on uneven data, the costlier one first."""
     base_s = step_s(trace.order, compute_s, trace.links)
     found = [v for v in (_stage(trace, compute_s, base_s), _data(trace, compute_s, base_s)) if v is not None]
-    found.sort(key=lambda verdict: -verdict.saving)
-    return [v for v in found if v.saving >= ALSO * found[0].saving]
+    return sorted(found, key=lambda verdict: -verdict.saving)
 
 
 def _by_kind(order: Sequence[Operation]) -> dict[str, list[int]]:
@@ -506,7 +503,7 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
         # Forwards and backwards are known by their sums alone: then the stages must tell the same of a microbatch.
         same, told = _stages_vary_together(trace), {}
     else:
-        same = bool(correlations) and float(np.median(correlations)) >= SAME_DATA
+        same = bool(correlations) and float(np.median(correlations)) >= SHARED_DATA
         told = {"forward_backward_correlation": float(np.median(correlations))} if correlations else {}
     if not same:
         return None

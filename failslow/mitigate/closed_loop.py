@@ -11,6 +11,7 @@ remaining ranks takes over the state; the others wait.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -25,7 +26,7 @@ from lanterne.failslow.mitigate.decision import ControllerSettings, Decision
 from lanterne.failslow.mitigate.observation import Observation, Wrap
 from lanterne.failslow.mitigate.reports import see
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, problem_of, stage_work_s
-from lanterne.failslow.mitigate.verdicts import Verdicts
+from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe_message import LinkProbes
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.pipeline.adapt.agreement import Agreement
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 # Of the messages that suspect links are tested with, at least.
 LEAST_NBYTES = 4 << 10
+# Key in the store of what rank 0 knows, for others to read.
+KEY = "lanterne/mitigation"
 
 
 def observed(pipeline: Communicator) -> ObservedPlane:
@@ -102,7 +105,9 @@ class ClosedLoop:
         self._team: Communicator | None = None
         self._decision: Decision | None = None
         self._judged = 0
-        self._verdicts = Verdicts(self.agreement, comm.transport.membership.store, before)
+        # Links whose delays are measured by themselves, and rank -> factor of those that are blamed, as rank 0 has it.
+        self._probed: tuple[Link, ...] = ()
+        self._slow: dict[int, float] = dict(before)
         self.controller: Controller | None = None
         if comm.rank == 0:
             planned_s = stage_work_s(self._problem)
@@ -116,11 +121,11 @@ class ClosedLoop:
 
     @property
     def factor(self) -> float:
-        return self._verdicts.slow.get(self.comm.rank, 1.0)
+        return self._slow.get(self.comm.rank, 1.0)
 
     def iteration(self) -> Iteration | None:
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
-        done, links = None, self._verdicts.probed
+        done, links = None, self._probed
         link = links[self.iterations % len(links)] if links else None
         self._observation.begin(link, trains=self.trainer is not None)
         if self.trainer is not None:
@@ -165,18 +170,36 @@ class ClosedLoop:
             self._judged += len(tables)
         if not urgent:
             return
-        verdict = self._verdicts.told(self.controller, self._decision)
+        verdict = self._spread(self._decision)
         self._decision = None
         if verdict is not None and verdict["kind"] == "validate":
             began_s = time.monotonic()
             measured = self._examiner.examine([*map(Suspect, verdict["suspects"])])
             self._note(verdict, began_s)
             decision = self.controller.validated(measured) if self.controller is not None else None
-            verdict = self._verdicts.told(self.controller, decision)
+            verdict = self._spread(decision)
         if verdict is not None and verdict["arrangement"] is not None:
             self._rearrange(verdict)
         elif verdict is not None:
             self._note(verdict, time.monotonic())
+
+    def _spread(self, decision: Decision | None) -> dict[str, Any] | None:
+        """Return what rank 0 has decided, as JSON, alike on every rank; it keeps what it knows in the job's store."""
+        payload, store = None, self.comm.transport.membership.store
+        if (controller := self.controller) is not None:
+            probed, slow = controller.probes, dict(controller.slow_ranks)
+            told = decision.to_dict() if decision is not None else None
+            changed = told or probed != self._probed or slow != self._slow
+            payload = json.dumps([told, probed, [*slow.items()]]).encode() if changed else b""
+            if told and store is not None:
+                store.set(KEY, json.dumps(controller.state()).encode())
+        payload = self.agreement.verdict(payload)
+        if not payload:
+            return None
+        verdict, links, factors = json.loads(payload)
+        self._probed = tuple((a, b) for a, b in links)
+        self._slow = dict(factors)
+        return verdict
 
     def _judge(
         self, controller: Controller, tables: Sequence[Sequence[NDArray[np.float64]]], urgent: bool

@@ -17,10 +17,11 @@ Paper: Wu et al. (GREYHOUND), sections 4 and 5; differs: evidence before blame i
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from math import isfinite
+from math import exp, isfinite
 from typing import Any
 
-from lanterne.failslow.detect.tracker import Tracker
+from lanterne.failslow.detect.tracker import WINDOW_ROWS, Tracker
+from lanterne.failslow.evidence.series import SHIFT
 from lanterne.failslow.mitigate.baseline import NOBODY, Health, MakeForecaster, blamed_and_idle, evidence
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, blamed
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
@@ -29,11 +30,6 @@ from lanterne.failslow.mitigate.suspicion import Suspicion
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.adapt.suspect import Suspect
 
-# Times the forecast that an iteration may take while something is blamed: more is an alarm.
-LONGER = 1.15
-# Healthy iterations that prime a Tracker when the job is home again; slow ones after which that is reported, though
-# nobody is to blame.
-REMEMBERED, UNEXPLAINED = 32, 5
 # S2 to S4.
 COSTLY = ("rebalance", "topology", "restart")
 
@@ -67,7 +63,8 @@ class Controller:
         self._before = before
         self.decisions: list[Decision] = []
         self._tracker = Tracker()
-        self._healthy: deque[float] = deque(maxlen=REMEMBERED)
+        # What primes a Tracker when the job is home again.
+        self._healthy: deque[float] = deque(maxlen=WINDOW_ROWS)
         # Iterations in a row that are slow without a suspect.
         self._unexplained = 0
         self._suspicion = Suspicion(self.settings)
@@ -127,7 +124,8 @@ class Controller:
             return None
         if self._suspicion.relieve(seen.iteration):
             return self._rearrange(seen, "relief")
-        limit_s = LONGER * self.health.forecast_s(self.now, self.slow) if self.slow else float("inf")
+        # While something is blamed, an iteration that takes clearly longer than the forecast.
+        limit_s = exp(SHIFT) * self.health.forecast_s(self.now, self.slow) if self.slow else float("inf")
         alarmed = self._is_alarmed or seen.iteration_s > limit_s
         suspects = self._suspicion.suspects(found, seen.iteration, alarmed=alarmed)
         if suspects:
@@ -239,7 +237,7 @@ class Controller:
     def _nobody(self, seen: Seen) -> Decision | None:
         """The job is slow for certain, and nobody is to blame: say so, once."""
         self._unexplained = self._unexplained + 1 if self._tracker.slow else 0
-        if self._unexplained != UNEXPLAINED:
+        if self._unexplained != self.settings.persistent + 1:
             return None
         words = "iterations are slow, but no rank, link or all-reduce is slower than it was, or all are alike"
         return self._decided(Decision("report", seen.iteration, before_s=seen.iteration_s, evidence=words))

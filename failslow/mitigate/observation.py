@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import exp
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from lanterne.failslow.evidence.series import SHIFT
 from lanterne.failslow.mitigate.reports import make_row
 from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe_message import LinkProbes
@@ -25,8 +27,7 @@ from lanterne.pipeline.train.trainer import Executor, Trainer
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
 
-# A rank calls for attention when an iteration takes so many times the median of the latest.
-UNUSUAL, LATEST = 1.1, 16
+LATEST = 16  # iterations of which the median is what one usually takes
 
 Wrap: TypeAlias = Callable[[Mapping[int, Stage]], Mapping[int, Stage]]
 
@@ -96,7 +97,7 @@ class Observation:
         self._report(
             make_row(self.length, seconds=seconds, gradients_s=gradients_s, probed=self._probes.take(), profile=profile)
         )
-        is_unusual = bool(self._recent_s) and seconds > UNUSUAL * median(self._recent_s)
+        is_unusual = bool(self._recent_s) and seconds > exp(SHIFT) * median(self._recent_s)
         self._recent_s.append(seconds)
         return is_unusual
 

@@ -6,14 +6,15 @@ from math import isnan
 from statistics import median
 from typing import Any, NamedTuple
 
+from lanterne.failslow.evidence.comparison import MIN_STEPS
 from lanterne.failslow.mitigate.baseline import Evidence, in_words
 from lanterne.failslow.mitigate.decision import ControllerSettings, blamed
 from lanterne.failslow.mitigate.strategies import WELL, Slowness
 from lanterne.pipeline.adapt.suspect import Suspect
 
-# Iterations whose severities are kept of each; iterations until a suspect is examined again of which an examination
-# could not say whether it is slow; times what a suspect was acquitted of that make it one again at once.
-RECENT, UNSURE, MUCH_WORSE = 5, 3, 3.0
+# Iterations until a suspect is examined again of which an examination could not say whether it is slow; times what a
+# suspect was acquitted of that make it one again at once.
+UNSURE, MUCH_WORSE = 3, 3.0
 
 
 class Acquittal(NamedTuple):
@@ -50,7 +51,7 @@ class Suspicion:
         known = blamed(self.slow)
         self._slow = {name: self._slow.get(name, 0) + 1 for name, (_, slow) in evidence.found.items() if slow}
         for name in self._slow:
-            self._recent.setdefault(name, deque(maxlen=RECENT)).append(evidence.found[name][0])
+            self._recent.setdefault(name, deque(maxlen=MIN_STEPS)).append(evidence.found[name][0])
         for name in self._recent.keys() - self._slow.keys() - set(known):
             del self._recent[name]
         # What was not seen keeps its count.
@@ -71,7 +72,7 @@ class Suspicion:
     def _is_other(self, name: Suspect, before: float) -> bool:
         """Whether a blamed rank is slow, but not as slow as was planned for. Of links only an examination knows."""
         ratio = median(self._recent[name]) / before
-        return name.is_rank and self._slow.get(name, 0) >= RECENT and not 0.7 < ratio < 1.4
+        return name.is_rank and self._slow.get(name, 0) >= MIN_STEPS and not 0.7 < ratio < 1.4
 
     def confirmed(
         self, suspects: Sequence[Suspect], found: Mapping[Suspect, float], iteration: int, unit_s: float
@@ -97,7 +98,7 @@ class Suspicion:
                 continue
             slow.append(name)
             if not name.is_rank:
-                self._recent[name] = deque([severity], maxlen=RECENT)
+                self._recent[name] = deque([severity], maxlen=MIN_STEPS)
         return slow
 
     def _is_acquitted(self, name: Suspect, iteration: int) -> bool:
@@ -109,7 +110,7 @@ class Suspicion:
         """Blame `suspects` too, or as badly as is known now; `known`: rank -> factor, where counts do not tell it."""
         ranks, links = dict(self.slow.ranks), dict(self.slow.links)
         for rank, factor in (known or {}).items():
-            self._recent[Suspect.rank(rank)] = deque([factor], maxlen=RECENT)
+            self._recent[Suspect.rank(rank)] = deque([factor], maxlen=MIN_STEPS)
         for name in suspects:
             severity = median(self._recent[name])
             if name not in blamed(self.slow):

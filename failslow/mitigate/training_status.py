@@ -24,8 +24,9 @@ from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import Decision
 from lanterne.failslow.record.blame import LATEST
 from lanterne.failslow.record.bounds import KEPT, OPEN
-from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION
+from lanterne.failslow.record.incidents import REMEDIES, SCHEMA_VERSION, IncidentLog
 from lanterne.failslow.record.job_ledger import about_run, utc
+from lanterne.failslow.record.whereabouts import Whereabouts
 from lanterne.pipeline.adapt.suspect import Suspect
 
 
@@ -71,8 +72,7 @@ class TrainingStatus:
         self._shifts: list[tuple[int, int]] = []
         # Incidents that the tracker does not hold any more.
         self._forgotten = 0
-        # id -> when it was first told of.
-        self._since: dict[str, str] = {}
+        self._incidents = IncidentLog(None, self._about, _where)
 
     def add(self, iteration: int, time_s: float) -> None:
         """An iteration has ended, that took `time_s`; of one that is no time only the number counts."""
@@ -114,8 +114,6 @@ class TrainingStatus:
         blamed = self._blamed
         found = list(self._found() if blamed is None else self._named(blamed))
         count = self._forgotten + len(self._tracker.incidents) if blamed is None else blamed.total
-        # Of those that are told of no more it need not be known.
-        self._since = {one["id"]: one["time"] for one in found}
         lasting = [one for one in found if one["lasts"]]
         latest = [time_s for _, time_s in list(self._recent)[-LATEST:]]
         usual_s = self._tracker.level_s if blamed is None else blamed.usual_s
@@ -174,22 +172,18 @@ class TrainingStatus:
         self, iterations: dict[str, Any], what: str, evidence: Sequence[str], remedy: str, ranks: Sequence[int] = ()
     ) -> dict[str, Any]:
         onset, relief = iterations["onset"], iterations["relief"]
-        name = f"{self._about['run']}-{what.replace(' ', '-')}-{onset}"
         lasts = "lasts" if relief is None else f"ended at {relief}"
         text = f"{what} since iteration {onset}, {lasts}: {iterations['ratio']:.2f} times the usual time"
-        known: dict[str, Any] = {"host": None, "pid": None, "state": "runs", "frames": []}
-        known["text"] = "named by the controller"
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "slow",
-            "id": name,
-            "time": self._since.setdefault(name, utc()),
-            "text": text,
-            "job": self._about,
+        about = {
             "lasts": relief is None,
             "iterations": iterations,
-            "ranks": [{"rank": rank, **known} for rank in ranks],
+            "ranks": [_where(rank).record() | {"text": "named by the controller"} for rank in ranks],
             "evidence": list(evidence),
-            "telemetry": [],
             "remedy": remedy,
         }
+        return self._incidents.update("slow", (what, onset), text, about)
+
+
+def _where(rank: int) -> Whereabouts:
+    """Return where a rank is: it runs, and no more is known."""
+    return Whereabouts(rank, None, None, "runs", (), None)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lanterne.failslow.evidence.progress import Progress, odd_calls, stall
+from lanterne.failslow.evidence.progress import Progress, Stall, stall
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.bounds import KEPT, MANY, OPEN
 from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall
@@ -191,7 +191,7 @@ class SeenCalls:
 
 
 class Standstill:
-    """Since when ranks have begun no call, as far as was looked.
+    """Since when a value of each rank has been the same, as far as was looked.
 
     Attributes: `clock_s`, of a clock that stands still while the reader does.
     """
@@ -199,34 +199,27 @@ class Standstill:
     def __init__(self) -> None:
         self.clock_s: float = 0.0
         self._looked_s: float | None = None
-        # By rank: how many calls it has begun, and since when, at the latest.
-        self._seen: dict[int, tuple[int, float]] = {}
+        # By rank: the value, and since when, at the latest.
+        self._seen: dict[int, tuple[float, float]] = {}
 
-    def tick(self, now_s: float) -> None:
-        """It is `now_s` of the reader's clock."""
+    def see(self, now_s: float, values: Mapping[int, float]) -> float:
+        """Take the values at `now_s` of the reader's clock; return for how long one has been the same, the longest."""
         if self._looked_s is not None:
             self.clock_s += min(max(now_s - self._looked_s, 0.0), LONGEST_STEP_S)
         self._looked_s = now_s
-
-    def see(self, now_s: float, begun: Mapping[int, int]) -> float:
-        """Take how many calls each rank has begun by now; for how long one has begun none, the longest."""
-        self.tick(now_s)
-        longest_s = 0.0
-        for rank, count in begun.items():
-            known = self._seen.get(rank)
-            if known is None or known[0] != count:
-                known = self._seen[rank] = count, self.clock_s
-            longest_s = max(self.clock_s - known[1], longest_s)
-        return longest_s
+        for rank, value in values.items():
+            if rank not in self._seen or self._seen[rank][0] != value:
+                self._seen[rank] = value, self.clock_s
+        return max((self.age_s(rank) for rank in values), default=0.0)
 
     def age_s(self, rank: int) -> float:
-        """For how long `rank` has begun no call, at least."""
+        """Return for how long the value of `rank` has been the same, at least."""
         return self.clock_s - self._seen.get(rank, (0, self.clock_s))[1]
 
     def since_s(self, rank: int, index: int) -> float:
-        """Since when the call `index` of `rank` has been its latest, by the clock; now where that is not known."""
-        count, since_s = self._seen.get(rank, (0, self.clock_s))
-        return since_s if count == index + 1 else self.clock_s
+        """Return since when the call `index` of `rank` has been its latest, by the clock; now where not known."""
+        begun, since_s = self._seen.get(rank, (0, self.clock_s))
+        return since_s if begun == index + 1 else self.clock_s
 
 
 class ToldHangs:
@@ -342,21 +335,20 @@ class HangFinder:
         self,
         now_s: float,
         opened: Mapping[int, Mapping[int, RecordedCall]],
-        usual_s: Callable[[], float],
+        usual_s: float,
         world_size: int | None,
-        latest: Mapping[int, int] | None = None,
+        latest: Mapping[int, int],
     ) -> list[Hang]:
         """What is new: a call that waits, where those are that it waits for, that it is an incident, or goes on.
 
         Args:
             now_s: of the reader's clock.
             opened: of every rank whose log is known, the calls that have not ended, by index.
-            usual_s: tells what an iteration takes as a rule, 0 where that is not known; called where somebody waits.
+            usual_s: what an iteration takes as a rule, 0 where that is not known.
             world_size: ranks of the job, None where that is not known.
-            latest: of every rank, the index of the latest call that has ended; None: by when calls began, which of
-                those that a device times is not when they were made.
+            latest: of every rank, the index of the latest call that has ended.
         """
-        self.still.tick(now_s)
+        self.still.see(now_s, {})
         # Calls that are new wait for nobody yet, whatever their numbers.
         latest_open = [(rank, max(calls)) for rank, calls in opened.items() if calls]
         known = any(call in self._since or self.still.since_s(*call) < self.still.clock_s for call in latest_open)
@@ -364,9 +356,7 @@ class HangFinder:
             self._settle()
         blocked = self._blocked(opened, latest)
         longest = max((one.age_s for one in blocked.values()), default=0.0)
-        status_s = self.thresholds.status_s
-        if longest >= status_s:
-            status_s = max(status_s, STATUS_ITERATIONS * usual_s())
+        status_s = max(self.thresholds.status_s, STATUS_ITERATIONS * usual_s)
         if longest < status_s:
             return self.told.take(None)
         begun = {rank: self._seen.begun(rank, calls) for rank, calls in opened.items()}
@@ -375,7 +365,7 @@ class HangFinder:
     # -- who waits
 
     def _blocked(
-        self, opened: Mapping[int, Mapping[int, RecordedCall]], latest: Mapping[int, int] | None
+        self, opened: Mapping[int, Mapping[int, RecordedCall]], latest: Mapping[int, int]
     ) -> dict[int, Blocked]:
         """The ranks whose latest call has not ended, or was only queued."""
         found: dict[int, Blocked] = {}
@@ -389,7 +379,7 @@ class HangFinder:
             if calls:
                 index = max(calls)
                 call = calls[index]
-                if last is not None and (last.start_s > call.start_s if latest is None else latest[rank] > index):
+                if latest[rank] > index:
                     continue  # Another thread goes on.
             elif last is not None and last.ranks > 1 and self._seen.is_queued(rank, last.name):
                 index, call = -1, last
@@ -398,7 +388,7 @@ class HangFinder:
             ended = self._seen.ended(rank, call.communicator)
             number = ended + sum(c.communicator == call.communicator and c.ranks > 1 for c in calls.values())
             key = (rank, index if index >= 0 else -1 - ended)
-            since_s = self.still.since_s(rank, index if index >= 0 or latest is None else latest[rank])
+            since_s = self.still.since_s(rank, index if index >= 0 else latest[rank])
             seen[key] = self._since.get(key, since_s)
             found[rank] = Blocked(call, number if call.ranks > 1 else 0, self.still.clock_s - seen[key])
         self._since = seen
@@ -421,16 +411,19 @@ class HangFinder:
         }
         for rank, one in blocked.items():
             if one.age_s >= status_s:
-                waits.setdefault((one.call.communicator, one.number), []).append(rank)
+                waits.setdefault(_place(one), []).append(rank)
         if not waits:
             return None
+        stalls: dict[tuple[int, int], Stall | None] = {}
         behind: dict[tuple[int, int], list[int]] = {}
         unknown: dict[tuple[int, int], int] = {}
         for (communicator, number), came in waits.items():
             members, hidden = self._seen.members(communicator, blocked[came[0]].call.ranks, begun, world_size)
             if number:
                 made = {r: begun.get(r, Counter())[communicator] for r in members if r not in self._seen.lost}
-                found = stall({r: Progress(min(count, number - 1), count) for r, count in made.items()}, {})
+                progress = {r: Progress(min(count, number - 1), count) for r, count in made.items()}
+                names = {r: _plain(b.call.name) for r, b in blocked.items() if _place(b) == (communicator, number)}
+                found = stalls[communicator, number] = stall(progress, names)
                 missing: Sequence[int] = found.behind if found is not None and found.kind == "missing" else ()
             else:
                 # Whose message it is, is not known: not of one that has ended while another computes.
@@ -440,8 +433,9 @@ class HangFinder:
         ages_s = {key: max(blocked[rank].age_s for rank in came) for key, came in waits.items()}
         key = max(waits, key=lambda k: (bool(behind[k] or unknown[k]), k[1] > 0, ages_s[k]))
         communicator, number = key
-        together = {r: b.call.name for r, b in blocked.items() if (b.call.communicator, b.number) == key}
-        odd, _ = odd_calls({r: _plain(name) for r, name in together.items()})
+        together = {r: b.call.name for r, b in blocked.items() if _place(b) == key}
+        found = stalls.get(key)
+        odd = [*found.behind] if found is not None and found.kind == "order" else []
         call = blocked[waits[key][0]].call
         if behind[key] or unknown[key]:
             kind, culprits = "missing", sorted(behind[key])
@@ -469,6 +463,11 @@ class HangFinder:
             kind, call.name, number, communicator, call.nbytes, where, others, inside, unknown[key], ages_s[key],
             hopeless or ages_s[key] > limit_s,
         )  # fmt: skip
+
+
+def _place(blocked: Blocked) -> tuple[int, int]:
+    """Return the communicator and the number of the call that a rank is in."""
+    return blocked.call.communicator, blocked.number
 
 
 def _plain(name: str) -> str:

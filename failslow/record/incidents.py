@@ -131,7 +131,8 @@ class IncidentLog:
         about = {"lasts": lasts, "ranks": records, "evidence": [text], "remedy": REMEDIES["outside"]}
         return self._write("process", key, text, about, ago_s)
 
-    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
+    def update(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float = 0.0) -> dict[str, Any]:
+        """Return the document of the incident `key`, as it is known now: `about` has what is of its kind."""
         if (kind, key) not in self._ids:
             self.counts[kind] += 1
             now = time.gmtime()
@@ -151,9 +152,13 @@ class IncidentLog:
         self.documents[name] = document
         if len(self.documents) > KEPT:
             del self.documents[next(iter(self.documents))]
+        return document
+
+    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float) -> Path | None:
+        document = self.update(kind, key, text, about, ago_s)
         if self._folder is None:
             return None
-        path = self._folder / f"{name}.json"
+        path = self._folder / f"{document['id']}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".new")

@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
-from statistics import median
 from typing import Any, NamedTuple
 
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
-from lanterne.failslow.record.blame import LATEST, UNKNOWN, USUAL, Blame, Cause, LateArrivals, Latecomer, Latecomers
+from lanterne.failslow.record.blame import Blame, Cause, LateArrivals, Latecomer
 from lanterne.failslow.record.bounds import KEPT, MANY
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import SIZELESS_NBYTES, CallSymbol
@@ -22,98 +21,6 @@ class Notice(NamedTuple):
     event: LevelEvent
     text: str
     cause: Cause | None
-
-
-class Spells:
-    """Whom slow iterations are put down to, while iterations are of one kind.
-
-    Args:
-        iterations: as IterationLog has them; `late`: who came last in them.
-        matcher: tells of which ranks nothing is known.
-        first_row: the index of the first.
-
-    Attributes: `blame`: the causes of all spells; `lasting`: of the spell that lasts the onset, its event, and what an
-    iteration took before; or None; `latecomers`: who comes late by itself.
-    """
-
-    def __init__(
-        self,
-        iterations: deque[tuple[int, float, float]],
-        late: LateArrivals,
-        matcher: Matcher,
-        first_row: int,
-    ) -> None:
-        self.lasting: tuple[int, LevelEvent, float] | None = None
-        self._iterations = iterations
-        self.blame: Blame = Blame(late, lambda: len(matcher.last))
-        self.latecomers: Latecomers = Latecomers(late, first_row + SKIPPED_ROWS // 2)
-        self._matcher = matcher
-        self._first_row = first_row
-        self._calm_from = first_row  # since when nothing was slow, before the spell that lasts
-
-    def judge(self, event: LevelEvent, index: int, *, slow: bool, late: Latecomer | None = None) -> Cause | None:
-        """Who made iterations slow, as known at `index`; None of an event that says nothing about it.
-
-        Args:
-            slow: whether iterations are, after `event`.
-            late: who has shown it by being late.
-        """
-        at = self._first_row + event.index
-        usual = self._usual(at)
-        if event.ratio > 1.0 and self.lasting is None:
-            if usual is None:
-                return UNKNOWN
-            self.lasting = at, event, usual[1]
-            self.latecomers.forget()
-            return self.blame.begin(usual[0], at, index, self._time_s(at, index) - usual[1], self._silent(), late)
-        if event.ratio < 1.0 and (event.kind == "relief" or not slow):
-            self._calm_from = at
-            first, self.lasting = self.lasting is None and not self.blame.causes, None
-            self.latecomers.forget()
-            if first and event.kind == "relief":
-                first_row = max(self._iterations[0][0] + 1, self._first_row + SKIPPED_ROWS // 2)
-                usual_s, slow_s = self._time_s(at, index), self._time_s(first_row, at - 1)
-                return self.blame.recovered(first_row, at, index, usual_s, slow_s, self._silent())
-        return None
-
-    def latecomer(self, index: int, usual_s: float) -> Latecomer | None:
-        """Who has become late up to iteration `index`, if somebody has; `usual_s`: what one takes as a rule."""
-        return self.latecomers.see(index, usual_s, learns=self.lasting is None)
-
-    def blames(self, late: Latecomer, index: int) -> bool:
-        """Whether what iterations take longer, up to `index`, is put down to `late` and to nobody else."""
-        usual = self._usual(late.since)
-        if usual is None:
-            return False
-        more_s = self._time_s(late.since, index) - usual[1]
-        return {*self.blame.suspect(usual[0], late.since, index, more_s, late=late).ranks} == late.ranks
-
-    def follow(self, index: int, late: Latecomer | None = None) -> Notice | None:
-        """Who makes iterations slow now, at `index`, if that is another than before; `late`, who has become late."""
-        if self.lasting is None:
-            return None
-        onset, event, usual_s = self.lasting
-        latest_s = self._time_s(index - LATEST + 1, index)
-        cause = self.blame.follow(onset, usual_s, latest_s, index, self._silent(), late)
-        return None if cause is None else Notice(event, f"iteration {index}: slow for another reason now", cause)
-
-    def _silent(self) -> tuple[int, ...]:
-        """Ranks of which nothing is known."""
-        return tuple(sorted(self._matcher.silent))
-
-    def _usual(self, onset: int) -> tuple[int, float] | None:
-        """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
-        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self._iterations[0][0] + 1)
-        # A spell before this one says nothing of what is usual, if some iterations between do.
-        if onset - self._calm_from >= LATEST:
-            first = max(first, self._calm_from)
-        return (first, self._time_s(first, onset - 1)) if first < onset else None
-
-    def _time_s(self, first: int, last: int) -> float:
-        """The median time of iterations [first, last]."""
-        begin = self._iterations[0][0]
-        rows = islice(self._iterations, max(first - begin, 0), last - begin + 1)
-        return median([time_s for _, _, time_s in rows] or [0.0])
 
 
 class Marks:
@@ -172,7 +79,7 @@ class Stretch:
     """Iterations that end with one marker: what their times show, and whom slow ones are put down to.
 
     Args:
-        iterations, late: as Spells has them.
+        iterations: the latest (index, end_s, seconds); `late`: the Arrivals of them.
         first_row: the index of the first.
         spacing: how many calls one has; None where that is not known.
 
@@ -190,22 +97,22 @@ class Stretch:
         self.tracker: Tracker = Tracker()
         self.first_row: int = first_row
         self._spacing = spacing
-        self._spells = Spells(iterations, late, matcher, first_row)
+        self._blame = Blame(iterations, late, matcher, first_row)
 
     @property
     def usual_s(self) -> float | None:
         """What an iteration takes when nothing is slow."""
-        lasting = self._spells.lasting
-        return self.tracker.level_s if lasting is None else lasting[2]
+        lasting = self._blame.lasting
+        return self.tracker.level_s if lasting is None else lasting.usual_s
 
     @property
     def is_watched(self) -> bool:
         """Whether iterations are slow, or may be: the next ones tell."""
         return (
-            self._spells.lasting is not None
+            self._blame.lasting is not None
             or self.tracker.slow
             or self.tracker.doubtful
-            or self._spells.latecomers.doubtful
+            or self._blame.latecomers.doubtful
         )
 
     @property
@@ -227,7 +134,7 @@ class Stretch:
         Of most iterations nothing is to be said, or nothing is certain, whoever came late in them.
         """
         is_sure = event is not None and event.confirmed_at is not None
-        return is_sure or self._spells.lasting is not None or self._arrivals_tell
+        return is_sure or self._blame.lasting is not None or self._arrivals_tell
 
     def notices(self, index: int, event: LevelEvent | None, *, asks: bool) -> Iterator[Notice]:
         """What is to be said after an iteration: its event, with who is to blame, or that it is another now.
@@ -235,17 +142,19 @@ class Stretch:
         Args:
             asks: whether it matters who came late.
         """
-        late = self._spells.latecomer(index, self.usual_s or 0.0) if asks else None
+        late: Latecomer | None = None
+        if asks:
+            late = self._blame.latecomers.see(index, self.usual_s or 0.0, learns=self._blame.lasting is None)
         if event is not None and event.confirmed_at is not None:
-            yield Notice(event, self._words(event), self._spells.judge(event, index, slow=self.tracker.slow))
+            yield Notice(event, self._words(event), self._blame.judge(event, index, slow=self.tracker.slow))
             return
         if event is not None and event.kind == "onset":
             yield Notice(event, self._words(event), None)
-        if self._spells.lasting is not None and (notice := self._spells.follow(index, late)) is not None:
-            yield notice
+        if (spell := self._blame.lasting) is not None and (cause := self._blame.follow(index, late)) is not None:
+            yield Notice(spell.event, f"iteration {index}: slow for another reason now", cause)
         elif asks and (shown := self._shown(index, late)) is not None:
             slow = self.tracker.slow
-            yield Notice(shown, self._words(shown), self._spells.judge(shown, index, slow=slow, late=late))
+            yield Notice(shown, self._words(shown), self._blame.judge(shown, index, slow=slow, late=late))
 
     @property
     def _arrivals_tell(self) -> bool:
@@ -270,19 +179,19 @@ class Stretch:
         """
         if not self._arrivals_tell:
             return None
-        if self._spells.lasting is not None:
-            gone = self._spells.blame.gone(self._spells.lasting[0], index) if self.tracker.noisy else None
+        if self._blame.lasting is not None:
+            gone = self._blame.gone(index) if self.tracker.noisy else None
             return None if gone is None else self.tracker.believe_relief(gone - self.first_row)
-        left = self._spells.latecomers.left
-        if late is None and left is not None and not self._spells.blame.causes:
+        left = self._blame.latecomers.left
+        if late is None and left is not None and not self._blame.causes:
             return self.tracker.believe_relief(left - self.first_row)
-        if late is None or not self._spells.blames(late, index):
+        if late is None or not self._blame.blames(late, index):
             return None
         return self.tracker.believe_onset(late.since - self.first_row)
 
     def _incident(self, incident: Incident) -> dict[str, Any]:
         record = _shifted(asdict(incident), self.first_row)
-        causes = self._spells.blame.of(record["onset"], record["relief"])
+        causes = self._blame.of(record["onset"], record["relief"])
         about = {"lasts": record["relief"] is None, "calls": self._spacing, "cause": causes[0], "causes": causes}
         return record | about
 
@@ -295,7 +204,7 @@ class IterationLog:
         settle: tells it of all calls up to now.
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
-    `total_s`, of all; `late`: who came last in them.
+    `total_s`, of all; `late`: who came last in them; `stretch`, the one that lasts.
     """
 
     def __init__(self, matcher: Matcher, settle: Callable[[], object]) -> None:
@@ -304,7 +213,7 @@ class IterationLog:
         self.late: LateArrivals = LateArrivals()
         self._matcher = matcher
         self._settle = settle
-        self._stretch = Stretch(self.iterations, self.late, matcher)
+        self.stretch: Stretch = Stretch(self.iterations, self.late, matcher)
         # How many iterations there are whose calls are not known yet; those that nothing was made of, and their times.
         self._unjudged = 0
         self._ended: list[tuple[int, float]] = []
@@ -323,25 +232,6 @@ class IterationLog:
     def records(self) -> int:
         """How many calls of the lead an iteration has, at least 1."""
         return self._marks.records
-
-    @property
-    def usual_s(self) -> float | None:
-        """What an iteration takes when nothing is slow."""
-        return self._stretch.usual_s
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether iterations are slow, or may be: the next ones tell."""
-        return self._stretch.is_watched
-
-    @property
-    def lasting(self) -> Incident | None:
-        """The incident that lasts."""
-        return self._stretch.lasting
-
-    def events(self) -> list[dict[str, Any]]:
-        """The detector's, counted in iterations of the job."""
-        return self._stretch.events()
 
     def recent(self) -> list[tuple[int, float]]:
         """The latest (index, seconds) that a status shows."""
@@ -364,7 +254,7 @@ class IterationLog:
 
     def _end(self, end_s: float, time_s: float) -> None:
         """An iteration has ended."""
-        index = self.iterations[-1][0] + 1 if self.iterations else self._stretch.first_row
+        index = self.iterations[-1][0] + 1 if self.iterations else self.stretch.first_row
         self.iterations.append((index, end_s, time_s))
         self.total_s += time_s
         self.late.end(index, end_s)
@@ -389,7 +279,7 @@ class IterationLog:
         self._tell(world_size)
         if self._unjudged >= KEPT:
             self._learn(world_size)
-        self._unlisted += self._stretch.tracker.forget(KEPT)
+        self._unlisted += self.stretch.tracker.forget(KEPT)
         found, self._found = self._found, []
         return found
 
@@ -398,7 +288,7 @@ class IterationLog:
         end = self._close(world_size)
         self._marks = Marks()
         self._matcher.restart()
-        self._stretch = Stretch(self.iterations, self.late, self._matcher, end)
+        self.stretch = Stretch(self.iterations, self.late, self._matcher, end)
 
     def _new_marker(self, calls: int, world_size: int | None) -> None:
         """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more."""
@@ -408,7 +298,7 @@ class IterationLog:
         self._matcher.set_spacing(spacing)
         # Where spells are known, no iteration has the number of one before it.
         first_row = max(calls // spacing, end if self._earlier else 0)
-        self._stretch = Stretch(self.iterations, self.late, self._matcher, first_row, spacing)
+        self.stretch = Stretch(self.iterations, self.late, self._matcher, first_row, spacing)
 
     def _close(self, world_size: int | None) -> int:
         """The iterations up to now are all of their kind: the number of the next one.
@@ -416,7 +306,7 @@ class IterationLog:
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
         self.judge(world_size)
-        stretch = self._stretch
+        stretch = self.stretch
         self._unlisted += stretch.tracker.forget(KEPT)
         end = stretch.first_row + stretch.tracker.row
         for record in stretch.incidents():
@@ -435,7 +325,7 @@ class IterationLog:
 
     def incidents(self) -> list[dict[str, Any]]:
         """The slow spells up to now, each with its cause, counted in iterations of the job."""
-        return [*self._earlier, *self._stretch.incidents()]
+        return [*self._earlier, *self.stretch.incidents()]
 
     def notes(self, lead: int | None, *, runs: bool) -> Iterator[str]:
         """What there is to say beside, `lead` giving the iterations; not of the end, while the job runs."""
@@ -443,7 +333,7 @@ class IterationLog:
             yield f"the clock of rank {lead} went backwards {dropped} times"
         if lead is not None and not self.iterations:
             yield "no call recurs evenly: no iterations were found"
-        tracker = self._stretch.tracker
+        tracker = self.stretch.tracker
         if self.iterations and tracker.row < 2 * SKIPPED_ROWS:
             timed = f"{tracker.row} of the iterations were timed, too few to judge"
             yield f"{timed}: the first {SKIPPED_ROWS} show what is normal"
@@ -455,11 +345,11 @@ class IterationLog:
     def _tell(self, world_size: int | None) -> None:
         """See what there is to say of the iterations that have ended."""
         for index, time_s in self._ended:
-            event = self._stretch.tracker.update(time_s)
-            asks = self._stretch.asks(event)
+            event = self.stretch.tracker.update(time_s)
+            asks = self.stretch.asks(event)
             if asks and self._unjudged:
                 self._learn(world_size)
-            self._found += self._stretch.notices(index, event, asks=asks)
+            self._found += self.stretch.notices(index, event, asks=asks)
         self._ended.clear()
 
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from lanterne.failslow.operate.thresholds import USUAL_THRESHOLDS, Thresholds
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
-from lanterne.failslow.record.blame import APART, LATEST, USUAL, LateArrivals
+from lanterne.failslow.record.blame import APART, LATEST
 from lanterne.failslow.record.bounds import KEPT
 from lanterne.failslow.record.call_ring import RECORD, RingReader
-from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, join_ranks
+from lanterne.failslow.record.hangs import STATUS_ITERATIONS, Hang, HangFinder, Standstill, join_ranks
 from lanterne.failslow.record.iteration_log import IterationLog, Notice
 from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.new_calls import NewCalls, symbols_of
@@ -87,24 +87,6 @@ class CallTotals:
             {"name": name, "nbytes": nbytes, "count": count, "mean_s": total_s / count}
             for (name, nbytes), (count, total_s) in sorted(self._calls.items(), key=lambda item: -item[1][1])
         ]
-
-
-class HeldRecords:
-    """Records of each rank of which only the iterations are known yet. `nbytes`: how much of them there is."""
-
-    def __init__(self) -> None:
-        self.nbytes: int = 0
-        self._parts: dict[int, list[bytes]] = {}
-
-    def add(self, rank: int, records: bytes) -> None:
-        """Hold these of `rank`, too."""
-        self._parts.setdefault(rank, []).append(records)
-        self.nbytes += len(records)
-
-    def take(self) -> dict[int, bytes]:
-        """All of them, by rank; none is held then."""
-        parts, self._parts, self.nbytes = self._parts, {}, 0
-        return {rank: b"".join(found) for rank, found in sorted(parts.items())}
 
 
 class CallLogs:
@@ -210,26 +192,6 @@ class CallLogs:
             reader.close()
 
 
-class Beats:
-    """When a rank last gave a sign of life, by the reader's clock."""
-
-    def __init__(self) -> None:
-        # rank -> what its clock said last, and when that was by ours.
-        self._seen: dict[int, tuple[float, float]] = {}
-
-    def look(self, readers: Mapping[int, RingReader]) -> None:
-        """See which clocks have gone on."""
-        now_s = time.monotonic()
-        for rank, reader in readers.items():
-            if self._seen.get(rank, (None, 0.0))[0] != reader.beat_s:
-                self._seen[rank] = reader.beat_s, now_s
-
-    def age_s(self, rank: int) -> float | None:
-        """For how long the clock of `rank` has stood still; None of one that was never seen."""
-        seen = self._seen.get(rank)
-        return None if seen is None else time.monotonic() - seen[1]
-
-
 class JobLog:
     """Reads the call logs in `folder`; call `poll()` every now and then, less often while it `is_calm`.
 
@@ -256,7 +218,7 @@ class JobLog:
         # What was found when somebody asked how the job is, for the next poll.
         self._untold: tuple[list[Notice], list[Hang]] = [], []
         self._finder = HangFinder(self.folder, self.where, thresholds, self._settle)
-        self._beats = Beats()
+        self._beats = Standstill()
         self.logs: CallLogs = CallLogs(self.folder)
         self._readers = self.logs.readers
         self._matcher = Matcher()
@@ -264,7 +226,9 @@ class JobLog:
         self.iterations: deque[tuple[int, float, float]] = self._iterations.iterations
         self._calls = CallTotals()
         self._per_rank: dict[int, int] = {}
-        self._unsettled = HeldRecords()
+        # Records of each rank of which only the iterations are known yet.
+        self._unsettled: dict[int, list[bytes]] = {}
+        self._unsettled_nbytes = 0
         self._settled_s = -inf  # when there were none
 
     def is_calm(self) -> bool:
@@ -275,13 +239,13 @@ class JobLog:
         now_s = time.monotonic()
         if len(self._readers) != self.world_size or self.lead is None or any(self._untold):
             return False
-        usual_s = self._iterations.usual_s or 0.0
+        usual_s = self._iterations.stretch.usual_s or 0.0
         still, lead = self._finder.still, self._readers[self.lead]
         return (
             still.see(now_s, self.logs.begun()) < max(self.thresholds.status_s, STATUS_ITERATIONS * usual_s)
             and still.age_s(self.lead) <= LATE_ITERATIONS * usual_s
             and not self._finder.told.lasts
-            and not self._iterations.is_watched
+            and not self._iterations.stretch.is_watched
             and lead.spacing_s(self._iterations.records) <= (1 + APART) * usual_s
         )
 
@@ -296,7 +260,7 @@ class JobLog:
         """Read what is new; what there is to say of it is `_untold`."""
         self._find_logs()
         self._take_records()
-        if self._unsettled.nbytes >= MAX_UNSETTLED_NBYTES:
+        if self._unsettled_nbytes >= MAX_UNSETTLED_NBYTES:
             self._iterations.judge(self.world_size)
         self._untold[1].extend(self._find_hangs())
         self._untold[0].extend(self._iterations.take(self.world_size))
@@ -314,7 +278,8 @@ class JobLog:
         before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         for rank, read in records.items():
             if read:
-                self._unsettled.add(rank, read)
+                self._unsettled.setdefault(rank, []).append(read)
+                self._unsettled_nbytes += len(read)
                 self._per_rank[rank] = self._per_rank.get(rank, 0) + len(read) // RECORD.size
         if self.lead is not None and (own := records.get(self.lead)):
             self._iterations.add(*symbols_of(own, self._readers[self.lead]), before, self.world_size)
@@ -322,8 +287,9 @@ class JobLog:
     def _settle(self) -> None:
         """Judge all calls up to now: many at a time cost less, and mostly nobody asks who came last."""
         self._settled_s = time.monotonic()
-        if self._unsettled.nbytes:
-            new = NewCalls(self._unsettled.take(), self._readers)
+        if self._unsettled:
+            new = NewCalls({rank: b"".join(parts) for rank, parts in sorted(self._unsettled.items())}, self._readers)
+            self._unsettled, self._unsettled_nbytes = {}, 0
             self._finder.add(new)
             self._matcher.add(new)
             if self.lead in new.parts:
@@ -332,13 +298,13 @@ class JobLog:
     def _find_hangs(self) -> list[Hang]:
         now_s = time.monotonic()
         self._finder.still.see(now_s, self.logs.begun())
-        self._beats.look(self._readers)
+        self._beats.see(now_s, {rank: reader.beat_s for rank, reader in self._readers.items()})
         for rank, reader in self._readers.items():
             if reader.lost or reader.faults:
                 self._finder.lose(rank)
         opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
         ended = {rank: reader.latest for rank, reader in self._readers.items()}
-        return self._finder.look(now_s, opened, lambda: _usual_s(self.iterations), self.world_size, ended)
+        return self._finder.look(now_s, opened, self._iterations.stretch.usual_s or 0.0, self.world_size, ended)
 
     def _find_logs(self) -> None:
         # Where a call hangs, or a program has ended, others may have been started instead.
@@ -374,7 +340,7 @@ class JobLog:
             "paths": _paths(self.folder),
             "lead": self.lead,
             "iterations": {"calls": self._iterations.calls, **_iteration_times(self.iterations)},
-            "events": self._iterations.events(),
+            "events": self._iterations.stretch.events(),
             "incidents": self.incidents(),
             "hangs": self._finder.told.report(),
             "arrivals": _arrivals(self._readers, self._matcher, self._per_rank),
@@ -403,7 +369,7 @@ class JobLog:
             "ranks": self.world_size or max(1, len(self._readers)),
             "reported": len(self._readers),
             "iterations": _iterations_now(self._iterations),
-            "late": _late_now(self._readers, self._matcher, self._iterations.late),
+            "late": _late_now(self._readers, self._matcher, self._iterations),
             "thresholds": self.thresholds.to_json(),
             "notes": self._notes(runs=True),
         }
@@ -440,20 +406,15 @@ def _paths(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _usual_s(iterations: deque[tuple[int, float, float]]) -> float:
-    """What an iteration takes as a rule."""
-    return median([time_s for _, _, time_s in islice(reversed(iterations), USUAL)] or [0.0])
-
-
 def _iterations_now(log: IterationLog) -> dict[str, Any]:
     times_s = [time_s for *_, time_s in islice(reversed(log.iterations), LATEST)]
-    lasting = log.lasting
+    lasting = log.stretch.lasting
     return {
         "count": log.iterations[-1][0] + 1 if log.iterations else 0,
         "total_s": log.total_s,
         "last_s": times_s[0] if times_s else None,
         "median_s": median(times_s) if times_s else None,
-        "usual_s": log.usual_s,
+        "usual_s": log.stretch.usual_s,
         "ratio": 1.0 if lasting is None else lasting.ratio,
         "slow": lasting is not None,
         "recent": [[*one] for one in log.recent()],
@@ -497,14 +458,19 @@ def _log_notes(readers: Mapping[int, RingReader], world_size: int | None, names:
     return notes
 
 
-def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, late: LateArrivals) -> list[dict[str, Any]]:
-    """Of each rank, how late it comes now."""
-    rows = [row for row in islice(reversed(late.rows), LATEST) if row.calls]
+def _late_now(readers: Mapping[int, RingReader], matcher: Matcher, log: IterationLog) -> list[dict[str, Any]]:
+    """Return how late each rank arrives now."""
+    last = log.iterations[-1][0] if log.iterations else -1
+    late_s = (
+        dict(enumerate(np.median(rows, axis=0).tolist()))
+        if len(rows := log.late.between(last + 1 - LATEST).late_s)
+        else None
+    )
     return [
         {
             "rank": rank,
             "host": reader.header.get("host"),
-            "late_s": median(row.late_s.get(rank, 0.0) for row in rows) if rows else None,
+            "late_s": None if late_s is None else late_s.get(rank, 0.0),
             "last": matcher.last.get(rank, 0),
             "waited_s": matcher.waited_s.get(rank, 0.0),
         }

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -23,9 +24,8 @@ from lanterne.failslow.record.new_calls import NewCalls
 MAX_LATE = 16  # chosen: the latest of a call's ranks
 # Of more calls than so many a second some are left out, by blocks of as many as some iterations have: most
 # iterations of the sample are whole.
-MAX_RATE_PER_S = 250  # chosen: 1 us a call
-RATE_CALLS = 128  # chosen: calls between two looks at how fast they come
-BLOCK_ITERATIONS = 4  # chosen: iterations of a block
+MAX_RATE_PER_S = 250  # a call costs 1 us
+BLOCK_ITERATIONS, FIRST_CALLS = 4, 128  # of a block; calls, until it is known how many an iteration has
 # Ends of calls that align another machine's clock.
 LEAST_ENDS = 16  # chosen: the median of fewer may be off by what a call takes
 MAX_ENDS = 255  # chosen: an odd number has a middle one
@@ -284,41 +284,32 @@ def _middle(came_s: Seconds, early: int) -> Seconds:
 
 
 class Sample:
-    """Which calls are of the sample.
+    """Which calls are of the sample: of more than MAX_RATE_PER_S some blocks are left out, by chance.
 
     Attributes: `block`, how many calls in a row are chosen together.
     """
 
     def __init__(self) -> None:
-        self.block: int = 1
+        self.block: int = FIRST_CALLS
         self._random = random.Random(0)
-        self._stride = 1.0
-        # Calls that are left of the block, and whether it is chosen; calls until the next look at how fast they come.
-        self._left = 0
-        self._chosen = True
-        self._until = RATE_CALLS - 1
-        self._since_s: float | None = None
+        # Calls that are left of the block, how many calls each stands for, and when the block began.
+        self._left, self._weight, self._since_s = 0, 1.0, -inf
 
     def weights(self, starts_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """How many calls each of these stands for, the next in order; 0 of those that are left out."""
         found = np.empty(len(starts_s))
         at = 0
         while at < len(found):
-            if self._since_s is None:
-                self._since_s = float(starts_s[at])
-            if self._until == 0:
-                # Another rank's clock, or a communicator that is read later, may be behind.
-                if (took_s := float(starts_s[at]) - self._since_s) > 0.0:
-                    self._stride = max(1.0, RATE_CALLS / took_s / MAX_RATE_PER_S)
-                self._until, self._since_s = RATE_CALLS, float(starts_s[at])
             if self._left == 0:
-                self._left = self.block
-                self._chosen = self._random.random() * self._stride < 1.0
-            count = min(len(found) - at, self._left, self._until)
-            found[at : at + count] = self._stride if self._chosen else 0.0
+                # Another rank's clock, or a communicator that is read later, may be behind.
+                took_s = max(float(starts_s[at]) - self._since_s, 0.0)
+                stride = max(1.0, self.block / max(took_s, 1e-9) / MAX_RATE_PER_S)
+                self._weight = stride if self._random.random() * stride < 1.0 else 0.0
+                self._left, self._since_s = self.block, float(starts_s[at])
+            count = min(len(found) - at, self._left)
+            found[at : at + count] = self._weight
             at += count
             self._left -= count
-            self._until -= count
         return found
 
 

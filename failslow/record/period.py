@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.errors import InputError
-from lanterne.failslow.evidence.comparison import PERSISTENT
+from lanterne.failslow.evidence.comparison import PERSISTENT, error_of
 from lanterne.failslow.record.bounds import MANY
 
 LONGEST_GRAM = 4  # chosen: four symbols in a row make a number of 64 bits
@@ -194,12 +194,12 @@ def _adds_time(positions: Sequence[int], shorter: Sequence[int], spacing: int, t
     usual_s = median(ordinary) if ordinary else 0.0
     if usual_s <= 0.0:
         return True
-    # Of a median: 1.25 times that of a mean, and of a Gaussian half of all lie within 0.67 deviations.
-    deviation = 1.25 / 0.67 * median(abs(took_s / usual_s - 1.0) for took_s in ordinary)
+    # Of a Gaussian half of all lie within 0.67 deviations.
+    noise = median(abs(took_s / usual_s - 1.0) for took_s in ordinary) / 0.67
     odd = [seen for seen in places.values() if sum(is_odd for is_odd, _ in seen) >= EVEN_SHARE * len(seen)]
     return not odd or any(
         median(took_s for _, took_s in seen) / usual_s - 1.0
-        > max(LEAST_ADDED, ADDED_ERRORS * deviation / len(seen) ** 0.5)
+        > max(LEAST_ADDED, ADDED_ERRORS * error_of(noise, len(seen)))
         for seen in odd
     )
 

@@ -57,13 +57,14 @@ class SlowQuantity(NamedTuple):
     is_contended: bool = False
 
 
-def slow_ranks(
+def judge_ranks(
     rounds: Sequence[Computed], devices: Sequence[int], cores: Sequence[Place], *, starved: bool = False
-) -> dict[int, SlowQuantity]:
-    """Ranks that compute slowly.
+) -> tuple[dict[int, SlowQuantity], dict[int, SlowQuantity]]:
+    """Return the ranks that compute slowly, by their worst load, and those of which that cannot be said.
 
     Disturbances come and go: each measurement is compared with the peers' of the same one, and the best of all with
-    the peers' best; a slow rank is slow in most of the first, and in the second.
+    the peers' best; a slow rank is slow in most of the first, and in the second. Of a rank that takes longer than its
+    peers by the clock, and was interrupted whatever it did, nobody knows whether its core is slow or only busy.
 
     Args:
         rounds: the measurements; all ranks are in the first.
@@ -72,44 +73,27 @@ def slow_ranks(
             them by the clock, so they are judged by the clock together, and by their own core time one by one. Core
             time counts only of repetitions that nothing interrupted: others find their caches cold.
         starved: none can be expected to be uninterrupted: all count, and more is needed.
-
-    Returns:
-        {rank: SlowQuantity}, the worst load of each slow rank.
     """
     found: dict[int, SlowQuantity] = {}
+    unsure: dict[int, SlowQuantity] = {}
+    known: set[int] = set()
     least = SLOW_COMPUTE_STARVED if starved else SLOW_COMPUTE
     for load, ranks, picked in _peers(rounds, devices):
         own = _compared([_core_times_s(one, starved) for one in picked], least)
-        clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
+        known.update(own)
+        alone_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
         timed = _is_timed(picked)
-        if timed:
-            clock_s = [{rank: _shared_s(rank, one, cores) for rank in one} for one in clock_s]
-        clock = _compared(clock_s, least)
+        shared_s = [{rank: _shared_s(rank, one, cores) for rank in one} for one in alone_s]
+        clock, alone = (_compared(times_s, least) for times_s in (shared_s if timed else alone_s, alone_s))
         for rank in ranks:
             slow = _slow_load(load, own.get(rank), clock[rank], least)
             if slow and timed and rank not in own:
                 slow = slow._replace(text=f"{slow.text}; it never had its core to itself", is_contended=True)
             if slow and (rank not in found or found[rank].ratio < slow.ratio):
                 found[rank] = slow
-    return found
-
-
-def unknown_ranks(rounds: Sequence[Computed], devices: Sequence[int]) -> dict[int, SlowQuantity]:
-    """Ranks that take longer than their peers by the clock, and were interrupted whatever they did.
-
-    Whether their cores are slow, or only busy, nobody knows.
-    """
-    found: dict[int, SlowQuantity] = {}
-    known: set[int] = set()
-    for load, ranks, picked in _peers(rounds, devices):
-        if not _is_timed(picked):
-            continue
-        known.update(*map(_core_times_s, picked))
-        clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
-        clock = _compared(clock_s, SLOW_COMPUTE)
-        found |= {rank: slow for rank in ranks if (slow := _slow_load(load, None, clock[rank], SLOW_COMPUTE))}
-    text = "{}, but it never had its core to itself"
-    return {rank: slow._replace(text=text.format(slow.text)) for rank, slow in found.items() if rank not in known}
+            if timed and not starved and (slow := _slow_load(load, None, alone[rank], least)):
+                unsure[rank] = slow._replace(text=f"{slow.text}, but it never had its core to itself")
+    return found, {rank: slow for rank, slow in unsure.items() if rank not in known}
 
 
 def contended(measured: Computed, cores: Sequence[Place]) -> tuple[Finding, ...]:
@@ -117,7 +101,7 @@ def contended(measured: Computed, cores: Sequence[Place]) -> tuple[Finding, ...]
 
     Args:
         measured: of ranks that computed in turns, each on a core of its own.
-        cores: as slow_ranks has it: ranks that share their cores are one Finding.
+        cores: as judge_ranks has it: ranks that share their cores are one Finding.
     """
     found = []
     for place in dict.fromkeys(cores):
@@ -203,16 +187,17 @@ def _slow_load(load: str, own: SlowQuantity | None, clock: SlowQuantity, least: 
     return clock._replace(text=words, is_contended=own is not None)
 
 
-def slow_links(
+def judge_links(
     samples: Mapping[Link, LinkSamples],
     hosts: Sequence[int],
     least_ratio: float = SLOW_LINK,
     *,
     crowded: bool = False,
-) -> dict[Link, SlowQuantity]:
-    """Directed links that are slow: their best transfer beside the peers' best, and their median beside the medians.
+) -> tuple[dict[Link, SlowQuantity], dict[Link, SlowQuantity]]:
+    """Return the directed links that are slow, and those of which that cannot be said.
 
-    And so even without all that their ends waited for their cores.
+    Of a slow link the best transfer is slow beside the peers' best, and the median beside the medians, even without all
+    that its ends waited for their cores. Of the others only the best transfer is slow, or would not be without that.
 
     Args:
         samples: of directed links.
@@ -221,29 +206,13 @@ def slow_links(
         crowded: some ranks share a core.
     """
     best, ordinary = (_links_by(statistic, samples, hosts, least_ratio, crowded=crowded) for statistic in (min, median))
-    both = [link for link in best if link in ordinary and not best[link].is_explained]
-    return {link: best[link]._replace(ratio=min(best[link].ratio, ordinary[link].ratio)) for link in both}
-
-
-def unknown_links(
-    samples: Mapping[Link, LinkSamples],
-    hosts: Sequence[int],
-    least_ratio: float = SLOW_LINK,
-    *,
-    crowded: bool = False,
-) -> dict[Link, SlowQuantity]:
-    """Directed links whose best transfer looks slow, though most are no slower than the peers'.
-
-    Or would not be if their ends had had their cores.
-    """
-    best = _links_by(min, samples, hosts, least_ratio, crowded=crowded)
-    slow = slow_links(samples, hosts, least_ratio, crowded=crowded)
-    text = "{}, but its ends waited for their cores meanwhile"
-    return {
-        link: how._replace(text=text.format(how.text)) if how.is_explained else how
-        for link, how in best.items()
-        if link not in slow
+    both = {link for link in best if link in ordinary and not best[link].is_explained}
+    slow = {link: best[link]._replace(ratio=min(best[link].ratio, ordinary[link].ratio)) for link in both}
+    why = ", but its ends waited for their cores meanwhile"
+    unsure = {
+        link: how._replace(text=how.text + why * how.is_explained) for link, how in best.items() if link not in both
     }
+    return slow, unsure
 
 
 def _links_by(

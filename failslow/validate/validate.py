@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -36,10 +36,8 @@ from lanterne.failslow.validate.judge import (
     Finding,
     SlowQuantity,
     findings,
-    slow_links,
-    slow_ranks,
-    unknown_links,
-    unknown_ranks,
+    judge_links,
+    judge_ranks,
 )
 from lanterne.failslow.validate.link_kinds import summary
 from lanterne.failslow.validate.link_probe import Beside, LinkSamples, measure_links, nothing, pooled
@@ -88,14 +86,6 @@ Passes: TypeAlias = tuple[tuple[Link, ...], ...]
 SlowRanks: TypeAlias = dict[int, SlowQuantity]
 SlowLinks: TypeAlias = dict[Link, SlowQuantity]
 SlowOnes: TypeAlias = dict[int | Link, SlowQuantity]
-
-
-class LinkJudge(Protocol):
-    """What says which links are slow: `slow_links`, `unknown_links`."""
-
-    def __call__(
-        self, samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float, *, crowded: bool
-    ) -> SlowLinks: ...
 
 
 @dataclass(frozen=True)
@@ -326,16 +316,13 @@ class _Computing:
                 self.records.append(record | {"cpu_s": own_s})
         return found
 
-    def slow(self, rounds: Sequence[Computed], *, starved: bool = False) -> SlowRanks:
-        """The ranks that `rounds` show to be slow."""
-        return slow_ranks(rounds, self.probe.devices, self.probe.places, starved=starved)
+    def judge(self, rounds: Sequence[Computed], *, starved: bool = False) -> tuple[SlowRanks, SlowRanks]:
+        """Return the ranks that `rounds` show to be slow, and those of which it cannot be said."""
+        return judge_ranks(rounds, self.probe.devices, self.probe.places, starved=starved)
 
     def settled(self) -> tuple[SlowRanks, SlowRanks]:
         """(the slow ranks, those of which it cannot be said)."""
         turn = itertools.count(1)
-
-        def verdict(rounds: list[Computed]) -> tuple[SlowRanks, SlowRanks]:
-            return self.slow(rounds), unknown_ranks(rounds, self.probe.devices)
 
         def again(doubtful: SlowRanks) -> Computed:
             healthy = [rank for rank in self.ranks if rank not in doubtful]
@@ -346,7 +333,7 @@ class _Computing:
         first = self._compute(self.ranks, self.turn_s)
         if self.own_time:
             self.busy = judge.contended(first, self.probe.places)
-        return settle(first, verdict, again, CONFIRMATIONS, MOST_CONFIRMATIONS)
+        return settle(first, self.judge, again, CONFIRMATIONS, MOST_CONFIRMATIONS)
 
 
 class _ValidationRun:
@@ -459,11 +446,12 @@ class _ValidationRun:
                 self.links.append(ends | {"latency_s": samples.latency_s, "nbytes": nbytes, "time_s": times_s})
         return found
 
-    def _judged_links(
-        self, judge: LinkJudge, rounds: Sequence[Mapping[Link, LinkSamples]], least_ratio: float = SLOW_LINK
-    ) -> SlowLinks:
+    def _judge_links(
+        self, rounds: Sequence[Mapping[Link, LinkSamples]], least_ratio: float = SLOW_LINK
+    ) -> tuple[SlowLinks, SlowLinks]:
+        """Return the slow directed links, and those of which it cannot be said."""
         samples = {way: pooled([one[way] for one in rounds if way in one]) for way in rounds[0]}
-        return judge(samples, self.probe.hosts, least_ratio, crowded=self.probe.crowded)
+        return judge_links(samples, self.probe.hosts, least_ratio, crowded=self.probe.crowded)
 
     def _settled_links(self, passes: Passes, sizes: Sequence[int], repetitions: int) -> tuple[SlowLinks, SlowLinks]:
         """(the slow directed links, those of which it cannot be said)."""
@@ -471,18 +459,15 @@ class _ValidationRun:
             return {}, {}
         first = self._transfer(passes, sizes, repetitions, "alone")
 
-        def verdict(rounds: list[dict[Link, LinkSamples]]) -> tuple[SlowLinks, SlowLinks]:
-            return self._judged_links(slow_links, rounds), self._judged_links(unknown_links, rounds)
-
         def again(doubtful: SlowLinks) -> dict[Link, LinkSamples]:
             # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
             some = colour_edges(with_witnesses(first, doubtful, self.probe.hosts))
             return self._transfer(some, sizes, repetitions, "alone")
 
-        slow = self._judged_links(slow_links, [first])
+        slow, _ = self._judge_links([first])
         # Nothing else delays every small message so much.
         is_plain = not self.thorough and all(first[way].latency_s > PATIENCE_S for way in slow)
-        return settle(first, verdict, again, 0 if is_plain else CONFIRMATIONS, MOST_CONFIRMATIONS)
+        return settle(first, self._judge_links, again, 0 if is_plain else CONFIRMATIONS, MOST_CONFIRMATIONS)
 
     # -- both at once
 
@@ -494,10 +479,10 @@ class _ValidationRun:
 
         def verdict(rounds: list[tuple[Computed, dict[Link, LinkSamples]]]) -> tuple[SlowOnes, SlowOnes]:
             computed, transfers = zip(*rounds, strict=True)
-            ranks = self.computing.slow(computed, starved=starved)
-            slow = ranks | self._judged_links(slow_links, transfers, least_ratio)
+            ranks, _ = self.computing.judge(computed, starved=starved)
+            slow, unsure = self._judge_links(transfers, least_ratio)
             no_ranks: SlowRanks = {}
-            return slow, no_ranks | self._judged_links(unknown_links, transfers, least_ratio)
+            return ranks | slow, no_ranks | unsure
 
         def again(doubtful: SlowOnes) -> tuple[Computed, dict[Link, LinkSamples]]:
             ranks = {key for key in doubtful if not isinstance(key, tuple)}

@@ -144,9 +144,8 @@ KEPT = """
 import json
 import lanterne
 import numpy as np
-from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
+from lanterne.failslow.mitigate.closed_loop import KEY, ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import Decision
-from lanterne.failslow.mitigate.verdicts import KEY
 from lanterne.pipeline.train.rank_layout import make_layout
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.model.stage_mlp import mlp
@@ -157,7 +156,7 @@ def make(comm, planned, layout):
 
 with lanterne.init(transport="mpi") as comm:
     loop = ClosedLoop(comm, make, plans(Problem(1, 2, 1, 1, 1), "1f1b", (2, 2)), make_layout(2, 1, 2))
-    loop._verdicts.told(loop.controller, Decision("report", 3, evidence="told") if comm.rank == 0 else None)
+    loop._spread(Decision("report", 3, evidence="told") if comm.rank == 0 else None)
     if comm.rank == 0:
         print(json.loads(comm.transport.membership.store.get(KEY))["arrangement"]["microbatches"])
     loop.close()

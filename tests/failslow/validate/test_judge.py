@@ -6,10 +6,9 @@ from lanterne.failslow.validate.judge import (
     contended,
     core_time_s,
     findings,
+    judge_links,
+    judge_ranks,
     reference,
-    slow_links,
-    slow_ranks,
-    unknown_links,
 )
 from lanterne.failslow.validate.link_probe import LinkSamples
 from lanterne.failslow.validate.links import link_passes
@@ -35,6 +34,18 @@ def transfers(n, slow=(), factor=1.0, latency_s=0.0, noise=lambda link, repetiti
             waits_s = dict.fromkeys(SIZES, (0.0,) * 3)
             found[link] = LinkSamples(10e-6 + (latency_s if link in slow else 0.0), times_s, waits_s)
     return found
+
+
+def slow_ranks(*measured, **more):
+    return judge_ranks(*measured, **more)[0]
+
+
+def slow_links(*measured, **more):
+    return judge_links(*measured, **more)[0]
+
+
+def unknown_links(*measured, **more):
+    return judge_links(*measured, **more)[1]
 
 
 ONE_MACHINE = [(0, 3)] * 4

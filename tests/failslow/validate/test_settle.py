@@ -2,7 +2,7 @@
 
 import random
 
-from lanterne.failslow.validate.judge import slow_links, slow_ranks, unknown_links, unknown_ranks
+from lanterne.failslow.validate.judge import judge_links, judge_ranks
 from lanterne.failslow.validate.link_probe import LinkSamples, pooled
 from lanterne.failslow.validate.links import link_passes
 from lanterne.failslow.validate.loads import Samples
@@ -30,7 +30,7 @@ def settled_ranks(seed, factors, **options):
     draw = random.Random(seed)
 
     def verdict(rounds):
-        return slow_ranks(rounds, [7] * RANKS, ONE_MACHINE), unknown_ranks(rounds, [7] * RANKS)
+        return judge_ranks(rounds, [7] * RANKS, ONE_MACHINE)
 
     def again(doubtful):
         return computing(draw, factors, **options)
@@ -58,7 +58,7 @@ def settled_links(seed, factors, told=0.0):
 
     def verdict(rounds):
         samples = {way: pooled([one[way] for one in rounds]) for way in WAYS}
-        return tuple(judge(samples, [0] * RANKS, 2.0) for judge in (slow_links, unknown_links))
+        return judge_links(samples, [0] * RANKS, 2.0)
 
     return settle(transfers({}), verdict, transfers, LEAST, MOST)
 
@@ -84,7 +84,7 @@ def test_who_is_always_interrupted_is_neither_blamed_nor_acquitted():
         return some | busy
 
     def verdict(rounds):
-        return slow_ranks(rounds, [7] * RANKS, ONE_MACHINE), unknown_ranks(rounds, [7] * RANKS)
+        return judge_ranks(rounds, [7] * RANKS, ONE_MACHINE)
 
     slow, unsure = settle(computed({}), verdict, computed, LEAST, MOST)
     assert slow == {} and list(unsure) == [2]
@@ -116,7 +116,7 @@ def test_what_is_clearly_slow_is_measured_no_more_than_it_must_be():
         return computing(random.Random(len(calls)), {1: 3.3}, interrupted=0.0)
 
     def verdict(rounds):
-        return slow_ranks(rounds, [7] * RANKS, ONE_MACHINE), {}
+        return judge_ranks(rounds, [7] * RANKS, ONE_MACHINE)[0], {}
 
     slow, _ = settle(again({}), verdict, again, LEAST, MOST)
     assert list(slow) == [1] and len(calls) == 1 + LEAST
