@@ -12,7 +12,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cost": ("collective.cost", "alpha-beta study over sizes, rank counts and delays"),
     "study": ("topology.command", "what a late rank costs on a cluster, with each algorithm"),
     "pipeline plan": ("pipeline.plan", "plan a pipeline for slow links, unequal stages and little memory"),
-    "pipeline check": ("pipeline.check", "check a torch schedule file: complete, free of deadlock, who waits in line"),
+    "pipeline check": (
+        "pipeline.check",
+        "check a schedule file of torch: is it complete, free of deadlock, does a message block others",
+    ),
     "pipeline simulate": ("pipeline.simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline run": ("pipeline.run", "run pipeline plans on real processes over emulated links, against the simulator"),
     "pipeline train": ("train.train", "train a small GPT on text by pipeline, data and tensor parallelism"),

@@ -73,10 +73,12 @@ class LanterneGroup(BaseGroup):
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         place = _Place(group_name, DEFAULT_TIMEOUT_S)
-        self.communicator = join(place, rank, world_size)
-        # All have read what was set, so that a group of this name can be made again.
-        self.communicator.barrier()
-        place.clear()
+        try:
+            self.communicator = join(place, rank, world_size)
+            self.communicator.barrier()
+        finally:
+            # All have read what was set, or it has failed: a group of this name can be made again.
+            place.clear()
 
     @classmethod
     def backend(cls) -> str:

@@ -1,4 +1,4 @@
-"""Watch a running job by what NCCL's RAS service says of it: who is behind, dead or in error, as it happens."""
+"""Watch a running job through NCCL's RAS service: ranks that are behind, dead or in error, as it happens."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def ask(host: str, port: int) -> dict[str, Any]:
     """Return the document of NCCL's RAS of now, from its JSON (2.28.7) or its text.
 
     Raises:
-        OSError: nobody listens there, or the answer does not come.
-        TransportError: something else than NCCL answers.
+        OSError: no service is there, or its answer does not arrive.
+        TransportError: another service than NCCL's answers, or the answer cannot be read.
     """
     with socket.create_connection((host, port), NCCL_WAITS_S + MORE_S) as connection:
         answers = connection.makefile("rb")
@@ -65,18 +65,18 @@ def ask(host: str, port: int) -> dict[str, Any]:
         command("SET FORMAT json")
         connection.sendall(b"VERBOSE STATUS\n")
         text = answers.read(MOST_NBYTES).decode(errors="replace")
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         content = ras.mended(text)
         if ras.is_document(content):
-            return dict(content)
-    told = ras.from_text(text)
-    if told is None:
+            return {"communicators": content["communicators"]}
+    found = ras.from_text(text)
+    if found is None:
         raise TransportError(f"--ras: got {text[:60]!r} from {host}:{port}, expected NCCL's status")
-    return told
+    return found
 
 
-class _Said(NamedTuple):
-    """What was said of a rank: since when it has been so, why, and whether it is an incident."""
+class _Message(NamedTuple):
+    """The last message about a rank: since when it holds, the reason, and whether it is an incident."""
 
     since_s: float
     because: str
@@ -84,7 +84,9 @@ class _Said(NamedTuple):
 
 
 class RasWatch:
-    """Says on standard error who is behind, dead or in error, and writes incidents: of death and errors at once.
+    """Prints to standard error which ranks are behind, dead or in error, and writes incidents.
+
+    Death and errors are incidents at once.
 
     Args:
         look: returns RAS's document of now.
@@ -98,14 +100,14 @@ class RasWatch:
         self._patience_s = patience_s
         self._documents: deque[dict[str, Any]] = deque(maxlen=LOOKS)
         # By rank, or by the name of a process whose rank is not known.
-        self._said: dict[int | str, _Said] = {}
+        self._said: dict[int | str, _Message] = {}
         self._processes: dict[int, Process] = {}
         job = about_run(["watch", "--ras", place])
         self.incidents: IncidentLog = IncidentLog(None if folder == "none" else folder, job, self._where)
 
     @property
     def named(self) -> dict[str, str]:
-        """Who is behind, dead or in error now, and why."""
+        """The ranks that are behind, dead or in error now, with the reasons."""
         return {_name(who): said.because for who, said in self._said.items()}
 
     def look(self, now_s: float) -> None:
@@ -120,14 +122,14 @@ class RasWatch:
             for one in verdict.evidence.get("missing", ()):
                 found[one["process"] if one["rank"] is None else one["rank"]] = one["because"]
         for who, because in found.items():
-            self._tell(who, because, now_s)
+            self._report(who, because, now_s)
         for who in [who for who in self._said if who not in found]:
             said = self._said.pop(who)
             if said.is_incident:
                 self._write(who, said, now_s, lasts=False)
             say(f"{_name(who)}: no more, after {format_time(now_s - said.since_s)}: {said.because}")
 
-    def _tell(self, who: int | str, because: str, now_s: float) -> None:
+    def _report(self, who: int | str, because: str, now_s: float) -> None:
         is_final = because.startswith(ras.FINAL)
         # By fewer looks a rank that lives may be behind for a moment.
         if len(self._documents) < LOOKS and not is_final:
@@ -135,7 +137,7 @@ class RasWatch:
         before = self._said.get(who)
         since_s = now_s if before is None else before.since_s
         is_incident = is_final or now_s - since_s >= self._patience_s
-        self._said[who] = said = _Said(since_s, because, is_incident)
+        self._said[who] = said = _Message(since_s, because, is_incident)
         if before is None or (is_incident and not before.is_incident):
             file = self._write(who, said, now_s, lasts=True) if is_incident else None
             say(
@@ -143,7 +145,7 @@ class RasWatch:
                 + (f"; written to {file}" if file else "")
             )
 
-    def _write(self, who: int | str, said: _Said, now_s: float, *, lasts: bool) -> object:
+    def _write(self, who: int | str, said: _Message, now_s: float, *, lasts: bool) -> object:
         ranks = (who,) if isinstance(who, int) else ()
         text = f"{_name(who)}: {said.because}"
         return self.incidents.told((who, said.since_s), text, ranks, now_s - said.since_s, lasts=lasts)

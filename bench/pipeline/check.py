@@ -1,14 +1,16 @@
-"""Check a schedule file of torch.distributed.pipelining: is all work done, can it run to its end, who waits in line?
+"""Check a schedule file of torch.distributed.pipelining: completeness, deadlock, messages that block each other.
 
   lanterne pipeline check theirs.csv
   lanterne pipeline check theirs.csv problem.json --link 1=20ms --json -
   lanterne pipeline check theirs.csv --forward 10ms --latency 1ms --bandwidth 1=10gbit --message 64MiB
 
 It reads both forms of torch's `_load_csv`: computing alone, and computing with messages (SEND, RECV and, since torch
-2.15, waits for sends), which torch runs as they are. Proved is that each microbatch passes each stage once and in
-order, that each SEND meets its RECV, and that no ranks wait for each other, over NCCL too, where a rank moves one
-message after the other. `blocked` are messages that could move but stand behind one that cannot. Times are those of the
-problem; without one, F, B and W of a rank take 1 each and messages nothing. Exit code 2: the file is wrong.
+2.15, waits for sends). Proved is that each microbatch passes each stage once and in order, that each SEND has its RECV,
+and that ranks never wait for each other in a circle. Over NCCL that depends on the process group: with a `device_id` in
+`init_process_group` all messages of a rank move one after the other, in the order of its line; without, those of each
+pair of ranks. A file that ends only without it has a note. `blocked` are messages that could move but stand behind one
+that cannot. Times are those of the problem; without one, F, B and W of a rank take 1 each and messages nothing. Exit
+code 2: the file is wrong.
 """
 
 import argparse
@@ -49,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         "microbatches": plan.microbatches,
         "messages": found.messages,
         "waits_for_sends": found.waits,
+        "one_queue": found.one_queue,
         "blocked": found.blocked,
         "blocked_time": found.blocked_time,
         "makespan": found.makespan,
@@ -59,9 +62,13 @@ def run(args: argparse.Namespace) -> int:
         report.write_json(args.json, report.envelope(**document))
     if args.json != "-":
         form = "computing alone" if not found.messages else "torch 2.15" if found.waits else "torch 2.13, 2.14"
-        columns = [("form", ""), ("ranks", ""), ("stages", ""), ("microbatches", ""), ("messages", ""), ("blocked", "")]
-        columns += [("blocked for", unit), ("makespan", unit), ("unqueued", unit)]
+        columns = [("form", ""), ("ranks", ""), ("stages", ""), ("microbatches", ""), ("messages", ""), ("queues", "")]
+        columns += [("blocked", ""), ("blocked for", unit), ("makespan", unit), ("unqueued", unit)]
         cells = [form, str(len(rows)), str(plan.placement.num_stages), str(plan.microbatches), str(found.messages)]
-        cells += [str(found.blocked), *(f"{each:.6g}" for each in (found.blocked_time, found.makespan, found.free))]
+        cells += [
+            "of ranks" if found.one_queue else "of pairs",
+            str(found.blocked),
+            *(f"{each:.6g}" for each in (found.blocked_time, found.makespan, found.free)),
+        ]
         report.print_table(columns, [cells], notes=["it can run to its end", *found.notes], left=(0,))
     return 0

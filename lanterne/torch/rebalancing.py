@@ -51,7 +51,7 @@ class MicrobatchShares:
         The time between two of them is the time of a microbatch. The last is not timed: it waits for other ranks.
         """
         if self._steps and self._steps % self._every == 0:
-            self._share_anew()
+            self._update()
         self._steps += 1
         first = sum(self.counts[: self._rank])
         mine = range(first, first + self.counts[self._rank])
@@ -63,13 +63,17 @@ class MicrobatchShares:
                 if took is not None:
                     self._took.append(took())
 
-    def _share_anew(self) -> None:
-        """Have all ranks tell what a microbatch takes them, and take the best counts if that saves enough."""
-        own = torch.tensor([median(took() for took in self._took)], dtype=torch.float64, device=self._device)
+    def _update(self) -> None:
+        """Exchange the times of a microbatch over ranks, and use the best counts if they save enough."""
+        # A program that leaves the loop early has none: then nothing changes.
+        took_s = median([took() for took in self._took] or [0.0])
         self._took.clear()
-        told = [torch.empty_like(own) for _ in self.counts]
-        dist.all_gather(told, own, group=self._group)
-        times = [float(each) for each in told]
+        own = torch.tensor([took_s], dtype=torch.float64, device=self._device)
+        gathered = [torch.empty_like(own) for _ in self.counts]
+        dist.all_gather(gathered, own, group=self._group)
+        times = [float(each) for each in gathered]
+        if min(times) <= 0.0:
+            return
         # Each has two at least, so that one of them can be timed: one more than a pipeline of two stages counts.
         found = balance(times, self._microbatches - len(times), pipeline_stages=2)
         if found.makespan <= (1 - LEAST_GAIN) * max(t * count for t, count in zip(times, self.counts, strict=True)):
@@ -89,6 +93,7 @@ def rebalance(model: Any, microbatches: int, *, every: int = 10, group: Any = No
 
     Args:
         model: a DistributedDataParallel over `group`, or with the same `no_sync`; its gradients are means over ranks.
+            Its forward pass makes no calls of its own: SyncBatchNorm would wait for ranks that have more microbatches.
         microbatches: microbatches of the batch of all ranks, at least two for each.
         every: steps between two looks at how long microbatches take. A look is one small all_gather.
         group: of torch.distributed; None for all ranks.

@@ -18,6 +18,7 @@ from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.torch.joining import NAME, Options
 from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.tensor_views import on_cpu
 from lanterne.torch.torch_internals import groups
 from lanterne.transport.job.bootstrap import shown_address
 
@@ -57,7 +58,7 @@ def run_resilient(
     Raises:
         TransportError: this rank is dead to the others, or the job's store is lost; and what `train_step` raises.
     """
-    _go_on(_Replicated(train_step, (model, optimizer, *others), wrap), steps, timeout_s)
+    _run(_Replicated(train_step, (model, optimizer, *others), wrap), steps, timeout_s)
 
 
 def run_resilient_sharded(
@@ -67,11 +68,11 @@ def run_resilient_sharded(
     steps: int,
     timeout_s: float | None = None,
 ) -> None:
-    """As run_resilient, of a model whose parameters are sharded (FSDP2): no rank has all of the state.
+    """Call `train_step` for `steps` steps, like run_resilient, on a model whose parameters are sharded (FSDP2).
 
-    After each step each rank sends a copy of its part to another rank, on another host where there is one. When a rank
-    dies, the others make their model anew, and each takes its new part from those that hold it. A death in the first
-    step starts the job anew.
+    No rank has all of the state. After each step each rank sends a copy of its part to another rank, on another host
+    where there is one. When a rank dies, the others call `make` again, and each takes its new part from the ranks that
+    hold it. If a rank dies before all have such copies of the first step, training starts from what `make` returns.
 
     Args:
         train_step: given what `make` returns and the step, does one step of the optimizer.
@@ -81,16 +82,19 @@ def run_resilient_sharded(
     Raises:
         LanterneError: a rank and the one with the copy of its part have died together; and as run_resilient.
 
-    Cost: on the host of each rank twice its part and twice its neighbour's; a step takes the copies longer.
+    Cost: on the host of each rank, memory for twice its part and twice its neighbour's; in each step, the time to send
+        one part. The model of before is dropped before `make` is called.
     """
-    _go_on(_Sharded(train_step, make), steps, timeout_s)
+    _run(_Sharded(train_step, make), steps, timeout_s)
 
 
 class _Training(ABC):
-    """Training on the ranks of the moment.
+    """Training on the present ranks.
 
-    Attributes: `done`, the number of steps whose optimizer is done on this rank.
+    Attributes: `name`, for errors; `done`, the number of steps whose optimizer is done on this rank.
     """
+
+    name = "run_resilient"
 
     def __init__(self) -> None:
         self.done = 0
@@ -106,14 +110,14 @@ class _Training(ABC):
         self._step = step
         self._train(step)
         if self.done != step + 1:
-            raise InputError(f"run_resilient: got no step of the optimizer in step {step}, expected one")
+            raise InputError(f"{self.name}: got no step of the optimizer in step {step}, expected one")
 
     @abstractmethod
     def _train(self, step: int) -> None: ...
 
     @abstractmethod
     def keep(self, comm: Communicator) -> None:
-        """Keep what a death would lose; the step is done."""
+        """Copy what a death would lose; the step is done."""
 
     def close(self) -> None:
         while self._hooks:
@@ -131,10 +135,10 @@ class _Training(ABC):
         self.done = self._step + 1
 
 
-def _go_on(training: _Training, steps: int, timeout_s: float | None) -> None:
-    """Do `steps` steps of `training`, whichever ranks die and come."""
+def _run(training: _Training, steps: int, timeout_s: float | None) -> None:
+    """Do `steps` steps of `training` while ranks die and return."""
     if steps < 0:
-        raise InputError(f"run_resilient: got {steps} steps, expected 0 or more")
+        raise InputError(f"{training.name}: got {steps} steps, expected 0 or more")
     comm = init(timeout_s=timeout_s)
     if comm.epoch:
         training.done = _NEW
@@ -186,51 +190,71 @@ class _Replicated(_Training):
 
 
 class _Sharded(_Training):
-    """A model of which each rank has a part, and a copy of another rank's."""
+    """A model of which each rank has a part, and a copy of another rank's part."""
+
+    name = "run_resilient_sharded"
 
     def __init__(self, train_step: Callable[..., object], make: Callable[[], Sequence[Any]]) -> None:
         super().__init__()
         self._train_step, self._make = train_step, make
         self._made: Sequence[Any] = ()
         self._state: Any = None
-        # Parts of the state after a step: this rank's and another's; and what all ranks have alike, by steps done.
+        # Parts of the state after a step: this rank's and another's.
         self._held: list[Any] = []
-        self._layout: list[Any] = []
+        # By steps done: the tensors of the state, and all else, which is the same on all ranks.
+        self._layouts: dict[int, list[Any]] = {}
         self._rest: dict[int, bytes] = {}
+        # The steps after which all ranks had copies, as far as this rank knows.
+        self._complete = 0
 
     def begin(self, comm: Communicator) -> None:
         # Not sooner: the state imports what other jobs do not need.
-        from lanterne.pipeline.train.state import move_state
-        from lanterne.torch.sharded_state import Kept, ShardedState
+        from lanterne.torch.sharded_state import ShardedState
 
+        # A device may have no room for two models.
+        self.close()
+        self._made, self._state = (), None
         _open_group(comm)
         self._made = self._make()
         model, optimizer, *others = self._made
         self._count_steps_of(optimizer)
         self._state = ShardedState(model, optimizer, others)
-        told = [json.loads(each) for each in gather_bytes(comm, json.dumps(self._layout).encode())]
-        self._layout = [Kept(*each) for each in max(told, key=len)]
-        found, latest = None, _NEW
-        if self._layout:
-            found, latest = move_state(comm, self._held, self._state.runs(self._layout)[0])
+        found = self._latest(comm)
         if found is None:
-            if latest > 1:
+            if self._complete:
                 raise LanterneError(
-                    f"run_resilient_sharded: the state after step {latest} is lost: a rank has died with the one that "
+                    f"{self.name}: the state after step {self._complete} is lost: a rank has died with the one that "
                     "had the copy of its part"
                 )
-            self.done, self._held, self._layout, self._rest = 0, [], [], {}
+            self.done, self._held, self._layouts, self._rest = 0, [], {}, {}
             return
         self.done = found.iteration
         rest = _of_one(comm, self._rest.get(self.done))
-        self._state.put(found, self._layout, rest)
+        self._state.put(found, self._layouts[self.done], rest)
         self._copy(comm, found, rest)
+
+    def _latest(self, comm: Communicator) -> Any:
+        """Return this rank's part of the latest state of which the ranks hold all; None if there is none."""
+        from lanterne.pipeline.train.state import move_state
+        from lanterne.torch.sharded_state import StateTensor
+
+        mine = {"complete": self._complete, "layouts": self._layouts}
+        documents = [json.loads(each) for each in gather_bytes(comm, json.dumps(mine).encode())]
+        self._complete = max(each["complete"] for each in documents)
+        layouts = {int(steps): layout for each in documents for steps, layout in each["layouts"].items()}
+        for steps in sorted(layouts, reverse=True):
+            self._layouts[steps] = [StateTensor(*each) for each in layouts[steps]]
+            held = [part for part in self._held if part.iteration == steps]
+            found, _ = move_state(comm, held, self._state.runs(self._layouts[steps])[0])
+            if found is not None:
+                return found
+        return None
 
     def _train(self, step: int) -> None:
         self._train_step(*self._made, step)
 
     def keep(self, comm: Communicator) -> None:
-        self._layout = self._state.layout()
+        self._layouts[self.done] = self._state.layout()
         self._copy(comm, self._state.take(self.done), self._state.rest())
 
     def _copy(self, comm: Communicator, own: Any, rest: bytes) -> None:
@@ -251,7 +275,9 @@ class _Sharded(_Training):
             held.append(type(own)(own.iteration, own.steps, own.size, runs, values))
             self._held.append(held[-1])
             comm.barrier()
+        self._complete = own.iteration
         self._held, self._rest = held, {own.iteration: rest}
+        self._layouts = {own.iteration: self._layouts[own.iteration]}
 
 
 def _exchange(comm: Communicator, given: Any, keeper: int, taken: Any, source: int) -> None:
@@ -266,7 +292,7 @@ def _exchange(comm: Communicator, given: Any, keeper: int, taken: Any, source: i
 
 
 def _of_one(comm: Communicator, known: bytes | None) -> bytes:
-    """Return the document that each rank which has it has alike, on all ranks."""
+    """Return on all ranks the document that some of them know, the same each."""
     has = np.empty(comm.world_size, np.int64)
     comm.all_gather(np.array([-1 if known is None else len(known)]), has)
     root, nbytes = int(has.argmax()), int(has.max())
@@ -276,7 +302,7 @@ def _of_one(comm: Communicator, known: bytes | None) -> bytes:
 
 
 def _is_of_a_rank(error: RuntimeError) -> bool:
-    """Return whether `error` tells of another rank; out of DDP's backward pass it is a plain RuntimeError."""
+    """Return whether another rank caused `error`; out of DDP's backward pass it is a plain RuntimeError."""
     return isinstance(error, TransportError) or "lanterne: " in str(error)
 
 
@@ -301,7 +327,7 @@ def _share(comm: Communicator, done: int, shared: Sequence[Stateful]) -> int:
     if steps.min() != steps.max():
         root, packed = int(steps.argmax()), io.BytesIO()
         if comm.rank == root:
-            torch.save([_on_cpu(each.state_dict()) for each in shared], packed)
+            torch.save([on_cpu(each.state_dict()) for each in shared], packed)
         nbytes = np.array([packed.tell()])
         comm.broadcast(nbytes, root=root)
         state = np.frombuffer(packed.getvalue(), np.uint8).copy() if comm.rank == root else np.empty(nbytes, np.uint8)
@@ -310,15 +336,6 @@ def _share(comm: Communicator, done: int, shared: Sequence[Stateful]) -> int:
             for each, found in zip(shared, torch.load(io.BytesIO(state.tobytes()), weights_only=True), strict=True):
                 each.load_state_dict(found)
     return max(0, int(steps.max()))
-
-
-def _on_cpu(state: Any) -> Any:
-    """Return `state` with its tensors on the CPU; other ranks have other devices."""
-    if isinstance(state, torch.Tensor):
-        return state.cpu()
-    if isinstance(state, dict):
-        return {key: _on_cpu(value) for key, value in state.items()}
-    return type(state)(map(_on_cpu, state)) if isinstance(state, (list, tuple)) else state
 
 
 def _open_group(comm: Communicator) -> None:

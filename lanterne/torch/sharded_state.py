@@ -6,7 +6,7 @@ ranks (counts, groups of the optimizer, buffers, schedules), is one document.
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from lanterne.errors import InputError
 from lanterne.pipeline.train.state import TrainingState
+from lanterne.torch.tensor_views import on_cpu
 
 
-class Kept(NamedTuple):
+class StateTensor(NamedTuple):
     """A tensor of the state: parameter `name`, or with a `key` what the optimizer keeps of it."""
 
     name: str
@@ -40,19 +41,22 @@ class ShardedState:
     def __init__(self, model: torch.nn.Module, optimizer: Any, others: Sequence[Any]) -> None:
         self._model, self._optimizer, self._others = model, optimizer, others
         self._parameters = dict(model.named_parameters())
+        self._was_read = False
         self._bounds = {name: _bounds_of(name, each) for name, each in self._parameters.items()}
 
-    def layout(self) -> list[Kept]:
+    def layout(self) -> list[StateTensor]:
         """Return the tensors of the state, in the order of their places; the optimizer has made a step."""
-        found = [Kept(name, "", _name_of(each.dtype)) for name, each in self._parameters.items()]
+        found = [StateTensor(name, "", _name_of(each.dtype)) for name, each in self._parameters.items()]
         for name, parameter in self._parameters.items():
             its = self._optimizer.state.get(parameter, {})
             found += [
-                Kept(name, key, _name_of(its[key].dtype)) for key in sorted(its) if _is_alike(its[key], parameter)
+                StateTensor(name, key, _name_of(its[key].dtype))
+                for key in sorted(its)
+                if _is_alike(its[key], parameter)
             ]
         return found
 
-    def runs(self, layout: Sequence[Kept]) -> tuple[NDArray[np.int64], int]:
+    def runs(self, layout: Sequence[StateTensor]) -> tuple[NDArray[np.int64], int]:
         """Return (runs, 2) first and length of the bytes that this rank holds, and the number of bytes of all."""
         runs, at = [], 0
         for name, _, dtype in layout:
@@ -70,7 +74,7 @@ class ShardedState:
             torch.from_numpy(part).copy_(_bytes_of(local))
         return TrainingState(steps, steps, size, runs, values)
 
-    def put(self, state: TrainingState, layout: Sequence[Kept], rest: bytes) -> None:
+    def put(self, state: TrainingState, layout: Sequence[StateTensor], rest: bytes) -> None:
         """Put this rank's part of a state, in the order of `layout`, and the `rest` into the model and all else."""
         document = torch.load(io.BytesIO(rest), weights_only=True)
         with torch.no_grad():
@@ -78,7 +82,8 @@ class ShardedState:
                 its = dict(document["scalars"].get(name, {}))
                 # Fused optimizers count their steps on the device.
                 its |= {key: its[key].to(parameter.device) for key in document["on_device"].get(name, ())}
-                self._optimizer.state[parameter] = its
+                if its:
+                    self._optimizer.state[parameter] = its
             for kept, part in zip(layout, _parts(state.values, state.runs), strict=True):
                 parameter = self._parameters[kept.name]
                 if kept.key:
@@ -93,26 +98,37 @@ class ShardedState:
             other.load_state_dict(known)
 
     def rest(self) -> bytes:
-        """Return what is alike on all ranks, as torch.save writes it."""
+        """Return what is the same on all ranks, as torch.save writes it; raise InputError if it could not be read."""
         scalars: dict[str, dict[str, Any]] = {}
         on_device: dict[str, list[str]] = {}
         for name, parameter in self._parameters.items():
             its = self._optimizer.state.get(parameter, {})
             alone = {key: value for key, value in its.items() if not _is_alike(value, parameter)}
-            scalars[name] = {key: _on_cpu(value) for key, value in alone.items()}
+            scalars[name] = {key: on_cpu(value) for key, value in alone.items()}
             tensors = {key: value for key, value in alone.items() if isinstance(value, torch.Tensor)}
             on_device[name] = [key for key, value in tensors.items() if value.device.type != "cpu"]
         groups = [
-            {key: _on_cpu(value) for key, value in group.items() if key != "params"}
+            {key: on_cpu(value) for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
         ]
-        buffers = {name: _on_cpu(each) for name, each in self._model.named_buffers()}
-        others = [_on_cpu(each.state_dict()) for each in self._others]
+        buffers = {name: on_cpu(each) for name, each in self._model.named_buffers()}
+        others = [on_cpu(each.state_dict()) for each in self._others]
         document = {"scalars": scalars, "on_device": on_device, "groups": groups, "buffers": buffers, "others": others}
         torch.save(document, packed := io.BytesIO())
+        if not self._was_read:
+            # Else a death would show it first.
+            try:
+                torch.load(io.BytesIO(packed.getvalue()), weights_only=True)
+            except Exception as error:
+                why = str(error).splitlines()[0]
+                raise InputError(
+                    f"run_resilient_sharded: got a state_dict or param_groups with other values than tensors, numbers, "
+                    f"texts, lists and dicts, which torch.load(weights_only=True) refuses: {why}"
+                ) from None
+            self._was_read = True
         return packed.getvalue()
 
-    def _local(self, kept: Kept) -> torch.Tensor:
+    def _local(self, kept: StateTensor) -> torch.Tensor:
         """Return this rank's part of a tensor."""
         parameter = self._parameters[kept.name]
         found = self._optimizer.state[parameter][kept.key] if kept.key else parameter.detach()
@@ -160,12 +176,3 @@ def _name_of(dtype: torch.dtype) -> str:
 def _dtype_of(name: str) -> torch.dtype:
     found: torch.dtype = getattr(torch, name)
     return found
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return `value` with its tensors copied to the CPU; other ranks have other devices."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, Mapping):
-        return {key: _on_cpu(each) for key, each in value.items()}
-    return type(value)(map(_on_cpu, value)) if isinstance(value, (list, tuple)) else value

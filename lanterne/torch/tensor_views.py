@@ -113,3 +113,15 @@ def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if first.untyped_storage().nbytes() < (first.storage_offset() + total) * first.element_size():
         return None
     return first.detach().as_strided((total,), (1,), first.storage_offset())
+
+
+def on_cpu(value: Any) -> Any:
+    """Return `value` with copies on the CPU of its tensors, in dicts, lists and tuples too."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: on_cpu(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = map(on_cpu, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -75,18 +75,22 @@ def to_torch_csv(plan: Plan) -> str:
 
 
 def parse_rows(text: str) -> Rows:
-    """Return the actions of a file of either form; cells may be empty, as torch leaves them where a rank waits.
+    """Return the actions of a file of either form; in one of computing alone cells may be empty.
 
     Raises:
-        ScheduleError: no rank, a cell that is no action, or too many actions.
+        ScheduleError: no rank, a cell that is no action, an empty one beside messages, or too many actions.
     """
     try:
-        lines = [cells for cells in csv.reader(text.splitlines()) if cells]
+        lines = list(csv.reader(text.splitlines()))
     except csv.Error as error:
         raise ScheduleError(f"is no CSV: {error}") from error
     rows = [list(_parsed_row(rank, cells)) for rank, cells in enumerate(lines)]
     if not any(rows):
         raise ScheduleError("got no action, expected a line for each rank, of actions such as 0F0")
+    if any(action.kind is None for row in rows for action in row):
+        for rank, cells in enumerate(lines):
+            if empty := [place for place, cell in enumerate(cells, 1) if not cell.strip()]:
+                raise ScheduleError(f"rank {rank}, cell {empty[0]}: got an empty cell, expected none beside messages")
     if sum(map(len, rows)) > 16 * MOST:
         raise ScheduleError(f"got more than {16 * MOST} actions, expected fewer")
     return rows

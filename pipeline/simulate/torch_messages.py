@@ -1,9 +1,10 @@
 """Messages of a plan in torch's form: where each SEND and RECV goes, and whether a file's can run to their end.
 
-torch hands the messages of a rank to NCCL as they stand in its line, and NCCL moves them one after the other, each once
-both its ranks have reached it (one communicator and one stream, since `batch_isend_irecv` is what torch calls). So a
-message waits behind one that is not ready (pytorch#172668, #188833), ranks can wait for each other in a circle, and
-messages of a pair are matched by their order alone. Over gloo they pass each other.
+Over NCCL the order in a rank's line counts. Where `init_process_group` has a `device_id`, all messages of a rank go
+through one communicator, which moves one after the other, each once both its ranks have reached it: one queue for each
+rank. Without it each pair of ranks has a communicator: one queue for each pair. In a queue a message waits behind one
+that is not ready (pytorch#172668, #188833), ranks can wait for each other in a circle, and the messages of a pair are
+matched by their order alone. Over gloo messages pass each other.
 """
 
 from bisect import bisect_left
@@ -56,16 +57,18 @@ class Checked(NamedTuple):
         plan: what it computes.
         messages: that it says where to send; 0 for a file of computing alone.
         waits: whether it says where to wait for sends, as torch 2.15 wants it and earlier ones do not know.
-        blocked: messages that were ready while the one before them on a rank was not; `blocked_time`, their sum, in the
-            problem's unit.
-        makespan: until the last action ends, each rank's messages one after the other; `free`, with messages that pass
-            each other.
+        one_queue: whether it can run with one queue for each rank; else only with one for each pair of ranks. The
+            figures below are of those queues. Waits for sends cost nothing in them.
+        blocked: messages that were ready while the one before them in a queue was not; `blocked_time`, their sum, in
+            the problem's unit.
+        makespan: until the last action ends; `free`, with messages that pass each other.
         notes: what a reader should know of a file that is not wrong.
     """
 
     plan: Plan
     messages: int
     waits: bool
+    one_queue: bool
     blocked: int
     blocked_time: float
     makespan: float
@@ -175,7 +178,7 @@ def _with_ends(row: list[TorchAction], waits: bool) -> list[TorchAction]:
 
 
 def check_rows(rows: Rows, problem: Problem | None = None) -> Checked:
-    """Prove that `rows` can run to their end, over NCCL too, within memory, and that each message finds its receive.
+    """Prove that `rows` can run to their end over NCCL, within memory, and that each message finds its receive.
 
     Args:
         problem: what actions and messages take, of as many ranks and microbatches; None: F, B and W of each rank 1,
@@ -191,15 +194,21 @@ def check_rows(rows: Rows, problem: Problem | None = None) -> Checked:
     problem = replace(problem, data_parallel=None)
     free = simulate(check(plan, problem), problem).makespan
     if all(action.kind for row in rows for action in row):
-        return Checked(plan, 0, False, 0, 0.0, free, free, ["computing alone: torch places the messages"])
+        return Checked(plan, 0, False, True, 0, 0.0, free, free, ["computing alone: torch places the messages"])
     operations = program_of(plan, costs(problem, plan.placement)).operations
     messages, places = _messages(rows, operations), [_places(rank, row) for rank, row in enumerate(rows)]
     _check_messages(rows, messages, places)
     waits = _check_waits(rows, places)
-    notes = _check_stages(rows, places)
-    blocked, makespan = _run(rows, operations, messages, places)
+    notes = _check_stages(rows, places, waits)
+    circle = ""
+    try:
+        blocked, makespan = _run(rows, operations, messages, places, by_pair=False)
+    except ScheduleError as error:
+        circle = str(error)
+        blocked, makespan = _run(rows, operations, messages, places, by_pair=True)
+        notes.insert(0, f"with a device_id in init_process_group it never ends: {circle}")
     count = int((blocked > 1e-9 * makespan).sum())
-    return Checked(plan, len(messages), waits, count, float(blocked.sum()), makespan, free, notes)
+    return Checked(plan, len(messages), waits, not circle, count, float(blocked.sum()), makespan, free, notes)
 
 
 def _messages(rows: Rows, operations: Operations) -> list[Message]:
@@ -260,8 +269,8 @@ def _check_messages(rows: Rows, messages: list[Message], places: list[Places]) -
 
 
 def _check_waits(rows: Rows, places: list[Places]) -> bool:
-    """Check that each send is waited for once, behind it, if any is; return whether they are."""
-    waits = any(action.word in WAIT_SEND for row in rows for action in row)
+    """Check that each send is waited for once, behind it, in a file of torch 2.15; return whether it is one."""
+    waits = any(action.word in (*WAIT_SEND, WAIT_REDUCE_GRAD) for row in rows for action in row)
     for rank, row in enumerate(rows) if waits else ():
         for place, action in enumerate(row):
             if action.word in SEND:
@@ -276,64 +285,89 @@ def _check_waits(rows: Rows, places: list[Places]) -> bool:
     return waits
 
 
-def _check_stages(rows: Rows, places: list[Places]) -> list[str]:
-    """Check that gradients are summed behind a stage's last backward; return what is missing and may be meant so."""
+def _check_stages(rows: Rows, places: list[Places], waits: bool) -> list[str]:
+    """Check that gradients are summed once a stage has computed, and waited for; return what is missing besides."""
     missing: dict[str, list[int]] = {UNSHARD: [], REDUCE_GRAD: []}
     for rank, row in enumerate(rows):
-        computing = {action.stage: place for place, action in enumerate(row) if action.kind}
-        for stage, last in computing.items():
+        stages: dict[int, list[int]] = {}
+        for place, action in enumerate(row):
+            if action.kind:
+                stages.setdefault(action.stage, []).append(place)
+        for stage, computing in stages.items():
+            if places[rank].get(TorchAction(stage, UNSHARD), len(row)) > computing[0]:
+                missing[UNSHARD].append(stage)
             summed = places[rank].get(TorchAction(stage, REDUCE_GRAD))
-            if summed is not None and summed < last:
-                _fail(
-                    rows,
-                    rank,
-                    summed,
-                    f"got {stage}{REDUCE_GRAD} before {row[last]}, expected it behind the stage's last",
-                )
-            for word, stages in missing.items():
-                if TorchAction(stage, word) not in places[rank]:
-                    stages.append(stage)
-    why = {UNSHARD: "FSDP2 cannot compute there", REDUCE_GRAD: "gradients are neither scaled nor summed over copies"}
+            if summed is None:
+                missing[REDUCE_GRAD].append(stage)
+            elif summed < computing[-1]:
+                what = f"got {stage}{REDUCE_GRAD} before {row[computing[-1]]}, expected it behind the stage's last"
+                _fail(rows, rank, summed, what)
+        pending = None
+        for place, action in enumerate(row) if waits else ():
+            if action.word == REDUCE_GRAD and pending is not None:
+                _fail(rows, rank, place, f"got {action} while {pending} is not waited for, expected one at a time")
+            if action.word == WAIT_REDUCE_GRAD and action != (pending and pending._replace(word=WAIT_REDUCE_GRAD)):
+                _fail(rows, rank, place, f"got {action}, expected it behind {action.stage}{REDUCE_GRAD}, once")
+            pending = action if action.word == REDUCE_GRAD else None if action.word == WAIT_REDUCE_GRAD else pending
+        if pending is not None:
+            what = f"got no {pending.stage}{WAIT_REDUCE_GRAD}, expected it behind {pending}: torch 2.15 waits"
+            _fail(rows, rank, places[rank][pending], what)
+    why = {
+        UNSHARD: "FSDP2 needs it before they compute",
+        REDUCE_GRAD: "gradients are neither scaled nor summed over copies",
+    }
     return [f"no {word} of stages {sorted(stages)}: {why[word]}" for word, stages in missing.items() if stages]
 
 
-def _run(rows: Rows, operations: Operations, messages: list[Message], places: list[Places]) -> tuple[Floats, float]:
-    """Return how long each message was ready behind one that was not, and the makespan; each rank moves one at a time.
+def _run(
+    rows: Rows, operations: Operations, messages: list[Message], places: list[Places], *, by_pair: bool
+) -> tuple[Floats, float]:
+    """Return how long each message was ready behind one that was not, and the makespan.
 
-    A message that moves keeps both its ranks' other messages waiting until it has arrived; that is no blocking.
+    Args:
+        by_pair: whether there is one queue for each pair of ranks, else for each rank. A queue moves one message at a
+            time; those behind one that moves are not blocked.
     """
     made = PlanPrecedences(operations)
-    # Of each rank, the place and number of its messages, and those of its computing.
-    lines: list[list[tuple[int, int]]] = [[] for _ in rows]
+    # Of each queue, the place and number of its messages; of each rank, the places of its computing.
+    lines: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    queues: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     computing: list[list[int]] = [[place for place, action in enumerate(row) if action.kind] for row in rows]
     first = np.cumsum([0, *map(len, computing)]).tolist()
     after: list[list[int]] = []
     for number, each in enumerate(messages):
         columns = []
-        for rank, word in ((each.sender, each.send), (each.receiver, each.recv)):
+        pair = each.sender, each.receiver
+        # A queue as each of its two ranks has it.
+        queues.append((pair, pair[::-1]) if by_pair else (pair[:1], pair[1:]))
+        for queue, rank, word in zip(queues[-1], pair, (each.send, each.recv), strict=True):
             place = places[rank][word]
-            lines[rank].append((place, number))
+            lines.setdefault(queue, []).append((place, number))
             before = bisect_left(computing[rank], place)
             if before:
                 columns.append(first[rank] + before - 1)
         made.send(each.made_by, *columns)
         after.append(columns)
-    # Of each rank, each message's number -> that of the one before it, -1 for none.
-    orders = [dict(pairwise([-1, *(number for _, number in sorted(line))][::-1])) for line in lines]
-    behind = [(later, earlier) for order in orders for later, earlier in order.items() if earlier >= 0]
+    # Of each queue, each message's number -> that of the one before it, -1 for none.
+    orders = {
+        queue: dict(pairwise([-1, *(number for _, number in sorted(line))][::-1])) for queue, line in lines.items()
+    }
+    behind = [(later, earlier) for order in orders.values() for later, earlier in order.items() if earlier >= 0]
     for later, earlier in behind:
         made.wait(made.moves[messages[later].made_by], made.moves[messages[earlier].made_by])
     try:
         start, end = made.times()
     except ScheduleError:
-        raise ScheduleError(_circle(rows, messages, behind, after)) from None
+        whose = "a pair of ranks" if by_pair else "a rank"
+        circle = _circle(rows, messages, behind, after)
+        raise ScheduleError(f"deadlock over NCCL, which moves the messages of {whose} in order: {circle}") from None
     moves = [made.moves[each.made_by] for each in messages]
     ready = [max((float(end[column]) for column in columns), default=0.0) for columns in after]
     begins, ends = start[moves].tolist(), end[moves].tolist()
     blocked = np.zeros(len(messages))
-    for number, each in enumerate(messages):
-        # What its two ranks moved before it, the latest first.
-        moved = merge(*(_before(orders[rank], number) for rank in (each.sender, each.receiver)), key=lambda n: -ends[n])
+    for number, its in enumerate(queues):
+        # What its queues moved before it, the latest first.
+        moved = merge(*(_before(orders[queue], number) for queue in its), key=lambda n: -ends[n])
         until = begins[number]
         for other in moved:
             if until <= ready[number] or ends[other] <= ready[number]:
@@ -351,7 +385,7 @@ def _before(order: dict[int, int], number: int) -> Iterator[int]:
 
 
 def _circle(rows: Rows, messages: list[Message], behind: list[tuple[int, int]], after: list[list[int]]) -> str:
-    """Return which ranks wait for each other, by the shortest account: a message behind another, behind computing."""
+    """Return in words the messages and actions that wait for each other in a circle."""
     computing = [(rank, action) for rank, row in enumerate(rows) for action in row if action.kind]
     count = len(computing)
     waits: dict[int, set[int]] = {column: set() for column in range(count + len(messages))}
@@ -374,5 +408,5 @@ def _circle(rows: Rows, messages: list[Message], behind: list[tuple[int, int]], 
             else:
                 message = messages[node - count]
                 names.append(f"{message.send} to {message.recv} (ranks {message.sender}, {message.receiver})")
-        return f"deadlock over NCCL, where a rank moves one message after the other: {', before '.join(names)}"
+        return ", before ".join(names)
     raise AssertionError("no circle in orders that do not end")

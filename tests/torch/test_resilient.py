@@ -37,7 +37,7 @@ def test_the_weights_are_those_of_one_process(kind):
     assert 24 < most <= 26, found
 
 
-@pytest.mark.parametrize(("shape", "size", "deaths"), [("fsdp", 3, "4:1"), ("hsdp", 4, "2:1")])
+@pytest.mark.parametrize(("shape", "size", "deaths"), [("fsdp", 3, "3+1"), ("hsdp", 4, "2:1")])
 def test_the_shards_are_those_of_one_process(shape, size, deaths):
     """AdamW, and sizes that the ranks do not divide; the bound is AdamW's, whose steps do not shrink with gradients."""
     ended, found = run_job(size, SHARDED, shape, deaths)
@@ -48,11 +48,19 @@ def test_the_shards_are_those_of_one_process(shape, size, deaths):
     assert [each["calls"] for each in found if each["is_first"]] == [21] * (size - 1), found
 
 
-def test_a_shard_that_died_with_its_copy_is_named():
-    ended, found = run_job(3, SHARDED, "fsdp", "4:1,4:2")
+@pytest.mark.parametrize(
+    ("deaths", "words"),
+    [
+        ("4:1,4:2", "the state after step 4 is lost: a rank has died with the one that had the copy of its part"),
+        ("1:1,1:2", "the state after step 1 is lost"),
+        ("unreadable", "got a state_dict or param_groups with other values than tensors"),
+    ],
+)
+def test_state_that_is_lost_or_cannot_be_read_is_named(deaths, words):
+    ended, found = run_job(3, SHARDED, "fsdp", deaths)
     assert ended.returncode != 0
     assert not found
-    assert "the state after step 4 is lost: a rank has died with the one that had the copy of its part" in ended.stderr
+    assert words in ended.stderr
 
 
 @pytest.mark.parametrize(("steps", "words"), [(-1, "got -1 steps"), (2, "got no step of the optimizer in step 0")])

@@ -38,6 +38,7 @@ def test_pieces_are_refused():
         ("0F0,0X0\n", "rank 0, cell 2: got '0X0'"),
         ("0F0,0F\n", "rank 0, cell 2: got '0F'"),
         ("0F0,0UNSHARD3\n", "rank 0, cell 2: got '0UNSHARD3'"),
+        ("0F0,0SEND_F0\n1RECV_F0,,1F0\n", "rank 1, cell 2: got an empty cell, expected none beside messages"),
         ("0F" + "9" * 30 + "\n", "rank 0, cell 1"),
         ('"' + "x" * 200_000 + '"\n', "is no CSV"),
     ],
@@ -53,6 +54,7 @@ def test_what_is_no_file_of_torch_is_refused(text, message):
         ("0F0,0B0\n0F1,0B1\n", r"stage 0: got its computing on ranks \[0, 1\]"),
         ("0F0,0B0\n2F0,2B0\n", "stage 1: got its computing on no rank"),
         ("0F0,0B0\n0SEND_F0\n", "got a rank that computes nothing"),
+        ("0F0,0B0\n\n1F0,1B0\n", "got a rank that computes nothing"),
         ("999999999F0\n", "stage 0: got its computing on no rank|computes nothing"),
     ],
 )
@@ -62,8 +64,8 @@ def test_stages_that_are_not_each_on_one_rank_are_refused(text, message):
 
 
 def test_cells_that_torch_leaves_empty_and_pairs_of_actions_are_read():
-    rows = parse_rows("0F0,,0F1,(0B0;0F2)OVERLAP_F_B\r\n,1F0,1UNSHARD,12RECV_B3\n")
-    assert to_text(rows) == "0F0,0F1,0B0,0F2\n1F0,1UNSHARD,12RECV_B3\n"
+    rows = parse_rows("0F0,,0F1,(0B0;0F2)OVERLAP_F_B\r\n,1F0,1B0\n")
+    assert to_text(rows) == "0F0,0F1,0B0,0F2\n1F0,1B0\n"
 
 
 def test_a_plan_of_two_routes_is_refused():
