@@ -3,7 +3,7 @@
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -215,16 +215,18 @@ class _Sharded(_Training):
         self.close()
         self._made, self._state = (), None
         _open_group(comm)
+        # Sooner than `make`, which may take long: a new rank then knows what the others had, if they die.
+        layouts, is_new = self._exchange_layouts(comm)
         self._made = self._make()
         model, optimizer, *others = self._made
         self._count_steps_of(optimizer)
         self._state = ShardedState(model, optimizer, others)
-        found = self._latest(comm)
+        found = self._latest(comm, layouts)
         if found is None:
-            if self._complete:
+            if self._complete or is_new:
+                after = f" after step {self._complete}" if self._complete else ""
                 raise LanterneError(
-                    f"{self.name}: the state after step {self._complete} is lost: a rank has died with the one that "
-                    "had the copy of its part"
+                    f"{self.name}: the state{after} is lost: a rank has died with the one that had the copy of its part"
                 )
             self.done, self._held, self._layouts, self._rest = 0, [], {}, {}
             return
@@ -233,15 +235,19 @@ class _Sharded(_Training):
         self._state.put(found, self._layouts[self.done], rest)
         self._copy(comm, found, rest)
 
-    def _latest(self, comm: Communicator) -> Any:
+    def _exchange_layouts(self, comm: Communicator) -> tuple[dict[int, list[Any]], bool]:
+        """Return the layouts of all states that ranks hold, by steps done, and whether all ranks are new to the job."""
+        mine = {"complete": self._complete, "layouts": self._layouts, "is_new": self.done == _NEW}
+        documents = [json.loads(each) for each in gather_bytes(comm, json.dumps(mine).encode())]
+        self._complete = max(each["complete"] for each in documents)
+        layouts = {int(steps): layout for each in documents for steps, layout in each["layouts"].items()}
+        return layouts, all(each["is_new"] for each in documents)
+
+    def _latest(self, comm: Communicator, layouts: Mapping[int, list[Any]]) -> Any:
         """Return this rank's part of the latest state of which the ranks hold all; None if there is none."""
         from lanterne.pipeline.train.state import move_state
         from lanterne.torch.sharded_state import StateTensor
 
-        mine = {"complete": self._complete, "layouts": self._layouts}
-        documents = [json.loads(each) for each in gather_bytes(comm, json.dumps(mine).encode())]
-        self._complete = max(each["complete"] for each in documents)
-        layouts = {int(steps): layout for each in documents for steps, layout in each["layouts"].items()}
         for steps in sorted(layouts, reverse=True):
             self._layouts[steps] = [StateTensor(*each) for each in layouts[steps]]
             held = [part for part in self._held if part.iteration == steps]
@@ -324,6 +330,8 @@ def _share(comm: Communicator, done: int, shared: Sequence[Stateful]) -> int:
     """Give all ranks the state of the rank that is furthest, if they differ; return how many steps it has done."""
     steps = np.empty(comm.world_size, np.int64)
     comm.all_gather(np.array([done]), steps)
+    if steps.max() == _NEW:
+        raise LanterneError("run_resilient: the state is lost: all ranks that had it have died")
     if steps.min() != steps.max():
         root, packed = int(steps.argmax()), io.BytesIO()
         if comm.rank == root:
@@ -335,7 +343,7 @@ def _share(comm: Communicator, done: int, shared: Sequence[Stateful]) -> int:
         if comm.rank != root:
             for each, found in zip(shared, torch.load(io.BytesIO(state.tobytes()), weights_only=True), strict=True):
                 each.load_state_dict(found)
-    return max(0, int(steps.max()))
+    return int(steps.max())
 
 
 def _open_group(comm: Communicator) -> None:
