@@ -36,10 +36,12 @@ NEEDS = "NCCL 2.24 or newer, at NCCL_RAS_ADDR, unless NCCL_RAS_ENABLE=0"
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Return host and port of HOST, HOST:PORT or :PORT."""
-    host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
+    """Return host and port of HOST, PORT or HOST:PORT."""
+    if ":" not in text:
+        text = f"localhost:{text}" if text.isdecimal() else f"{text}:{PORT}"
+    host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise InputError(f"--ras: got {text!r}, expected HOST or HOST:PORT, such as localhost:{PORT}")
+        raise InputError(f"--ras: got {text!r}, expected HOST, PORT or HOST:PORT, such as localhost:{PORT}")
     return host.strip("[]") or "localhost", int(port)
 
 

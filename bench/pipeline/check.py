@@ -33,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, prove and print; exit code 0."""
+    text = report.read_text(args.schedule)
     with of_file(args.schedule):
-        rows = parse_rows(report.read_text(args.schedule))
+        rows = parse_rows(text)
         plan = plan_of(rows)
     problem, unit = None, ""
     if args.problem or args.forward:

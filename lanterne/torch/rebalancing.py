@@ -27,6 +27,9 @@ class MicrobatchShares:
 
     def __init__(self, model: Any, microbatches: int, every: int, group: Any) -> None:
         size = dist.get_world_size(group)
+        for name, value in (("microbatches", microbatches), ("every", every)):
+            if not isinstance(value, int):
+                raise InputError(f"rebalance: got {name} {value!r}, expected a whole number")
         if microbatches < 2 * size:
             raise InputError(
                 f"rebalance: got {microbatches} microbatches on {size} ranks, expected at least {2 * size}"
@@ -39,6 +42,9 @@ class MicrobatchShares:
         self._microbatches = microbatches
         self._took: list[Callable[[], float]] = []
         self.counts = tuple(microbatches * (rank + 1) // size - microbatches * rank // size for rank in range(size))
+
+    def __repr__(self) -> str:
+        return f"MicrobatchShares({', '.join(map(str, self.counts))})"
 
     @property
     def weight(self) -> float:

@@ -19,7 +19,7 @@ from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.torch.joining import NAME, Options
 from lanterne.torch.process_group import LanterneGroup
 from lanterne.torch.tensor_views import on_cpu
-from lanterne.torch.torch_internals import groups
+from lanterne.torch.torch_internals import forget_meshes, groups
 from lanterne.transport.job.bootstrap import shown_address
 
 # Steps of a rank that has just been started into a job that runs, or holds no state yet.
@@ -350,6 +350,7 @@ def _open_group(comm: Communicator) -> None:
     """Make torch's default group: the ranks of `comm`, over it."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        forget_meshes()
     options, timeout = Options(communicator=comm), timedelta(seconds=comm.timeout_s)
     place = np.zeros(256, np.uint8)
     store: Any = None

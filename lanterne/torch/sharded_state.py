@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.train.state import TrainingState
 from lanterne.torch.tensor_views import on_cpu
 
@@ -140,6 +141,11 @@ def _bounds_of(name: str, parameter: torch.Tensor) -> tuple[int, int, int]:
     whole = parameter.numel()
     if not isinstance(parameter, DTensor):
         return 0, whole, whole
+    mesh = parameter.device_mesh
+    place = (mesh.mesh == dist.get_rank()).nonzero().tolist()
+    if place != [list(mesh.get_coordinate() or ())]:
+        got = f"got a mesh {mesh.mesh.tolist()} with this rank at {mesh.get_coordinate()}"
+        raise LanterneError(f"parameter {name}: {got}, expected {place}: torch has kept it from other ranks")
     (chunk,) = parameter.__create_chunk_list__()
     if tuple(chunk.sizes[1:]) != tuple(parameter.shape[1:]):
         raise InputError(

@@ -13,6 +13,7 @@ TESTED names the versions in which tests/torch passes; `./run test -m torch-all`
 | `_world.group_count` | names of groups that their members alone make | 2.14: in the names |
 | `_world.pg_group_ranks`, `ErrorType` | groups that are reconfigured | |
 | `_world.pg_map` | the groups to end after a death | |
+| `distributed.tensor.debug._clear_sharding_prop_cache` | processes whose rank changes | |
 | `_FR_SELF_RECORDING_BACKENDS` | keeps torch's Flight Recorder hook off | 2.15 has it |
 | `nn.functional.*.__defaults__` | default groups that have ended | |
 | `_C._dynamo.eval_frame` | keeps torch.compile from tracing lanterne | |
@@ -199,6 +200,18 @@ def new_group(ranks: Sequence[int], backend: str, **options: Any) -> Any:
 def groups() -> list[Any]:
     """Return the groups that torch knows of this process, the default one too."""
     return list(dist.distributed_c10d._world.pg_map)
+
+
+def forget_meshes() -> None:
+    """Empty the caches of DTensor, before this process has another rank in a group of the same size as one before.
+
+    For them two meshes of the same ranks are equal: results would have the mesh of before, with the place that this
+    process had in it. The caches are of this thread.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
 
 
 def forget_default(group: Any) -> None:

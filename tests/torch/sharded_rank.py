@@ -98,7 +98,7 @@ def main():
 
     lanterne.torch.run_resilient_sharded(train_step, make, steps=STEPS, timeout_s=20)
     assert len(made[1].state_dict()["state"]) == 7
-    pause_s = max(after - before for before, after in pairwise(began_s))
+    pause_s = max((after - before for before, after in pairwise(began_s)), default=0.0)
     found = {"calls": len(began_s), "is_first": is_first, "seen": float(made[0].seen), "longest_pause_s": pause_s}
     alone, optimizer, schedule = fresh()
     for step in range(STEPS):

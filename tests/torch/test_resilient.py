@@ -48,6 +48,14 @@ def test_the_shards_are_those_of_one_process(shape, size, deaths):
     assert [each["calls"] for each in found if each["is_first"]] == [21] * (size - 1), found
 
 
+def test_a_process_may_have_another_place_among_as_many_ranks():
+    """Rank 1 is rank 0 of two without rank 0, and, once that one is back and rank 2 is dead, rank 1 of two."""
+    ended, found = run_job(3, SHARDED, "fsdp", "2:0,17:2")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("SIGKILL") == 2, ended.stderr
+    assert all(each["difference"] < 3e-5 for each in found), found
+
+
 @pytest.mark.parametrize(
     ("deaths", "words"),
     [

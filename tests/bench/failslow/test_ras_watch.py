@@ -152,7 +152,7 @@ def test_the_command_ends_with_the_job(monkeypatch, capsys, tmp_path):
     ("words", "code", "said"),
     [
         (["--ras", "127.0.0.1:1"], 1, "127.0.0.1:1 does not answer (Connection refused), expected the RAS service"),
-        (["--ras", "here:none"], 2, "--ras: got 'here:none', expected HOST or HOST:PORT"),
+        (["--ras", "here:none"], 2, "--ras: got 'here:none', expected HOST, PORT or HOST:PORT"),
         (["--ras", "-n", "3"], 2, "--ras: got -n beside it, expected none"),
         (["--ras", "--history", "x"], 2, "--ras: got --history beside it"),
         (["--ras", "x", "--", "true"], 2, "expected one of a COMMAND after --, --attach PID and --ras HOST:PORT"),
@@ -182,6 +182,6 @@ def test_an_answer_that_is_no_status_is_named():
 def test_places():
     assert parse_place("node7") == ("node7", 28028)
     assert parse_place("[::1]:9") == ("::1", 9)
-    assert parse_place(":9") == ("localhost", 9)
-    with pytest.raises(InputError, match="expected HOST or HOST:PORT"):
+    assert parse_place(":9") == parse_place("9") == ("localhost", 9)
+    with pytest.raises(InputError, match="expected HOST, PORT or HOST:PORT"):
         parse_place("x:99999")
