@@ -7,7 +7,7 @@ from typing import Any
 from lanterne.errors import InputError
 from lanterne.torch.joining import NAME
 from lanterne.torch.process_group import LanterneGroup
-from lanterne.torch.torch_internals import new_group, ranks_of, serve
+from lanterne.torch.torch_internals import new_group, ranks_of, retry_init, serve
 
 
 def serve_all() -> None:
@@ -15,6 +15,7 @@ def serve_all() -> None:
     serve("monitored_barrier", "group", LanterneGroup, _monitored_barrier)
     serve("_set_pg_timeout", "group", LanterneGroup, _set_pg_timeout)
     serve("split_group", "parent_pg", LanterneGroup, _split_group)
+    retry_init(NAME)
 
 
 def _monitored_barrier(

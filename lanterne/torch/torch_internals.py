@@ -10,7 +10,7 @@ TESTED names the versions in which tests/torch passes; `./run test -m torch-all`
 | `ProcessGroup._register_backend`, `_set_default_backend` | a group over torch's own backend for a device | |
 | verbs named `_allgather_base` and the like (OLD_NAMES) | torch calls the older or the newer name | |
 | `distributed_c10d.<function>` | replaced by `serve` for groups of lanterne | |
-| `_world.group_count` | names of groups that their members alone make | 2.14: in the names |
+| `_world.group_count` | names of groups that their members alone make, or after a retry | 2.14: in the names |
 | `_world.pg_group_ranks`, `ErrorType` | groups that are reconfigured | |
 | `_world.pg_map` | the groups to end after a death | |
 | `distributed.tensor.debug._clear_sharding_prop_cache` | processes whose rank changes | |
@@ -26,6 +26,7 @@ import functools
 import inspect
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RUN_AS_IT_IS: Any = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
 # ReduceOps whose name in lower case is not lanterne's.
 _OPS = {"AVG": "mean", "PRODUCT": "prod"}
+# For how long init_process_group may begin again: rank 0 closes the store of the last group long before.
+RETRIED_S = 5.0
 # Depth of nested callbacks that run in this thread.
 _settling = threading.local()
 # First count in the names of groups that their members alone make; torch counts other groups from 0.
@@ -175,6 +178,33 @@ def serve(name: str, group_is: str, kind: type, ours: Callable[..., Any]) -> Non
     for place in (dist, dist.distributed_c10d):
         if hasattr(place, name):
             setattr(place, name, call)
+
+
+def retry_init(backend: str) -> None:
+    """Have init_process_group begin again for `backend` where the store is lost that torch itself has made.
+
+    A rank may be so quick to make the next group that it still finds the store of the last one, which rank 0 then
+    closes. A store that the program has given is its own matter.
+    """
+    theirs, world = dist.distributed_c10d.init_process_group, dist.distributed_c10d._world
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def init(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options).arguments
+        may_retry = given.get("store") is None and backend in str(given.get("backend"))
+        until_s = time.monotonic() + RETRIED_S
+        while True:
+            count = world.group_count
+            try:
+                return theirs(*args, **options)
+            except dist.DistNetworkError:
+                if not may_retry or dist.is_initialized() or time.monotonic() > until_s:
+                    raise
+                world.group_count = count
+
+    for place in (dist, dist.distributed_c10d):
+        place.init_process_group = init
 
 
 def ranks_of(group: Any, members: Sequence[int]) -> list[int]:

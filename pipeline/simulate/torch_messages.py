@@ -14,7 +14,7 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from heapq import merge
 from itertools import pairwise
-from math import inf
+from math import inf, nextafter
 from typing import NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -93,8 +93,9 @@ def with_messages(plan: Plan, problem: Problem, torch: tuple[int, int] = WAITS_S
     """Return `plan` with messages, as torch's runtime of that version reads it.
 
     The plan is run with a rule: a message moves as soon as it is made and both its ranks move no other. Each stands, on
-    both ranks, behind the computing that has ended when it begins, and all stand in the order in which they begin. So
-    each waits for earlier ones alone, none in a circle, and none that could move stands behind one that could not.
+    its sender, behind the computing that has ended when it begins, and on its receiver behind what has ended before, so
+    that it can begin sooner than planned. All stand in the order in which they begin. So each waits for earlier ones
+    alone, none in a circle, and none that could move stands behind one that could not.
 
     Raises:
         InputError: a plan that torch cannot run.
@@ -108,14 +109,15 @@ def with_messages(plan: Plan, problem: Problem, torch: tuple[int, int] = WAITS_S
     place, found = first[:-1], [list[TorchAction]() for _ in rows]
 
     def compute(rank: int, until: float) -> None:
-        while place[rank] < first[rank + 1] and end[place[rank]] <= until:
+        while place[rank] < first[rank + 1] and end[place[rank]] < until:
             found[rank].append(rows[rank][place[rank] - first[rank]])
             place[rank] += 1
 
     for begin, _, message in line:
-        for rank, word in ((message.sender, message.send), (message.receiver, message.recv)):
-            compute(rank, begin)
-            found[rank].append(word)
+        compute(message.sender, nextafter(begin, inf))
+        found[message.sender].append(message.send)
+        compute(message.receiver, begin)
+        found[message.receiver].append(message.recv)
     for rank in range(len(rows)):
         compute(rank, inf)
     return [_with_ends(row, torch >= WAITS_SINCE) for row in found]

@@ -14,8 +14,8 @@ from two_networks import DOCKER, TwoHosts, missing
 from lanterne.failslow.record.adapters import DDP_BACKWARD, DDP_FORWARD
 from lanterne.failslow.record.job_log import JobLog
 
-JOB, WATCHED, RECONFIGURED = (
-    Path(__file__).with_name(f"{name}_rank.py") for name in ("torch", "watched", "reconfigured")
+JOB, WATCHED, RECONFIGURED, REPEATED = (
+    Path(__file__).with_name(f"{name}_rank.py") for name in ("torch", "watched", "reconfigured", "repeated")
 )
 CHECKS = re.findall(r"^def (check_\w+)", JOB.read_text(), re.MULTILINE)
 pytestmark = needs_torch
@@ -125,3 +125,8 @@ def test_our_launcher_starts_programs_of_torch_also_again(tmp_path, backend):
         [*words, "-c", code, backend, tmp_path / "flag"], capture_output=True, text=True, timeout=HANGS_S, check=False
     )
     assert (ended.returncode, ended.stdout) == (0, "4.0\n" * 2), ended.stderr
+
+
+def test_groups_can_be_made_again_at_once_over_the_same_address():
+    for said, code, errors in run(job=REPEATED):
+        assert said == {"times": 12}, (code, errors[-2000:])
