@@ -58,7 +58,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import to_text, to_torch_csv
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
-from lanterne.pipeline.simulate.torch_messages import check_rows, with_messages
+from lanterne.pipeline.simulate.torch_messages import check_rows, place_messages
 
 ALL = "all"
 # Whose files with messages can be written: those of 2.15 say where sends are waited for.
@@ -125,8 +125,6 @@ def run(args: argparse.Namespace) -> int:
         cluster, beyond = _cluster(args, given, unit_s)
         warn(beyond)
         problem = cluster.delegated(given)
-    if args.comms and not args.csv:
-        raise InputError("--comms: got it without --csv, expected the file to write")
     if args.json == args.csv == "-":
         raise InputError("--csv: got '-' beside --json -, expected one of them on standard output")
     if args.scheduler == ALL:
@@ -168,7 +166,7 @@ def _torch_csv(plan: Plan, problem: Problem, torch: str | None) -> str:
     if torch is None:
         return to_torch_csv(plan)
     major, minor = map(int, torch.split("."))
-    rows = with_messages(plan, problem, (major, minor))
+    rows = place_messages(plan, problem, (major, minor))
     check_rows(rows, problem)  # It raises where a proof is missing.
     return to_text(rows)
 

@@ -25,7 +25,7 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import to_text, to_torch_csv
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
-from lanterne.pipeline.simulate.torch_messages import with_messages
+from lanterne.pipeline.simulate.torch_messages import place_messages
 from lanterne.pipeline.train.trainer import Trainer
 
 ROWS, TOKENS, HEADS, RATE = 2, 32, 4, 1e-3
@@ -121,7 +121,7 @@ def contest(options: dict[str, Any], comm: lanterne.Communicator, document: dict
     """The samples of one plan: seconds from a common instant to the end of the last rank."""
     plan, problem = Plan.from_dict(document), Problem(comm.world_size, options["microbatches"], 1.0, 1.0, 1.0)
     major, minor = map(int, torch.__version__.split(".")[:2])
-    messages = to_text(with_messages(plan, problem, (major, minor)))
+    messages = to_text(place_messages(plan, problem, (major, minor)))
     runners: dict[str, Any] = {
         "csv": TorchPipeline(options, plan, to_torch_csv(plan)),
         "comms": TorchPipeline(options, plan, messages, "compute_comms"),

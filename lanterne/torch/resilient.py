@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lanterne.collectives.communicator import Communicator, gather_bytes
 from lanterne.collectives.jobs import init
-from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.torch.joining import NAME, Options
 from lanterne.torch.process_group import LanterneGroup
@@ -265,36 +264,22 @@ class _Sharded(_Training):
 
     def _copy(self, comm: Communicator, own: Any, rest: bytes) -> None:
         """Hold `own` and another rank's part of that state; what was held before goes once all ranks have theirs."""
-        from lanterne.pipeline.train.replicas import keepers
+        from lanterne.pipeline.train.replicas import hand_around
 
         self._held.append(own)
         self._rest[own.iteration] = rest
         held = [own]
         if comm.world_size > 1:
-            to = keepers(comm.hosts)
-            source, keeper = to.index(comm.rank), to[comm.rank]
             sizes = np.empty(2, np.int64)
-            _exchange(comm, np.array([len(own.runs), len(own.values)]), keeper, sizes, source)
+            hand_around(comm, [np.array([len(own.runs), len(own.values)])], [sizes])
             runs, values = np.empty((sizes[0], 2), np.int64), np.empty(sizes[1], np.uint8)
-            _exchange(comm, own.runs, keeper, runs, source)
-            _exchange(comm, own.values, keeper, values, source)
+            hand_around(comm, [own.runs, own.values], [runs, values])
             held.append(type(own)(own.iteration, own.steps, own.size, runs, values))
             self._held.append(held[-1])
             comm.barrier()
         self._complete = own.iteration
         self._held, self._rest = held, {own.iteration: rest}
         self._layouts = {own.iteration: self._layouts[own.iteration]}
-
-
-def _exchange(comm: Communicator, given: Any, keeper: int, taken: Any, source: int) -> None:
-    """Send `given` to the rank that keeps it, and receive `taken` from the one whose copy is kept here."""
-    requests = []
-    if taken.size:
-        requests.append(comm.start_recv(taken, source, tag=Lane.REPLICA))
-    if given.size:
-        requests.append(comm.start_send(given, keeper, tag=Lane.REPLICA))
-    for request in requests:
-        request.wait()
 
 
 def _of_one(comm: Communicator, known: bytes | None) -> bytes:

@@ -39,8 +39,7 @@ from lanterne.pipeline.plan.torch_csv import (
 from lanterne.pipeline.simulate.check_plan import SHOWN, check
 from lanterne.pipeline.simulate.event_loop import BY_RULE, NEVER, Operations, Progress, Times
 from lanterne.pipeline.simulate.precedence import PlanPrecedences
-from lanterne.pipeline.simulate.program import Program, program_of, run_program
-from lanterne.pipeline.simulate.program import with_messages as add_messages
+from lanterne.pipeline.simulate.program import Program, program_of, run_program, with_messages
 from lanterne.pipeline.simulate.simulate import simulate
 
 # From this torch on a file says where a rank waits for its sends and for sums of gradients.
@@ -89,7 +88,7 @@ class Message(NamedTuple):
     recv: TorchAction
 
 
-def with_messages(plan: Plan, problem: Problem, torch: tuple[int, int] = WAITS_SINCE) -> Rows:
+def place_messages(plan: Plan, problem: Problem, torch: tuple[int, int] = WAITS_SINCE) -> Rows:
     """Return `plan` with messages, as torch's runtime of that version reads it.
 
     The plan is run with a rule: a message moves as soon as it is made and both its ranks move no other. Each stands, on
@@ -129,7 +128,7 @@ def _moved(program: Program, messages: list[Message]) -> tuple[list[float], list
     pairs = {pair: number for number, pair in enumerate({(each.sender, each.receiver): None for each in messages})}
     link = program.operations.link.copy()
     link[made] = [pairs[each.sender, each.receiver] for each in messages]
-    operations = add_messages(program.operations._replace(link=link), lanes, np.array(made, np.int64))
+    operations = with_messages(program.operations._replace(link=link), lanes, np.array(made, np.int64))
     moving = Program.of_lanes(operations, lanes + len(pairs))
     moving.kinds[lanes:] = BY_RULE
     count, ends_of = len(link), list(pairs)

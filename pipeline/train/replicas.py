@@ -47,6 +47,22 @@ def kept_at_home(hosts: Sequence[str]) -> list[int]:
     return [rank for rank, keeper in enumerate(keepers(hosts)) if hosts[keeper] == hosts[rank]]
 
 
+def start_around(comm: Communicator, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> list[MessageRequest]:
+    """Send `mine` to the rank that keeps this one's replica, and receive `its` of the rank whose replica is kept here.
+
+    Arrays without elements are left out.
+    """
+    to = keepers(comm.hosts)
+    receives = [comm.start_recv(array, to.index(comm.rank), tag=Lane.REPLICA) for array in its if array.size]
+    return receives + [comm.start_send(array, to[comm.rank], tag=Lane.REPLICA) for array in mine if array.size]
+
+
+def hand_around(comm: Communicator, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> None:
+    """Do as `start_around`, and wait for it."""
+    for request in start_around(comm, mine, its):
+        request.wait()
+
+
 class Replicas(ABC):
     """What one rank holds of the state while a Trainer has the same stages.
 
@@ -87,9 +103,9 @@ class Replicas(ABC):
         if not self.is_copying:
             return
         counts, sizes = seat_counts(self._copies), np.empty(2, np.int64)
-        self._hand_around([np.array([len(counts), len(self._its.runs)])], [sizes])
+        hand_around(self._comm, [np.array([len(counts), len(self._its.runs)])], [sizes])
         self._its_counts, runs = np.empty(sizes[0], np.int64), np.empty((sizes[1], 2), np.int64)
-        self._hand_around([counts, self._its.runs], [self._its_counts, runs])
+        hand_around(self._comm, [counts, self._its.runs], [self._its_counts, runs])
         self._its = replace(self._its, runs=runs)
 
     @abstractmethod
@@ -131,18 +147,7 @@ class Replicas(ABC):
     def _start_copy(self, into: TrainingState) -> list[MessageRequest]:
         """Send the state to its keeper from where it lies, which must not change meanwhile, and receive `into`."""
         cuts = np.repeat(self._its_counts, 3).cumsum()[:-1]
-        return self._start_around(seat_arrays(self._copies), np.split(into.values, cuts))
-
-    def _start_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> list[MessageRequest]:
-        """Send `mine` to the keeper, receive `its` from the rank whose replica is kept here."""
-        comm = self._comm
-        to = keepers(comm.hosts)
-        receives = [comm.start_recv(array, to.index(comm.rank), tag=Lane.REPLICA) for array in its]
-        return receives + [comm.start_send(array, to[comm.rank], tag=Lane.REPLICA) for array in mine]
-
-    def _hand_around(self, mine: Sequence[Any], its: Sequence[NDArray[Any]]) -> None:
-        for request in self._start_around(mine, its):
-            request.wait()
+        return start_around(self._comm, seat_arrays(self._copies), np.split(into.values, cuts))
 
 
 class ReplayedReplicas(Replicas):
@@ -189,7 +194,7 @@ class ReplayedReplicas(Replicas):
         started_s = time.monotonic()
         if self.is_copying:
             gradients = [np.empty(count, self._its.values.dtype) for count in self._its_counts]
-            self._hand_around(seat_gradients(copies), gradients)
+            hand_around(self._comm, seat_gradients(copies), gradients)
             self._gradients = gradients
         self._is_agreed, self._ready = False, (copies, self._stepped()[0])
         self._comm.barrier()

@@ -3,8 +3,8 @@
 Prints a line of JSON: by how much the weights differ from those of one process, how often `train_step` was called, and
 the longest time between two calls.
 `sharded_rank.py SHAPE DEATHS`: SHAPE is fsdp or hsdp (copies of shards, where ranks are even in number). DEATHS is a
-list such as 4:1,5+2: rank 1 dies in the backward pass of step 4, rank 2 after the optimizer's step 5. "unreadable" in
-it gives the schedule a state that cannot be read again.
+list such as 4:1,5+2,make3:0: rank 1 dies in the backward pass of step 4, rank 2 after the optimizer's step 5, rank 0 in
+the third call of `make`. "unreadable" in it gives the schedule a state that cannot be read again.
 """
 
 import json
@@ -65,6 +65,7 @@ def fresh(shard=lambda model: None):
 
 def main():
     shape, deaths, started = sys.argv[1], sys.argv[2].split(","), os.environ["RANK"]
+    makes = 0
     is_first, made, began_s = "LANTERNE_JOIN" not in os.environ, [], []
 
     def shard(model):
@@ -75,6 +76,10 @@ def main():
             fully_shard(layer, mesh=mesh)
 
     def make():
+        nonlocal makes
+        makes += 1
+        if is_first and f"make{makes}:{started}" in deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
         made[:] = fresh(shard)
         if "unreadable" in deaths:
             made[2].state_dict = lambda: {"rate": np.float64(1)}

@@ -9,7 +9,7 @@ from evaluation.__main__ import EVALUATE
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import parse_rows, to_torch_csv
 from lanterne.pipeline.planners.schedulers import plan
-from lanterne.pipeline.simulate.torch_messages import check_rows, with_messages
+from lanterne.pipeline.simulate.torch_messages import check_rows, place_messages
 
 pytestmark = needs_torch
 
@@ -40,7 +40,7 @@ def test_messages_that_torch_places_are_read_and_ours_block_none(name):
         lowered = schedules._add_wait_send(lowered)
     text = "".join(",".join(map(str, lowered[rank])) + "\n" for rank in range(problem.stages))
     theirs = check_rows(parse_rows(text), problem)
-    ours = check_rows(with_messages(made, problem), problem)
+    ours = check_rows(place_messages(made, problem), problem)
     assert theirs.messages == ours.messages > 0
     assert theirs.waits == hasattr(schedules, "_add_wait_send")
     assert theirs.blocked > 0 == ours.blocked

@@ -57,15 +57,17 @@ def test_a_process_may_have_another_place_among_as_many_ranks():
 
 
 @pytest.mark.parametrize(
-    ("deaths", "words"),
+    ("size", "deaths", "words"),
     [
-        ("4:1,4:2", "the state after step 4 is lost: a rank has died with the one that had the copy of its part"),
-        ("1:1,1:2", "the state after step 1 is lost"),
-        ("unreadable", "got a state_dict or param_groups with other values than tensors"),
+        (3, "4:1,4:2", "the state after step 4 is lost: a rank has died with the one that had the copy of its part"),
+        (3, "1:1,1:2", "the state after step 1 is lost"),
+        # Rank 0 comes back, and the only one that has the state dies before it has sent it.
+        (2, "3:0,make3:1", "the state after step "),
+        (3, "unreadable", "got a state_dict or param_groups with other values than tensors"),
     ],
 )
-def test_state_that_is_lost_or_cannot_be_read_is_named(deaths, words):
-    ended, found = run_job(3, SHARDED, "fsdp", deaths)
+def test_state_that_is_lost_or_cannot_be_read_is_named(size, deaths, words):
+    ended, found = run_job(size, SHARDED, "fsdp", deaths)
     assert ended.returncode != 0
     assert not found
     assert words in ended.stderr
@@ -81,3 +83,18 @@ def test_what_cannot_be_is_refused(steps, words):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError, match=words):
         lanterne.torch.run_resilient(lambda _model, _step: None, model, optimizer, steps=steps)
+
+
+def test_state_that_no_rank_has_is_named():
+    """Two ranks that are new to a job, whose others have died meanwhile."""
+    import torch
+
+    import lanterne
+    from lanterne.torch.resilient import _NEW, _share
+
+    def share(comm):
+        with pytest.raises(lanterne.LanterneError, match="the state is lost: all ranks that had it have died"):
+            _share(comm, _NEW, [torch.nn.Linear(2, 2)])
+        return _share(comm, 3 if comm.rank else _NEW, [torch.nn.Linear(2, 2)])
+
+    assert lanterne.spawn(2, share) == [3, 3]

@@ -496,6 +496,17 @@ def check_monitored_barrier():
             )
         dist.barrier()
         dist.monitored_barrier(group)
+    if RANK < 2:
+        # Rank 1 is there, though it has come before rank 0, and its time is over sooner.
+        time.sleep(0.4 if RANK == 0 else 0.0)
+        words = "^lanterne: Rank 2 failed" if RANK == 0 else "Rank 2 did not come"
+        refuses(
+            dist.DistBackendError,
+            words,
+            lambda: dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True),
+        )
+    dist.barrier()
+    dist.monitored_barrier(group)
     if RANK == 2:
         refuses(dist.DistBackendError, "rank 0, which did not answer", lambda: dist.monitored_barrier(group, 0.1))
     dist.barrier()

@@ -13,7 +13,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.plan.torch_csv import RECV, SEND, WAIT_SEND, TorchAction, parse_rows, rows_of, to_text
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.simulate import simulate
-from lanterne.pipeline.simulate.torch_messages import check_rows, with_messages
+from lanterne.pipeline.simulate.torch_messages import check_rows, place_messages
 
 PROBLEM = Problem(3, 4, 2, 2, 1, [1, 1])
 NAMES = ("gpipe", "1f1b", "zb_h1", "interleaved_1f1b", "zb_v")
@@ -22,7 +22,7 @@ NAMES = ("gpipe", "1f1b", "zb_h1", "interleaved_1f1b", "zb_v")
 @given(problems(memory=False), st.sampled_from(NAMES), st.sampled_from([(2, 13), (2, 15)]))
 def test_messages_of_a_plan_can_run_and_none_is_blocked(problem, scheduler, torch):
     made = plan(problem, scheduler)
-    rows = with_messages(made, problem, torch)
+    rows = place_messages(made, problem, torch)
     assert parse_rows(to_text(rows)) == rows
     assert [[action for action in row if action.kind] for row in rows] == rows_of(made)
     found = check_rows(rows, problem)
@@ -39,6 +39,18 @@ def test_messages_of_a_plan_can_run_and_none_is_blocked(problem, scheduler, torc
         assert found.free == pytest.approx(simulate(made, replace(problem, data_parallel=None)).makespan)
 
 
+def test_a_receive_stands_behind_what_ends_before_its_message_begins():
+    """It may wait through the computing at whose end the message begins, and through nothing before that."""
+    problem = Problem(2, 3, [5, 5], 1, 1)
+    rows = [
+        [each for each in row if each.word in ("F", *RECV)] for row in place_messages(plan(problem, "gpipe"), problem)
+    ]
+    assert to_text(rows[1:]).startswith("1RECV_F0,1RECV_F1,1F0,1RECV_F2,1F1,1F2")
+    slow = Problem(2, 3, [5, 1], 1, 1)
+    rows = [[each for each in row if each.word in ("F", *RECV)] for row in place_messages(plan(slow, "gpipe"), slow)]
+    assert to_text(rows[1:]).startswith("1RECV_F0,1F0,1RECV_F1,1F1,1RECV_F2,1F2")
+
+
 def test_a_receive_before_its_turn_blocks_what_is_ready():
     """The order of pytorch#188833: a rank waits for a late message while its own are ready."""
     rows = [
@@ -50,7 +62,7 @@ def test_a_receive_before_its_turn_blocks_what_is_ready():
     found = check_rows(parse_rows("\n".join(rows)), problem)
     # 0SEND_F1 could move at 2, once 0F1 and 1F0 have ended; 3RECV_F0 before it ends at 10, with 2F0.
     assert (found.blocked, found.blocked_time) == (1, 8.0)
-    assert check_rows(with_messages(found.plan, problem), problem).blocked == 0
+    assert check_rows(place_messages(found.plan, problem), problem).blocked == 0
 
 
 def test_what_torch_would_run_into_is_named():
@@ -140,13 +152,21 @@ def _swap_receives(rows):
         (_put(TorchAction(0, "SEND_B", 0)), r"rank 0, action \d+: got 0SEND_B0, expected no message"),
         (_put(TorchAction(0, "WAIT_SEND_B", 1)), r"rank 0, action \d+: got 0WAIT_SEND_B1 without a 0SEND_B1"),
         (
+            _drop(("WAIT_REDUCE_GRAD",)),
+            r"rank 0, action \d+: got no 0WAIT_REDUCE_GRAD, expected it behind 0REDUCE_GRAD: torch 2.15 waits",
+        ),
+        (
+            _to(("WAIT_REDUCE_GRAD",), 0),
+            r"rank 0, action 1: got 0WAIT_REDUCE_GRAD, expected it behind 0REDUCE_GRAD, once",
+        ),
+        (
             _swap_receives,
             r"rank 1, action \d+: got 1RECV_F1 before 1RECV_F0, but rank 0 sends 0SEND_F0 first; expected one",
         ),
     ],
 )
 def test_a_mistake_is_named(change, message):
-    rows = with_messages(plan(PROBLEM, "1f1b"), PROBLEM)
+    rows = place_messages(plan(PROBLEM, "1f1b"), PROBLEM)
     with pytest.raises(ScheduleError, match=message):
         check_rows(_changed(rows, change), PROBLEM)
 
@@ -154,7 +174,7 @@ def test_a_mistake_is_named(change, message):
 def test_every_order_that_runs_is_accepted_and_every_other_is_refused():
     """Messages of a rank in drawn orders: the checker agrees with ranks that run them, one message at a time."""
     drawn, seen = random.Random(8), set()
-    rows = with_messages(plan(Problem(3, 2, 1, 1, 1), "1f1b"), Problem(3, 2, 1, 1, 1), (2, 13))
+    rows = place_messages(plan(Problem(3, 2, 1, 1, 1), "1f1b"), Problem(3, 2, 1, 1, 1), (2, 13))
     for _ in range(300):
         trial = [list(row) for row in rows]
         for row in trial:
@@ -228,7 +248,7 @@ def test_computing_alone_is_checked_as_a_plan():
 def test_what_a_file_leaves_out_is_noted():
     rows = [
         [each for each in row if each.word not in ("UNSHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD")]
-        for row in with_messages(plan(PROBLEM, "1f1b"), PROBLEM)
+        for row in place_messages(plan(PROBLEM, "1f1b"), PROBLEM)
     ]
     assert check_rows(rows, PROBLEM).notes == [
         "no UNSHARD of stages [0, 1, 2]: FSDP2 needs it before they compute",
@@ -238,4 +258,4 @@ def test_what_a_file_leaves_out_is_noted():
 
 def test_two_routes_are_refused():
     with pytest.raises(InputError, match="got placement bidirectional, expected one route"):
-        with_messages(plan(PROBLEM, "crosspipe", placement="bidirectional"), PROBLEM)
+        place_messages(plan(PROBLEM, "crosspipe", placement="bidirectional"), PROBLEM)

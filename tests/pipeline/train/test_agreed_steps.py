@@ -14,7 +14,7 @@ from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.rank_layout import fit_layout
-from lanterne.pipeline.train.replicas import ReplayedReplicas, SpacedReplicas, replay
+from lanterne.pipeline.train.replicas import ReplayedReplicas, SpacedReplicas, hand_around, replay
 from lanterne.pipeline.train.state import TrainingState, move_state, seat_gradients
 from lanterne.pipeline.train.trainer import Trainer, plans
 
@@ -62,7 +62,7 @@ def stop(seat, trainer, phase):
             return seat.agree(copies)
         copies.wait()
         if isinstance(seat, ReplayedReplicas):
-            seat._hand_around(seat_gradients(copies), [np.empty(count, np.float32) for count in seat._its_counts])
+            hand_around(seat._comm, seat_gradients(copies), [np.empty(count, np.float32) for count in seat._its_counts])
         else:
             for request in seat._coming[1]:
                 request.wait()
