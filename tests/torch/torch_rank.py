@@ -499,7 +499,7 @@ def check_monitored_barrier():
     if RANK < 2:
         # Rank 1 is there, though it has come before rank 0, and its time is over sooner.
         time.sleep(0.4 if RANK == 0 else 0.0)
-        words = "^lanterne: Rank 2 failed" if RANK == 0 else "Rank 2 did not come"
+        words = "waiting: Rank 2 failed" if RANK == 0 else "Rank 2 did not come"
         refuses(
             dist.DistBackendError,
             words,
