@@ -480,6 +480,16 @@ def check_bad_input():
     dist.barrier()
 
 
+def check_a_gather_of_unlike_sizes_is_named():
+    group = dist.new_group([0, 1])
+    parts = [torch.zeros(4), torch.zeros(4)] if RANK == 0 else None
+    if RANK == 0:
+        refuses(Exception, "rank 1 sent 20 bytes, expected 16", lambda: dist.gather(torch.zeros(4), parts, 0, group))
+    elif RANK == 1:
+        dist.gather(torch.zeros(5), parts, 0, group)
+    dist.barrier()
+
+
 def check_monitored_barrier():
     """Who did not come is named, by rank 0 and then by all; whoever has failed can come again, alone or with all."""
     group = dist.new_group(list(range(SIZE)))

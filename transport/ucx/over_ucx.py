@@ -295,11 +295,9 @@ class UcxRequest(Request):
         transport = self._transport
         # Drains what has come before it cancels the requests of a peer that closed: nothing that arrived is lost.
         transport._worker.progress()
-        for request, op, tag in self._pending:
+        for request, op, _ in self._pending:
             if request.completed:
                 self._finish(request, op)
-            elif type(op) is Recv:
-                transport._tags.check_length(transport._worker, op, tag)
         self._pending[:] = [started for started in self._pending if not started[0].completed]
         if self._pending:
             transport.check_peers(self.pending_peers())
@@ -321,7 +319,17 @@ class UcxRequest(Request):
             raise TransportError(f"ucx rank {self._transport.rank}: closed before this request was complete")
 
     def pending_peers(self) -> list[int]:
-        return sorted({op.peer for request, op, _ in self._pending if not request.completed})
+        """See Request. All waits ask for them, so this also looks for messages of another length.
+
+        Raises:
+            TransportError: a message that this waits for has arrived with another length.
+        """
+        transport = self._transport
+        pending = [(op, tag) for request, op, tag in self._pending if not request.completed]
+        for op, tag in pending:
+            if type(op) is Recv:
+                transport._tags.check_length(transport._worker, op, tag)
+        return sorted({op.peer for op, _ in pending})
 
     def _look_at_peers(self, _now_s: float) -> None:
         self._look()
