@@ -115,6 +115,10 @@ class Control:
             told_number, told_s = self._told.get(peer, (-1, -inf))
             if now_s - told_s >= (STALL_S if told_number != number else again_s):
                 self._told[peer] = number, now_s
+                # Two ranks that were roots of one call have read nothing in it: only the next one stops.
+                before = self._calls.get(number - 1)
+                if told_number != number and before is not None:
+                    self._send(peer, IN_CALL, (), number - 1, before)
                 self._send(peer, IN_CALL, waits_for, number, signature)
         self.read()
 
@@ -137,6 +141,7 @@ class Control:
                 if kind != IN_CALL:
                     raise _error(kind, ranks, text)
                 self._reports[peer] = Report(number, text, ranks, self._transport.machine.now_s())
+                self._compare()
         while self._sends and self._sends[0].test():
             self._sends.popleft()
         self._compare()

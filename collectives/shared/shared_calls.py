@@ -126,5 +126,5 @@ class SharedRequest(CollectiveRequest):
         if written == read:
             waits_for = memory.behind()
         else:
-            waits_for = memory.missing(start + read, plan.digest, plan.program.first, plan.program.sources)
+            waits_for = memory.missing(start + read, plan.program.first, plan.program.sources)
         return [communicator.ranks[rank] for rank in waits_for if rank != communicator.rank]

@@ -2,7 +2,7 @@
 
 A memfd without a name: when the last process that has it is gone, so is the memory. Each rank has a line with the
 number of the last piece that it is done with and a stamp for each of its slots, and the slots. A stamp is the number of
-a piece and a digest of the call's signature: who waits sees only who is in the same call. A slot is written again once
+a piece and a digest of the signatures of all calls so far: a rank that waits sees only ranks in the same call. A slot is written again once
 all ranks are done with what was in it. What goes through it: kernels/cpu/meet.py.
 """
 
@@ -43,13 +43,14 @@ class SharedMemory:
         lines_at = ctypes.addressof(ctypes.c_char.from_buffer(view))
         self._lines = view[: world_size * LAYOUT.line_nbytes].cast("q")
         slots_at = lines_at + _lines_nbytes(world_size)
-        known = [0, 0, LAYOUT.slots, world_size, rank, lines_at, lines_at + rank * LAYOUT.line_nbytes, slots_at]
+        known = [0, 0, LAYOUT.slots, 0, world_size, rank, lines_at, lines_at + rank * LAYOUT.line_nbytes, slots_at]
         self._words = (ctypes.c_int64 * len(MEMORY))(*known)
         self.words_at: int = ctypes.addressof(self._words)
 
-    def missing(self, number: int, digest: int, first: int, count: int) -> list[int]:
-        """The ranks of those that have not stamped piece `number`."""
-        at, stamp, words = 1 + number % LAYOUT.slots, stamp_of(number, digest), LAYOUT.line_nbytes // 8
+    def missing(self, number: int, first: int, count: int) -> list[int]:
+        """The ranks of the `count` from `first` on that have not stamped piece `number` of the call under way."""
+        stamp = stamp_of(number, self._words[MEMORY.index("calls")])
+        at, words = 1 + number % LAYOUT.slots, LAYOUT.line_nbytes // 8
         return [rank for rank in range(first, first + count) if self._lines[rank * words + at] != stamp]
 
     def behind(self) -> list[int]:

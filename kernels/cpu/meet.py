@@ -21,6 +21,8 @@ POLLS, POLLS_SHARED, YIELDS_NS = 400, 400, 500_000
 # After so many pieces in a row it returns, too: signals are Python's.
 PIECES_AT_ONCE = 64
 STAMP_NUMBERS = 0x7FFFFFFF
+# The prime of FNV-1a of 32 bits: a call's digest is mixed with that of the calls before it.
+DIGEST_FACTOR = 16777619
 # What advance_function returns: nothing has moved; something has; the call is done on this rank.
 IDLE, MOVED, DONE = range(3)
 
@@ -30,7 +32,7 @@ CALL = (
     *("until_ns", "pieces", "step", "first", "sources", "digest", "full_at", "last_at", "memory_at"),
 )
 MEMORY = (
-    *("number", "finished", "free_until"),
+    *("number", "finished", "free_until", "calls"),
     *("world_size", "rank", "lines_at", "line_at", "slots_at"),
 )
 # A shape: so many words, then a pair for each rank where it folds, then its copies.
@@ -277,11 +279,11 @@ end:
   ret i1 %has
 }}
 
-define i64 @stamp(ptr %call, i64 %number) {{
-{_load(CALL, "%call", "digest")}
+define i64 @stamp(ptr %memory, i64 %number) {{
+{_load(MEMORY, "%memory", "calls")}
   %low = and i64 %number, {STAMP_NUMBERS}
   %high = shl i64 %low, 32
-  %stamp = or i64 %high, %digest
+  %stamp = or i64 %high, %calls
   ret i64 %stamp
 }}
 
@@ -290,7 +292,7 @@ define i1 @is_there(ptr %call, ptr %memory, i64 %number) {{
 entry:
 {_load(CALL, "%call", "first", "sources")}
 {_load(MEMORY, "%memory", "lines_at")}
-  %stamp = call i64 @stamp(ptr %call, i64 %number)
+  %stamp = call i64 @stamp(ptr %memory, i64 %number)
   %turn = urem i64 %number, {slots}
   %in_line = mul i64 %turn, 8
   %last = add i64 %first, %sources
@@ -330,7 +332,7 @@ define void @write(ptr %call, ptr %memory) {{
   %turn = urem i64 %next, {slots}
   %word = add i64 %turn, 1
   %stamp_p = getelementptr i64, ptr %line, i64 %word
-  %stamp = call i64 @stamp(ptr %call, i64 %next)
+  %stamp = call i64 @stamp(ptr %memory, i64 %next)
   store atomic i64 %stamp, ptr %stamp_p release, align 8
   store i64 %next, ptr %number_p
   %more = add i64 %written, 1
@@ -390,7 +392,13 @@ entry:
   %is_new = icmp ne i64 %begins, 0
   br i1 %is_new, label %begin, label %again
 begin:
-{_load(MEMORY, "%memory", "number")}
+{_load(MEMORY, "%memory", "number", "calls")}
+{_load(CALL, "%call", "digest")}
+  ; Of all calls up to this one: a root reads nothing, so it finds another root's call by the next one's stamps.
+  %spread = mul i64 %calls, {DIGEST_FACTOR}
+  %both = add i64 %spread, %digest
+  %chained = and i64 %both, {0xFFFFFFFF}
+  store i64 %chained, ptr %calls_p
   %start = add i64 %number, 1
   store i64 %start, ptr %start_p
   store i64 0, ptr %written_p

@@ -490,6 +490,13 @@ def check_a_gather_of_unlike_sizes_is_named():
     dist.barrier()
 
 
+def check_other_roots_are_named_by_the_next_call():
+    group = dist.new_group(list(range(SIZE)))
+    dist.broadcast(torch.zeros(4), RANK % 2, group)
+    refuses(ValueError, "root=1)", lambda: dist.barrier(group))
+    dist.barrier()
+
+
 def check_monitored_barrier():
     """Who did not come is named, by rank 0 and then by all; whoever has failed can come again, alone or with all."""
     group = dist.new_group(list(range(SIZE)))
