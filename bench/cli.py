@@ -50,7 +50,10 @@ _MOVED = {
 
 # A Redis outlives the hosts of a job.
 _REDIS = "LANTERNE_STORE=redis://HOST:PORT"
+_ADAPTING = "`pipeline train --adapt --slow-link I=T@FROM:TO`, or `demo` without it"
 _REMOVED = {
+    **{f"demo {option}": _ADAPTING for option in ("-n", "--ranks", "--slow-link", "--seconds", "--hold")},
+    "demo --trace": "`pipeline run --adapt --trace`",
     "launch --spares": "--restarts, or another process with LANTERNE_JOIN",
     "witness": _REDIS,
     "lab --witness": _REDIS,

@@ -1,5 +1,4 @@
 """This folder holds `lanterne demo`, which nobody else imports.
 
-`command` starts the ranks of `job`, which train over MPI or UCX and tell records to a file; `steps` says what happened;
-`screen` turns records into text, purely; `picture` shows them live, drawn, or as a trace.
+`command` starts the ranks; `blows` trains them twice, one job left alone, sums up what happened, and draws it.
 """

@@ -7,17 +7,21 @@ what the loop found and did.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from lanterne.bench.demo.job import said_by_first, setup_of
+import numpy as np
+
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_time
+from lanterne.bench.train.job import Setup, add_model_arguments, make_setup
 from lanterne.bench.train.mitigate import Mitigated
 from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.model.text import read_text
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer as own_text
 
@@ -57,7 +61,7 @@ def run_blows(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None
     try:
         # What else the machine does disturbs both alike.
         for number in range(work["iterations"]):
-            if said_by_first(comm, time.monotonic() >= ends_s):
+            if _first_says(comm, time.monotonic() >= ends_s):
                 break
             if comm.rank == 0:
                 report.progress(f"iteration {number + 1} of {work['iterations']}, of both jobs in turn")
@@ -78,11 +82,27 @@ def work_of(pace_s: float, seed: int, limit_s: float, scale: float = 1.0) -> dic
     return about | {"events": [event.to_dict() for event in events]}
 
 
+def _first_says(comm: Communicator, value: bool) -> bool:
+    """Return the `value` of rank 0; every rank calls it."""
+    told = np.array([value], np.int64)
+    comm.broadcast(told)
+    return bool(told[0])
+
+
+def _setup(comm: Communicator, seed: int) -> Setup:
+    """Return the Setup of a small GPT on this library's own source text."""
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, "1")
+    parser.set_defaults(seed=seed)
+    words = [*MODEL, "--stages", str(STAGES), "--data-parallel", str(COPIES)]
+    return make_setup(parser.parse_args(words), comm.world_size, read_text(own_text.__file__))
+
+
 class _Job:
     """One of the two, on this rank; `acts`: whether it is watched and mitigated."""
 
     def __init__(self, comm: Communicator, work: Mapping[str, Any], *, acts: bool) -> None:
-        setup = setup_of([*MODEL, "--stages", str(STAGES), "--data-parallel", str(COPIES)], comm, work["seed"])
+        setup = _setup(comm, work["seed"])
         problem = Problem(STAGES, MICROBATCHES // COPIES, *(work["pace_s"],) * 3)
         plans = own_text.plans(problem, SCHEDULER, setup.microbatches)
         events = [InjectedEvent.from_dict(event) for event in work["events"]]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.demo import blows, command
+from lanterne.bench.demo import blows
 from lanterne.collectives.jobs import spawn
 
 REBALANCE = {"strategy": "rebalance"}
@@ -67,21 +67,13 @@ def test_its_job_on_threads():
         ("--timeout 0", "more than 0"),
         ("--limit 0", "more than 0"),
         ("--transport carrier", "local, mpi, ucx"),
+        ("--plot picture.doc", "ends in .png, .svg or .pdf"),
+        ("--slow-link 1=30ms", "`pipeline train --adapt --slow-link I=T@FROM:TO`"),
+        ("-n 4", "or `demo` without it"),
+        ("--trace trace.json", "`pipeline run --adapt --trace`"),
     ],
 )
 def test_bad_input_is_one_line(options, expected, capsys):
     assert cli.main(["demo", *options.split()]) == 2
     said = capsys.readouterr().err
     assert expected in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "blown"),
-    [("", True), ("--pace 6ms", True), ("--slow-link 1=30ms", False), ("-n 2", False), ("--seconds 9", False)],
-)
-def test_one_link_only_with_an_option_of_it(options, blown, monkeypatch):
-    ran = []
-    monkeypatch.setattr(command, "run_three", lambda args: ran.append("blows") or 0)
-    monkeypatch.setattr(command, "run_link", lambda args: ran.append("link") or 0)
-    command.run(cli.LANTERNE.build_parser("demo").parse(["--plot", "none", "--trace", "none", *options.split()]))
-    assert ran == ["blows" if blown else "link"]
