@@ -53,6 +53,8 @@ _REDIS = "LANTERNE_STORE=redis://HOST:PORT"
 _ADAPTING = "`pipeline train --adapt --slow-link I=T@FROM:TO`, or `demo` without it"
 _REMOVED = {
     **{f"demo {option}": _ADAPTING for option in ("-n", "--ranks", "--slow-link", "--seconds", "--hold")},
+    "bench p2p --no-peer": "--transport without mpi4py, such as mpi",
+    "serve --incidents": "--history, which takes a folder of incidents too",
     "demo --trace": "`pipeline run --adapt --trace`",
     "launch --spares": "--restarts, or another process with LANTERNE_JOIN",
     "witness": _REDIS,

@@ -4,8 +4,8 @@ Several transports, and bare mpi4py as the peer, take turns in one run, so that 
 block checks the bytes that arrived.
 
   lanterne bench p2p                                    mpi against bare mpi4py
-  lanterne bench p2p --transport mpi,ucx --bytes 8,64MiB --json p2p.json
-  lanterne lab --hosts 2 --rate 10gbit -- lanterne bench p2p --transport tcp,tcp-unsealed,ucx --no-peer --bytes 8,64M
+  lanterne bench p2p --transport mpi,ucx,mpi4py --bytes 8,64MiB --json p2p.json
+  lanterne lab --hosts 2 --rate 10gbit -- lanterne bench p2p --transport tcp,tcp-unsealed,ucx --bytes 8,64M
   lanterne bench p2p --device cuda                      GPU to GPU over nccl, 64 to 256 MiB: where NCCL's time has steps
 
 `latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends
@@ -48,11 +48,12 @@ MAX_REPEATS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transport", metavar="A,B", help=f"of mpi, tcp, {UNSEALED}, ucx (default mpi); on GPUs nccl")
+    parser.add_argument(
+        "--transport", metavar="A,B", help=f"of mpi, tcp, {UNSEALED}, ucx, {PEER} (default mpi,{PEER}); on GPUs nccl"
+    )
     parser.add_argument("--device", default="cpu", choices=SIZES, help="where the messages are (default cpu)")
     parser.add_argument("--bytes", metavar="SIZE,...", help="default 8,1K,64K,1M,64M; on GPUs 64M to 256M by 16M")
     parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")
-    parser.add_argument("--no-peer", action="store_true", help="leave bare mpi4py out")
     add_timeout(parser)
     add_json(parser)
 
@@ -62,7 +63,7 @@ def run(args: GivenOptions) -> int:
     sizes = parse_sizes(args.bytes or SIZES[args.device], "--bytes", copies=14)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     on_device = args.device == "cuda"
-    transports = (args.transport or ("nccl" if on_device else "mpi")).split(",")
+    transports = (args.transport or ("nccl" if on_device else f"mpi,{PEER}")).split(",")
     if on_device != (transports == ["nccl"]):
         raise InputError(f"--transport: got {args.transport} with --device {args.device}, expected nccl on cuda only")
     if args.blocks < 1:
@@ -83,9 +84,9 @@ def run(args: GivenOptions) -> int:
         if group.world_size != 2:
             raise InputError(f"bench p2p: got {group.world_size} ranks, expected 2")
         kind = OnDevice if on_device else Ours
-        contenders: dict[str, Ours | Bare] = {name: kind(open_contender(name, group, timeout_s)) for name in transports}
-        if not args.no_peer and not on_device:
-            contenders[PEER] = Bare()
+        contenders: dict[str, Ours | Bare] = {
+            name: Bare() if name == PEER else kind(open_contender(name, group, timeout_s)) for name in transports
+        }
         records = [
             record
             for nbytes in sizes

@@ -6,9 +6,9 @@ import argparse
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count, format_time, parse_time_s
@@ -19,7 +19,7 @@ from lanterne.transport.job.launch import lives
 
 if TYPE_CHECKING:
     from lanterne.failslow.record.incidents import IncidentLog
-    from lanterne.failslow.record.outside_view import OddRank, OutsideView
+    from lanterne.failslow.record.outside_view import OutsideView
     from lanterne.failslow.record.whereabouts import Whereabouts
 
 LOOK_S = 0.5
@@ -62,8 +62,89 @@ def attach_outside(args: argparse.Namespace, command: list[str]) -> int:
     return int(bool(args.fail_on and teller.incidents.count))
 
 
+class Trouble(NamedTuple):
+    """Trouble of a rank: its `kind`, of REMEDIES; `text`, which names the rank; `is_final`: no waiting mends it."""
+
+    kind: str
+    text: str
+    is_final: bool
+
+
+class _Known(NamedTuple):
+    """A Trouble since `since_s`, and whether it was reported, and as an incident."""
+
+    trouble: Trouble
+    since_s: float
+    is_said: bool
+    is_incident: bool
+
+
+class TroubleTeller:
+    """Reports troubles of ranks that are not recorded on standard error, and writes incidents.
+
+    A trouble is an incident at once where it is final, else after `patience_s`. It is reported after `status_s`.
+
+    Args:
+        where: returns the Whereabouts of the ranks that a key stands for, in trouble of a kind.
+    """
+
+    def __init__(
+        self,
+        incidents: IncidentLog,
+        where: Callable[[int | str, str], Sequence[Whereabouts]],
+        patience_s: float,
+        status_s: float = 0.0,
+    ) -> None:
+        self._incidents = incidents
+        self._where = where
+        self._patience_s, self._status_s = patience_s, status_s
+        # By rank, or by the name of a process of unknown rank.
+        self._known: dict[int | str, _Known] = {}
+
+    @property
+    def reported(self) -> dict[int | str, str]:
+        """The troubles that were reported and last, in words."""
+        return {who: known.trouble.text for who, known in self._known.items() if known.is_said}
+
+    def look(self, found: Mapping[int | str, Trouble], now_s: float) -> None:
+        """Report what is new in the troubles `found` now."""
+        for who, trouble in found.items():
+            before = self._known.get(who)
+            if before is not None and before.trouble.kind != trouble.kind:
+                self._end(who, before, now_s)
+                before = None
+            since_s = now_s if before is None else before.since_s
+            age_s = now_s - since_s
+            is_incident = trouble.is_final or age_s >= self._patience_s
+            self._known[who] = now = _Known(trouble, since_s, is_incident or age_s >= self._status_s, is_incident)
+            if now.is_said and (before is None or now[2:] != before[2:]):
+                file = self._write(who, now, now_s, lasts=True) if is_incident else None
+                lasts = f" for {format_time(age_s)}" if age_s else ""
+                written = f"; written to {file}" if file else ""
+                say(f"{'INCIDENT' if is_incident else 'odd'}{lasts}: {trouble.text}{written}")
+        for who in self._known.keys() - found.keys():
+            known = self._known.pop(who)
+            self._end(who, known, now_s)
+            if known.is_said:
+                say(f"{name_of(who)}: as it should be again, after {format_time(now_s - known.since_s)}")
+
+    def _end(self, who: int | str, known: _Known, now_s: float) -> None:
+        if known.is_incident:
+            self._write(who, known, now_s, lasts=False)
+
+    def _write(self, who: int | str, known: _Known, now_s: float, *, lasts: bool) -> object:
+        kind, text, _ = known.trouble
+        ranks, ago_s = self._where(who, kind), now_s - known.since_s
+        return self._incidents.process((who, known.since_s), kind, text, ranks, ago_s, lasts=lasts)
+
+
+def name_of(who: int | str) -> str:
+    """Return a rank, or a process of unknown rank, in words."""
+    return f"rank {who}" if isinstance(who, int) else who
+
+
 class OddTeller:
-    """Says on standard error which ranks are odd, and writes incidents: of one stopped at once, else after patience.
+    """Reports which ranks of `view` are odd, as a TroubleTeller.
 
     Attributes: `incidents`, the IncidentLog.
     """
@@ -73,45 +154,24 @@ class OddTeller:
         from lanterne.failslow.record.job_ledger import about_run
 
         self._view = view
-        self._patience_s = patience_s
         self._host = socket.gethostname()
-        # By rank: what was said, and whether it is an incident.
-        self._told: dict[int, tuple[OddRank, bool]] = {}
         self.incidents: IncidentLog = IncidentLog(
-            None if folder == "none" else folder, about_run(command), lambda rank: self._where(rank, "runs")
+            None if folder == "none" else folder, about_run(command), lambda rank: self._where(rank, "runs")[0]
         )
+        self._teller = TroubleTeller(self.incidents, self._where, patience_s, Thresholds.status_s)
 
     def look(self, now_s: float) -> None:
-        """Look, and say what there is to say."""
+        """Look, and report what is new."""
         self._view.look(now_s)
-        for rank, odd in self._view.odd.items():
-            age_s = now_s - odd.since_s
-            is_incident = odd.kind == "stopped" or age_s >= self._patience_s
-            if not is_incident and age_s < Thresholds.status_s:
-                continue
-            told, was_incident = self._told.get(rank, (None, False))
-            if told == odd and was_incident == is_incident:
-                continue
-            if told is not None and told != odd and was_incident:
-                self._write(told, False, now_s - told.since_s)
-            self._told[rank] = odd, is_incident
-            file = self._write(odd, True, age_s) if is_incident else None
-            lasts = f" for {format_time(age_s)}" if age_s else ""
-            say(f"{'INCIDENT' if is_incident else 'odd'}{lasts}: {odd.text}" + (f"; written to {file}" if file else ""))
-        for rank in [rank for rank in self._told if rank not in self._view.odd]:
-            odd, was_incident = self._told.pop(rank)
-            if was_incident:
-                self._write(odd, False, now_s - odd.since_s)
-            say(f"rank {rank}: as it should be again, after {format_time(now_s - odd.since_s)}")
+        odd = {rank: Trouble(one.kind, one.text, one.kind == "stopped") for rank, one in self._view.odd.items()}
+        self._teller.look(odd, now_s)
 
-    def _write(self, odd: OddRank, lasts: bool, ago_s: float) -> object:
-        state = odd.kind if odd.kind in ("gone", "stopped") else "runs"
-        return self.incidents.process(odd, self._where(odd.rank, state), lasts, ago_s)
-
-    def _where(self, rank: int, state: str) -> Whereabouts:
+    def _where(self, rank: int | str, kind: str) -> Sequence[Whereabouts]:
         from lanterne.failslow.record.whereabouts import Whereabouts
 
-        return Whereabouts(rank, self._host, self._view.processes[rank], state, (), None)
+        assert isinstance(rank, int)
+        state = kind if kind in ("gone", "stopped") else "runs"
+        return (Whereabouts(rank, self._host, self._view.processes[rank], state, (), None),)
 
 
 def print_ranks(found: Sequence[dict[str, Any]], incidents: int) -> None:

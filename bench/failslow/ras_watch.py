@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from lanterne.bench.failslow.outside import say
+from lanterne.bench.failslow.outside import Trouble, TroubleTeller, name_of, say
 from lanterne.bench.output import report
-from lanterne.bench.output.units import format_count, format_time, parse_time_s
+from lanterne.bench.output.units import format_count, parse_time_s
 from lanterne.errors import InputError, TransportError
 from lanterne.failslow.locate.calls_verdicts import diagnose
 from lanterne.failslow.locate.formats import ras
@@ -77,18 +77,8 @@ def ask(host: str, port: int) -> dict[str, Any]:
     return found
 
 
-class _Message(NamedTuple):
-    """The last message about a rank: since when it holds, the reason, and whether it is an incident."""
-
-    since_s: float
-    because: str
-    is_incident: bool
-
-
 class RasWatch:
-    """Prints to standard error which ranks are behind, dead or in error, and writes incidents.
-
-    Death and errors are incidents at once.
+    """Reports which ranks are behind, dead or in error, as a TroubleTeller: death and errors are final.
 
     Args:
         look: returns RAS's document of now.
@@ -99,67 +89,44 @@ class RasWatch:
 
     def __init__(self, look: Callable[[], dict[str, Any]], place: str, folder: str, patience_s: float) -> None:
         self._look = look
-        self._patience_s = patience_s
         self._documents: deque[dict[str, Any]] = deque(maxlen=LOOKS)
-        # By rank, or by the name of a process whose rank is not known.
-        self._said: dict[int | str, _Message] = {}
         self._processes: dict[int, Process] = {}
+        self._reasons: dict[int | str, str] = {}
         job = about_run(["watch", "--ras", place])
         self.incidents: IncidentLog = IncidentLog(None if folder == "none" else folder, job, self._where)
+        self._teller = TroubleTeller(
+            self.incidents, lambda who, _: [self._where(who)] if isinstance(who, int) else [], patience_s
+        )
 
     @property
     def named(self) -> dict[str, str]:
         """The ranks that are behind, dead or in error now, with the reasons."""
-        return {_name(who): said.because for who, said in self._said.items()}
+        return {name_of(who): self._reasons[who] for who in self._teller.reported}
 
     def look(self, now_s: float) -> None:
-        """Look, and say what is new; raise as `ask` where there is no answer."""
+        """Look, and report what is new; raise as `ask` where there is no answer."""
         self._documents.append(self._look())
         into = CallBuilder()
         ras.read_all(list(self._documents), into)
         table = into.table()
         self._processes |= table.processes
-        found: dict[int | str, str] = {}
-        for verdict in diagnose(table)[0]:
-            for one in verdict.evidence.get("missing", ()):
-                found[one["process"] if one["rank"] is None else one["rank"]] = one["because"]
-        for who, because in found.items():
-            self._report(who, because, now_s)
-        for who in [who for who in self._said if who not in found]:
-            said = self._said.pop(who)
-            if said.is_incident:
-                self._write(who, said, now_s, lasts=False)
-            say(f"{_name(who)}: no more, after {format_time(now_s - said.since_s)}: {said.because}")
-
-    def _report(self, who: int | str, because: str, now_s: float) -> None:
-        is_final = because.startswith(ras.FINAL)
+        self._reasons = {
+            one["process"] if one["rank"] is None else one["rank"]: one["because"]
+            for verdict in diagnose(table)[0]
+            for one in verdict.evidence.get("missing", ())
+        }
+        found = {
+            who: Trouble("outside", f"{name_of(who)}: {because}", because.startswith(ras.FINAL))
+            for who, because in self._reasons.items()
+        }
         # By fewer looks a rank that lives may be behind for a moment.
-        if len(self._documents) < LOOKS and not is_final:
-            return
-        before = self._said.get(who)
-        since_s = now_s if before is None else before.since_s
-        is_incident = is_final or now_s - since_s >= self._patience_s
-        self._said[who] = said = _Message(since_s, because, is_incident)
-        if before is None or (is_incident and not before.is_incident):
-            file = self._write(who, said, now_s, lasts=True) if is_incident else None
-            say(
-                f"{'INCIDENT: ' if is_incident else ''}{_name(who)}: {because}"
-                + (f"; written to {file}" if file else "")
-            )
-
-    def _write(self, who: int | str, said: _Message, now_s: float, *, lasts: bool) -> object:
-        ranks = (who,) if isinstance(who, int) else ()
-        text = f"{_name(who)}: {said.because}"
-        return self.incidents.told((who, said.since_s), text, ranks, now_s - said.since_s, lasts=lasts)
+        is_enough = len(self._documents) == LOOKS
+        self._teller.look({who: one for who, one in found.items() if is_enough or one.is_final}, now_s)
 
     def _where(self, rank: int) -> Whereabouts:
         process = self._processes.get(rank, Process())
         gpu = None if process.gpu is None else str(process.gpu)
         return Whereabouts(rank, process.host, process.pid, "silent", (), None, gpu)
-
-
-def _name(who: int | str) -> str:
-    return f"rank {who}" if isinstance(who, int) else who
 
 
 def watch_ras(args: argparse.Namespace) -> int:

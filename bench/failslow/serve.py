@@ -1,7 +1,7 @@
 """Serve one page on loopback: the jobs watched on this machine, their incidents and pictures, hosts' histories.
 
   lanterne serve                                       then look at http://127.0.0.1:9470/
-  lanterne serve --history hosts.jsonl --incidents lanterne-incidents
+  lanterne serve --history hosts.jsonl                 or the folder of incidents of `watch --incidents DIR`
   lanterne serve --listen 0.0.0.0:9470                 for others too: they are asked for a token
   lanterne serve --folder /shared                      the job that `watch --folder /shared` watches
 
@@ -33,16 +33,17 @@ from lanterne.failslow.operate.status_file import StatusAsker
 # A job that has not touched its status for so long was killed.
 STALE_S = 30.0
 MAX_JOBS = 16
+# The folder in which `watch` writes incidents by default.
+INCIDENTS = "lanterne-incidents"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--listen", default="9470", metavar="ADDR", help="PORT of loopback or HOST:PORT (default 9470)")
     parser.add_argument("--folder", metavar="DIR", help="also the job of `watch --folder DIR`")
-    parser.add_argument("--history", metavar="WHERE", help="a file of `watch --history`")
     parser.add_argument(
-        "--incidents", default="lanterne-incidents", metavar="DIR",
-        help="without --history: the incidents that `watch` wrote here (default lanterne-incidents)",
+        "--history", metavar="WHERE",
+        help=f"file of `watch --history`, or folder of `watch --incidents` (default {INCIDENTS}, if there)",
     )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.folder is not None and not Path(args.folder).is_dir():
         raise InputError(f"--folder: got {args.folder}, expected a folder")
-    where = args.history or (args.incidents if Path(args.incidents).is_dir() else None)
+    where = args.history or (INCIDENTS if Path(INCIDENTS).is_dir() else None)
     history = None if where is None else open_history(where)
     jobs = WatchedJobs(None if args.folder is None else Path(args.folder))
     ended = threading.Event()

@@ -21,7 +21,6 @@ from typing import Any
 
 from lanterne.failslow.record.bounds import KEPT, OPEN
 from lanterne.failslow.record.hangs import Hang
-from lanterne.failslow.record.outside_view import OddRank
 from lanterne.failslow.record.whereabouts import Whereabouts
 
 SCHEMA_VERSION = 1
@@ -120,15 +119,16 @@ class IncidentLog:
         }
         return self._write("slow", incident["onset"], text, about, ago_s)
 
-    def process(self, odd: OddRank, where: Whereabouts, lasts: bool, ago_s: float) -> Path | None:
-        """Write that a rank of a job that is not recorded is odd, or that it is no more; its file."""
-        about = {"lasts": lasts, "ranks": [where.record()], "evidence": [odd.text], "remedy": REMEDIES[odd.kind]}
-        return self._write("process", (odd.rank, odd.since_s), odd.text, about, ago_s)
+    def process(
+        self, key: object, kind: str, text: str, ranks: Sequence[Whereabouts], ago_s: float, *, lasts: bool
+    ) -> Path | None:
+        """Write that ranks of a job that is not recorded are in trouble, or are so no more; return the file.
 
-    def told(self, key: object, text: str, ranks: Sequence[int], ago_s: float, *, lasts: bool) -> Path | None:
-        """Write what a library says of `ranks` of a job that is not recorded, or that it is no more; its file."""
-        records = [self._where(rank).record() for rank in ranks]
-        about = {"lasts": lasts, "ranks": records, "evidence": [text], "remedy": REMEDIES["outside"]}
+        Args:
+            kind: of REMEDIES.
+        """
+        records = [where.record() for where in ranks]
+        about = {"lasts": lasts, "ranks": records, "evidence": [text], "remedy": REMEDIES[kind]}
         return self._write("process", key, text, about, ago_s)
 
     def update(self, kind: str, key: object, text: str, about: Mapping[str, Any], ago_s: float = 0.0) -> dict[str, Any]:

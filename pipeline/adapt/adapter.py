@@ -27,7 +27,6 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.adapt.agreement import Agreement, Report
 from lanterne.pipeline.adapt.clocks import Offsets, clock_offsets, share_a_clock
 from lanterne.pipeline.adapt.decide import AdaptSettings, Change, Decider, Held
-from lanterne.pipeline.adapt.findings import Findings
 from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.adapt.profile import Durations, Profile, Profiler, make_profile, report_length, worst
 from lanterne.pipeline.execute.execute import After, Measured, execute
@@ -64,7 +63,6 @@ class Adapter:
         plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
         iteration: its number, from 0.
         changes: the Changes so far, on every rank; held: the Helds, likewise.
-        profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
@@ -89,7 +87,6 @@ class Adapter:
         self.iteration: int = 0
         self.changes: list[Change] = []
         self.held: list[Held] = []
-        self.profiles: list[list[Profile]] = [[] for _ in self.plans]
         self.profiler: Profiler = Profiler(plane, durations_s, held_nbytes)
         self._slow: set[Pair] = set()
         self._dead: set[Pair] = set()
@@ -117,16 +114,6 @@ class Adapter:
     @property
     def checked(self) -> CheckedPlan:
         return self.plans[self.copy]
-
-    @property
-    def found(self) -> list[Findings]:
-        """On the coordinator: what the last Profiles confirm, per copy name -> +1 or -1; also what is held back."""
-        return [decider.found for decider in self._deciders]
-
-    def hold(self, holds: bool) -> None:
-        """On the coordinator: whether to go on measuring but change nothing, as somebody else says when it is due."""
-        for decider in self._deciders:
-            decider.holds = holds
 
     def execute(
         self,
@@ -206,9 +193,7 @@ class Adapter:
         for reports in self.agreement.collect():
             plans = self._ran.pop(int(reports[0][0]))
             for copy, decider in enumerate(self._deciders):
-                profile = self._profile(reports, plans[copy], copy)
-                self.profiles[copy].append(profile)
-                if verdict := decider.after(profile, self.iteration + 1):
+                if verdict := decider.after(self._profile(reports, plans[copy], copy), self.iteration + 1):
                     for told in verdict.keys() & {"change", "held"}:
                         verdict[told]["copy"] = copy
                     verdicts[copy] = verdict

@@ -115,7 +115,7 @@ class Decider:
         running, initial: the CheckedPlan that runs, and the one for undisturbed links.
         base, assumed: the undisturbed Problem, and what `running` is for; there once it is calibrated.
         slow_links: pairs of ranks whose messages are off the usual plane.
-        predicted_s: of an iteration; found: what the last Profile confirmed; holds: whether to change nothing.
+        predicted_s: of an iteration.
     """
 
     base: Problem
@@ -137,8 +137,6 @@ class Decider:
         self.watch: FindingWatch = FindingWatch()
         self.slow_links: list[list[int]] = []
         self.predicted_s: float | None = None
-        self.found: Findings = {}
-        self.holds = False
         self._memory_nbytes = memory_nbytes
         self._since = 0
         self._recent: list[Profile] = []
@@ -164,10 +162,7 @@ class Decider:
             # What is not confirmed by now was noise.
             self._noise.add(self._recent.pop(0))
         seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
-        self.found = self.watch.update(profile.iteration, seen)
-        if self.holds:
-            return None
-        for part in _apart(self.found):
+        for part in _apart(self.watch.update(profile.iteration, seen)):
             verdict = self._change(profile.iteration, next_iteration, part, began_s)
             if verdict or not self._recent:
                 return verdict

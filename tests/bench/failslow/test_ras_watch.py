@@ -95,7 +95,7 @@ def test_a_rank_behind_is_told_and_an_incident_after_patience(capsys):
     (incident,) = watch.incidents.documents.values()
     assert (incident["kind"], incident["lasts"]) == ("process", True)
     assert [(one["rank"], one["host"], one["pid"], one["gpu"]) for one in incident["ranks"]] == [(2, "h", 102, "2")]
-    assert capsys.readouterr().err.count("INCIDENT: rank 2") == 1
+    assert capsys.readouterr().err.count("INCIDENT for 6 s: rank 2") == 1
 
 
 def test_an_incident_that_is_over_is_told():

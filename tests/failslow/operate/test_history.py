@@ -25,7 +25,6 @@ from lanterne.failslow.operate.history import (
     told_patterns,
 )
 from lanterne.failslow.record.incidents import IncidentLog
-from lanterne.failslow.record.outside_view import OddRank
 from lanterne.failslow.record.whereabouts import Whereabouts
 
 HOUR_S = 3600.0
@@ -157,7 +156,7 @@ def test_any_time_that_is_one_can_be_shown():
 def test_an_incident_of_a_process_that_is_not_recorded(tmp_path):
     rank = Whereabouts(1, "h", 12, "stopped", (), None)
     log = IncidentLog(tmp_path, {"run": "r"}, lambda _: rank)
-    log.process(OddRank(1, "stopped", 1.0, "rank 1 is stopped"), rank, True, 0.0)
+    log.process((1, 1.0), "stopped", "rank 1 is stopped", [rank], 0.0, lasts=True)
     (tmp_path / "other.json").write_text(
         '{"ranks": [{"host": 5, "rank": 1}], "job": {}, "id": 1, "kind": "", "text": ""}'
     )
