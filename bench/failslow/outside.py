@@ -163,7 +163,9 @@ class OddTeller:
     def look(self, now_s: float) -> None:
         """Look, and report what is new."""
         self._view.look(now_s)
-        odd = {rank: Trouble(one.kind, one.text, one.kind == "stopped") for rank, one in self._view.odd.items()}
+        odd: dict[int | str, Trouble] = {
+            rank: Trouble(one.kind, one.text, one.kind == "stopped") for rank, one in self._view.odd.items()
+        }
         self._teller.look(odd, now_s)
 
     def _where(self, rank: int | str, kind: str) -> Sequence[Whereabouts]:
