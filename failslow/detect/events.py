@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 
-# Levels over the healthy one from which a job counts as slow, and the ratio that makes a faster job another job.
+from lanterne.failslow.evidence.series import SHIFT
+
+# Level over the healthy one from which a job counts as slow.
 STILL_SLOW = 1.04
-FASTER = 1 / 1.08
 # A new onset within so many rows of a relief belongs to the same incident.
 MERGE_ROWS = 12
 
@@ -51,7 +53,7 @@ def incidents(events: Iterable[LevelEvent], merge_rows: int = MERGE_ROWS) -> lis
     for event in events:
         last = found[-1] if found else None
         risen = risen or event.ratio > 1.0
-        if not risen and event.ratio < FASTER and (found or event.kind == "relief"):
+        if not risen and event.ratio < exp(-SHIFT) and (found or event.kind == "relief"):
             assert event.confirmed_at is not None
             first = found.pop() if found else Incident(0, None, 1.0, event.confirmed_at)
             found.append(replace(first, relief=event.index, ratio=first.ratio / event.ratio))
@@ -74,7 +76,7 @@ def incidents(events: Iterable[LevelEvent], merge_rows: int = MERGE_ROWS) -> lis
             assert event.confirmed_at is not None
             found.append(Incident(event.index, None, level, event.confirmed_at))
             levels = 1
-        elif event.ratio < FASTER:
+        elif event.ratio < exp(-SHIFT):
             # A faster job: what is healthy is known anew.
             level = 1.0
     return found

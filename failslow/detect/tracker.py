@@ -34,8 +34,8 @@ from lanterne.failslow.evidence.series import REVIEW_ROWS, SHIFT, Level, median
 WINDOW_ROWS = 64
 # Rows that are never judged; and those of a step below 10 %, or of a faster job, that lasts.
 SKIPPED_ROWS = 16
-# A fall before this row ends a warm-up, unless it is abrupt after so many rows: then the job was slow from its start.
-MAX_WARM_UP_ROWS, SLOW_START_ROWS = 300, 24
+# A fall before this row ends a warm-up, unless it is abrupt: then the job was slow from its start.
+MAX_WARM_UP_ROWS = 300
 # A step worth recording. A shift that lasts 8 rows counts from one standard error below 10 %, but never below this.
 SMALL = log(1.05)
 # Log odds of a level that are certain.
@@ -152,7 +152,7 @@ class Tracker:
             is_over, old = new - self._base <= (self._told - self._base) / 2, self._told
         else:
             old = self._level.median
-            is_over = self._last is None and index >= SLOW_START_ROWS and old - new >= SMALL
+            is_over = self._last is None and index >= SKIPPED_ROWS and old - new >= SMALL
         return self._confirm("relief", index, self.row - 1, values, old) if is_over else None
 
     @property
@@ -307,7 +307,7 @@ class Tracker:
         least = MIN_STEPS if fall > HIGH else SKIPPED_ROWS
         if len(suspects) < least or level.odds_beyond(suspects, -1) < LIKELY:
             return None
-        if self._last is None and counts and (index := self._start(suspects, row)) >= SLOW_START_ROWS:
+        if self._last is None and counts and (index := self._start(suspects, row)) >= SKIPPED_ROWS:
             before, after = list(self._recent)[: index - row - 1], self._since(index)
             if len(after) >= MIN_STEPS and _is_abrupt(before, after, level.error(8, 8)):
                 # The job has been slow from its start.
