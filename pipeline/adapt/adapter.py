@@ -63,6 +63,7 @@ class Adapter:
         plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
         iteration: its number, from 0.
         changes: the Changes so far, on every rank; held: the Helds, likewise.
+        profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
@@ -87,6 +88,7 @@ class Adapter:
         self.iteration: int = 0
         self.changes: list[Change] = []
         self.held: list[Held] = []
+        self.profiles: list[list[Profile]] = [[] for _ in self.plans]
         self.profiler: Profiler = Profiler(plane, durations_s, held_nbytes)
         self._slow: set[Pair] = set()
         self._dead: set[Pair] = set()
@@ -193,7 +195,9 @@ class Adapter:
         for reports in self.agreement.collect():
             plans = self._ran.pop(int(reports[0][0]))
             for copy, decider in enumerate(self._deciders):
-                if verdict := decider.after(self._profile(reports, plans[copy], copy), self.iteration + 1):
+                profile = self._profile(reports, plans[copy], copy)
+                self.profiles[copy].append(profile)
+                if verdict := decider.after(profile, self.iteration + 1):
                     for told in verdict.keys() & {"change", "held"}:
                         verdict[told]["copy"] = copy
                     verdicts[copy] = verdict

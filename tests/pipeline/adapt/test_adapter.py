@@ -39,16 +39,6 @@ def set_links(plane, pairs, delay_s):
         plane.set_link(other, one, Link(delay_s))
 
 
-def kept_profiles(adapter):
-    """The profiles that the deciders of `adapter` get from now on, per copy; none but on the coordinator."""
-    found = []
-    for decider in adapter._deciders:
-        own, after = [], decider.after
-        decider.after = lambda profile, number, own=own, after=after: own.append(profile) or after(profile, number)
-        found.append(own)
-    return found
-
-
 @pytest.fixture(scope="module")
 def timed():
     """Per rank: the changes, the plans by iteration, and on the coordinator the profiles."""
@@ -57,14 +47,13 @@ def timed():
     def job(comm):
         stages, ran = timed_stages(TIMED, checked.plan.placement, comm.rank, 1.0), []
         with planes(comm) as plane, Adapter(comm, checked, plane, TIMED, SETTINGS) as adapter:
-            profiles = kept_profiles(adapter)
             for iteration in range(ITERATIONS):
                 if iteration in (SLOW_AT, WELL_AT):
                     set_links(plane, [(1, 2)], 10 * UNIT_S if iteration == SLOW_AT else 0.0)
                 ran.append((adapter.checked.plan.words(), plane.pairs))
                 adapter.execute(adapter.checked, stages, comm)
                 adapter.agree()
-            return adapter.changes, ran, next(iter(profiles), [])
+            return adapter.changes, ran, adapter.profiles[0]
 
     return lanterne.spawn(4, job, timeout_s=60)
 
@@ -163,12 +152,11 @@ def test_copies_and_parts_agree_together(monkeypatch):
         with planes(pipeline) as plane, Adapter(comm, (checked,) * 2, plane, problem, where=where) as adapter:
             if copy == 1 and part == 0:
                 set_links(plane, [(0, 1)], 12 * UNIT_S)
-            profiles = kept_profiles(adapter)
             for _ in range(8):
                 adapter.execute(adapter.checked, stages, pipeline)
                 comm.barrier()  # As reducing gradients would.
                 adapter.agree()
-            return adapter.changes, plane.pairs, [len(own) > 3 for own in profiles]
+            return adapter.changes, plane.pairs, [len(profiles) > 3 for profiles in adapter.profiles]
 
     results = lanterne.spawn(8, job, timeout_s=60)
     assert all(changes == results[0][0] for changes, _, _ in results) and results[0][2] == [True, True]
