@@ -2,8 +2,8 @@
 
 A memfd without a name: when the last process that has it is gone, so is the memory. Each rank has a line with the
 number of the last piece that it is done with and a stamp for each of its slots, and the slots. A stamp is the number of
-a piece and a digest of the signatures of all calls so far: a rank that waits sees only ranks in the same call. A slot is written again once
-all ranks are done with what was in it. What goes through it: kernels/cpu/meet.py.
+a piece and a digest of the signatures of all calls so far: a rank that waits sees only ranks in the same call. A slot
+is written again once all ranks are done with what was in it. What goes through it: kernels/cpu/meet.py.
 """
 
 import ctypes
