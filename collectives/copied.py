@@ -26,6 +26,15 @@ class CopiedRequest(CollectiveRequest):
         self._inner = inner
         self._call = call
 
+    def test(self) -> bool:
+        """See CollectiveRequest. Raises what the call itself raises once it is over, as one that was given up does."""
+        return super().test() and self._inner.test()
+
+    def wait(self, timeout_s: float | None = None, *, queued: bool = False) -> None:
+        """See CollectiveRequest; errors as `test`."""
+        super().wait(timeout_s, queued=queued)
+        self._inner.test()
+
     def _poll(self) -> bool:
         if not self.done and (self._inner.done or self._inner._poll()):
             copy_back(self._call)

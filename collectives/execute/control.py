@@ -1,11 +1,11 @@
 """What the ranks of a communicator tell each other beside the data: who is in which call, and why somebody failed.
 
 A call that goes well says nothing here, so this costs nothing. A rank that has waited for stall_s tells all others its
-call (number and signature), and looks what they told. Two ranks in the same call with different signatures: both raise
-InputError. A rank that is through its call already, as a root is, compares in the background (Engine.attend). A rank
-that fails tells why, and the others raise the same error instead of waiting for their own timeout. Whoever times out
-names the ranks that never came to the call; if all did, it follows what they told of whom they wait for, to those that
-have fallen silent.
+call and the one before it (number and signature), and looks what they told. Two ranks in the same call with different
+signatures: both raise InputError. A rank that is through its call already, as a root is, compares in the background
+(Engine.attend). A rank that fails tells why, and the others raise the same error instead of waiting for their own
+timeout. Whoever times out names the ranks that never came to the call; if all did, it follows what they told of whom
+they wait for, to those that have fallen silent.
 
 Nothing received is evaluated: a notice is a struct and text. A rank tells another at most ten times a second, and every
 rank reads at least once a second while it makes calls, so reports do not pile up before a rank that is always late.

@@ -23,18 +23,17 @@ _STANDING = slice(CALL.index("start"), CALL.index("read") + 1)
 class SharedPlan:
     """All that calls of one signature have in common on this rank.
 
-    Attributes: `memory`; `signature`; `digest`; `program`; `advance`, what takes a call on (advance_function);
+    Attributes: `memory`; `signature`; `program`; `advance`, what takes a call on (advance_function);
         `words`, the words CALL that it takes, of which a call sets the first two; `words_at`, their address.
     """
 
-    __slots__ = ("_shapes", "advance", "digest", "memory", "program", "signature", "words", "words_at")
+    __slots__ = ("_shapes", "advance", "memory", "program", "signature", "words", "words_at")
 
     def __init__(
         self, key: Key, dtype: Dtype, in_place: bool, world_size: int, rank: int, memory: SharedMemory
     ) -> None:
         self.memory: SharedMemory = memory
         self.signature: str = str(key)
-        self.digest: int = digest_of(self.signature)
         part_nbytes = key.part_count * dtype.nbytes
         direct = world_size <= MAX_FOLD_INPUTS
         self.program: SharedProgram = shared_program(
@@ -46,7 +45,7 @@ class SharedPlan:
         folding = Folding(key.op, dtype, world_size, MAX_FOLD_INPUTS) if key.op is not None and folds else None
         self.advance: Callable[[int, int], int] = advance_function(LAYOUT, folding, memory.shared)
         self._shapes = [_shape(piece, world_size if folds else 0) for piece in (program.full, program.last)]
-        constants = [program.num_pieces, program.step, program.first, program.sources, self.digest]
+        constants = [program.num_pieces, program.step, program.first, program.sources, digest_of(self.signature)]
         addresses = [*map(ctypes.addressof, self._shapes), memory.words_at]
         own = [0] * (len(CALL) - len(constants) - 3)
         self.words: ctypes.Array[ctypes.c_int64] = (ctypes.c_int64 * len(CALL))(*own, *constants, *addresses)

@@ -99,5 +99,17 @@ def test_only_who_is_in_the_same_call_is_there():
     assert memories[1].missing(1, 0, 2) == [0]
 
 
+def test_after_a_broadcast_of_two_roots_nobody_is_in_the_same_call():
+    """A root reads nothing, so the broadcast itself ends on both."""
+    memories = memories_of(2)
+    for root in range(2):
+        plans, *_ = make(memories, "broadcast", 3, root)
+        assert plans[root].advance(1, plans[root].words_at) == DONE
+    plans, *_ = make(memories, "all_reduce", 3, 0)
+    for rank in (0, 1, 0, 1):
+        assert plans[rank].advance(plans[rank].standing[0] == 0, plans[rank].words_at) != DONE
+    assert [memory.missing(2, 0, 2) for memory in memories] == [[1], [0]]
+
+
 def test_words_are_where_the_loop_has_them():
     assert ctypes.sizeof(make(memories_of(2), "broadcast", 1, 0)[0][0].words) == 8 * len(meet.CALL)
