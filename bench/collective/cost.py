@@ -39,7 +39,6 @@ from lanterne.errors import InputError
 if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
     from lanterne.collectives.auto.predict import Links
-    from lanterne.collectives.schedule.cost import CostModel
     from lanterne.collectives.schedule.ir import CollectiveSchedule
 
 
@@ -103,18 +102,19 @@ def run_arrivals(args: argparse.Namespace) -> int:
     """Print, and write, when each algorithm ends after the last of the arrivals that are given, and the bound."""
     from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
 
-    model, sizes = model_from(args), sorted({parse_nbytes(text, "--nbytes") for text in args.nbytes.split(",")})
+    links = topology_from(args) or model_from(args)
+    sizes = sorted({parse_nbytes(text, "--nbytes") for text in args.nbytes.split(",")})
     lines = algorithms_for(args.collective)
     if args.algorithm != "all":
         lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
     results = [
         record
         for nbytes in sizes
-        for record in after_arrivals(lines, arrivals_from(args, args.collective, nbytes), nbytes, model)
+        for record in after_arrivals(lines, arrivals_from(args, args.collective, nbytes), nbytes, links)
     ]
     progress("")
     if args.json:
-        write_json(args.json, envelope(results=results, **described(model)))
+        write_json(args.json, envelope(results=results, **described(links)))
     if args.json == "-":
         return 0
     columns = [("size", ""), ("algorithm", ""), ("chunks", ""), ("after the last", ""), ("worst", ""), ("bound", "")]
@@ -128,34 +128,34 @@ def run_arrivals(args: argparse.Namespace) -> int:
         for record in results
     ]
     calls = f", {results[0]['calls']} of its calls: medians" if results[0]["calls"] > 1 else ""
-    note = f"{_in_words(model)}; model, not measured; arrivals {args.arrivals}{calls}"
+    note = f"{_in_words(links)}; model, not measured; arrivals {args.arrivals}{calls}"
     print_table(columns, rows, notes=[f"{note}; who expects one late rank, the last"])
     return 0
 
 
 def after_arrivals(
-    lines: Sequence[Algorithm], calls: Sequence[Sequence[float]], nbytes: int, model: CostModel
+    lines: Sequence[Algorithm], calls: Sequence[Sequence[float]], nbytes: int, links: Links
 ) -> list[dict[str, Any]]:
     """Return a record (dict) of each algorithm of `lines` that can be used: when it ends after the last arrival.
 
     Args:
         calls: by call and rank, the arrivals in s; of more than MAX_CALLS as many, evenly chosen.
     """
-    from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
+    from lanterne.collectives.auto.predict import nodes_of_links
+    from lanterne.collectives.late.any_arrivals import bound_s, schedule_for_arrivals
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import price
-    from lanterne.transport.board.arrival_bound import least_after_s
 
     ranks, chosen = len(calls[0]), calls[:: -(-len(calls) // MAX_CALLS)]
-    bound_s = median(least_after_s(arrivals_s, nbytes * model.beta_s_per_byte) for arrivals_s in chosen)
+    least_s = median(bound_s(arrivals_s, nbytes, links) for arrivals_s in chosen)
     records = []
     for line in lines:
-        if line.refuses(ranks) or line.nodes:
+        if line.refuses(ranks) or line.leaves or (line.nodes and nodes_of_links(links) is None):
             continue
         progress(f"{line.name}, {ranks} ranks, {len(chosen)} calls")
-        schedules = [check(schedule_for_arrivals(line, each, nbytes, model)).schedule for each in chosen]
+        schedules = [check(schedule_for_arrivals(line, each, nbytes, links)).schedule for each in chosen]
         exposed_s = [
-            price(schedule, nbytes, model, arrivals_s).exposed_s
+            price(schedule, nbytes, links, arrivals_s).exposed_s
             for schedule, arrivals_s in zip(schedules, chosen, strict=True)
         ]
         records.append(
@@ -169,7 +169,7 @@ def after_arrivals(
                 "arrivals_s": [list(arrivals_s) for arrivals_s in chosen] if len(chosen) > 1 else list(chosen[0]),
                 "exposed_s": median(exposed_s),
                 "worst_s": max(exposed_s),
-                "bound_s": bound_s,
+                "bound_s": least_s,
             }
         )
     if not records:

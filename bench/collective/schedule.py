@@ -93,16 +93,21 @@ def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> lis
     Raises:
         InputError: no numbers, or options beside it that say otherwise.
     """
+    from lanterne.collectives.auto.predict import equal_ports
+
     if collective != "all_reduce" or not nbytes:
         raise InputError(f"--arrivals: got them beside {collective} of {nbytes} bytes, expected an all_reduce of some")
-    if args.topology is not None:
-        raise InputError("--arrivals: got them beside --topology, expected links that are all equal")
+    topology = topology_from(args)
+    if topology is not None and equal_ports(topology, topology.world_size) is None:
+        raise InputError(f"--arrivals: got them beside {topology.name}, expected several nodes with equal links")
     if Path(args.arrivals).suffix == ".json":
         calls = profile_of(args.arrivals, "--arrivals").arrivals_s.tolist()
         if not calls:
             raise InputError(f"--arrivals: got {args.arrivals}, which has no call with the arrivals of all ranks")
     else:
-        calls = [_given_arrivals(args, [text.strip() for text in args.arrivals.split(",")], nbytes)]
+        calls = [_given_arrivals(args, [text.strip() for text in args.arrivals.split(",")], nbytes, topology)]
+    if topology is not None and topology.world_size != len(calls[0]):
+        raise InputError(f"--arrivals: got {len(calls[0])}, expected one for each of {topology.world_size} ranks")
     if args.ranks is not None and str(args.ranks) != str(len(calls[0])):
         raise InputError(f"--arrivals: got {len(calls[0])} beside -n {args.ranks}, expected one for each rank")
     return [[value - min(values) for value in values] for values in calls]
@@ -113,12 +118,16 @@ def _usual_arrivals(args: argparse.Namespace, collective: str, nbytes: int) -> l
     return [median(times_s) for times_s in zip(*arrivals_from(args, collective, nbytes), strict=True)]
 
 
-def _given_arrivals(args: argparse.Namespace, texts: Sequence[str], nbytes: int) -> list[float]:
+def _given_arrivals(
+    args: argparse.Namespace, texts: Sequence[str], nbytes: int, topology: Topology | None
+) -> list[float]:
     """Return the seconds that `texts` give."""
+    from lanterne.collectives.auto.predict import port_pass_s
+
     if len(texts) < 2:
         raise InputError(f"--arrivals: got {args.arrivals!r}, expected at least two, separated by commas, or FILE.json")
     if are_bare(texts, "--arrivals"):
-        unit_s = nbytes * model_from(args).beta_s_per_byte
+        unit_s = port_pass_s(topology or model_from(args), nbytes)[1]
         for text in texts:
             if not 0 <= float(text) <= MOST_BUFFERS:
                 raise InputError(f"--arrivals: got {text!r}, expected multiples of s/rate from 0 to {MOST_BUFFERS}")
@@ -198,7 +207,7 @@ def _make(
     late_rank = args.late_rank if line.late else None
     if arrivals_s is not None:
         nbytes = parse_nbytes(args.nbytes, "--nbytes")
-        schedule = schedule_for_arrivals(line, arrivals_s, nbytes, model_from(args), args.chunks)
+        schedule = schedule_for_arrivals(line, arrivals_s, nbytes, topology or model_from(args), args.chunks)
     else:
         schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, late_rank, progress, nodes=nodes)
     progress("")
@@ -272,11 +281,12 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
 def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) -> tuple[Sequence[float], str, str]:
     """Return when each rank starts in seconds, the last arrival in words ("" for none), and its bound in words."""
     from lanterne.collectives.schedule.cost import late_start
-    from lanterne.transport.board.arrival_bound import least_after_s
 
     if args.arrivals is not None:
+        from lanterne.collectives.late.any_arrivals import bound_s
+
         arrivals_s = _usual_arrivals(args, schedule.collective, nbytes)
-        least_s = least_after_s(arrivals_s, nbytes * model_from(args).beta_s_per_byte)
+        least_s = bound_s(arrivals_s, nbytes, topology_from(args) or model_from(args))
         return arrivals_s, "the last arrival", f"; ports allow {format_time(least_s)}"
     late, delay_s = (
         args.late_rank if schedule.late_rank is None else schedule.late_rank,

@@ -17,12 +17,12 @@ from lanterne.collectives.algorithms.catalogue import (
     make_schedule,
     on_leaves,
 )
-from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes, each_alone, num_rails
 from lanterne.collectives.auto.pacing import LARGE, OVERLAPPED, STREAM, over_nodes, segment_nbytes, start_s, sustained
 from lanterne.collectives.auto.queued import queued_s, stand_in_line
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
-from lanterne.collectives.topology.topology import Topology
+from lanterne.collectives.topology.topology import MESH, Topology
 
 # Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
 MIN_CHUNK_NBYTES = 16 << 10
@@ -133,6 +133,24 @@ def priced_schedule(
 def nodes_of_links(links: Links) -> Nodes | None:
     """The nodes of `links`; None where there is nothing to gain from them."""
     return links.nodes if isinstance(links, Topology) and not links.is_flat and len(links.nodes) > 1 else None
+
+
+def equal_ports(links: Links, world_size: int) -> Nodes | None:
+    """Return the ranks of each port, those of a node or each alone; None where these differ."""
+    if not isinstance(links, Topology):
+        return each_alone(world_size)
+    differ = links.is_uneven or any(each.kind == MESH for each in links.links)
+    return None if differ else nodes_of_links(links)
+
+
+def port_pass_s(links: Links, nbytes: float) -> tuple[float, float]:
+    """Return the seconds until the first byte of a message arrives, and those in which a port carries `nbytes`."""
+    carried = nbytes
+    if isinstance(links, Topology):
+        rails = num_rails(links.nodes)
+        carried *= min(rails, links.nic_sharers) / rails
+    alpha_s, beta_s = _port(links).alpha_beta(carried)
+    return float(alpha_s), float(beta_s) * carried
 
 
 def chunk_count(

@@ -7,13 +7,14 @@ made when few are left, as far as the board lets it.
 from collections import deque
 from collections.abc import Sequence
 
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.execute.compile_program import RoundCompiler
 from lanterne.collectives.execute.executor import Execution, first_order
 from lanterne.collectives.execute.messages import MessageCutter
 from lanterne.collectives.execute.rank_program import Message, RankProgram
 from lanterne.collectives.execute.scratch import Scratch, Slots
 from lanterne.collectives.schedule.chunk_layout import PartCount
-from lanterne.collectives.schedule.ir import REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.ir import ScheduleBuilder
 from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.base import Transport
 
@@ -27,6 +28,8 @@ class GrowingRounds:
     """What the rounds so far ask of `rank`.
 
     Args:
+        nodes: the ranks that share a port, as many on each; all ranks of the call.
+        num_chunks: of each rail (any_arrival_nodes.py).
         segment_nbytes, credits, in_place: as of compile_program.
         mean: divide complete sums by world_size.
 
@@ -43,7 +46,7 @@ class GrowingRounds:
     def __init__(
         self,
         rank: int,
-        world_size: int,
+        nodes: Nodes,
         num_chunks: int,
         part_count: PartCount,
         itemsize: int,
@@ -53,24 +56,25 @@ class GrowingRounds:
         in_place: bool,
         mean: bool,
     ) -> None:
-        from lanterne.collectives.algorithms.late.any_arrival_rounds import Planner
+        from lanterne.collectives.algorithms.late.any_arrival_nodes import NodeRounds
 
+        rails, world_size = len(nodes[0]), sum(map(len, nodes))
         cutter = MessageCutter(
-            ScheduleBuilder("all_reduce", "any_arrival", world_size, num_chunks).build(),
+            ScheduleBuilder("all_reduce", "any_arrival", world_size, num_chunks * rails).build(),
             part_count,
             itemsize,
             segment_nbytes,
         )
-        cells = (cell for chunk in range(num_chunks) for cell in cutter.cells(chunk))
-        # A rank receives one chunk a round at most.
+        cells = (cell for chunk in range(num_chunks * rails) for cell in cutter.cells(chunk))
+        # A rank receives one chunk a step at most.
         slots = Slots([(cell.stop - cell.start) * itemsize] for cell in cells)
         self._compiler = RoundCompiler(cutter, rank, itemsize, in_place, {}, slots)
-        self._planner = Planner(world_size, num_chunks)
+        self._rounds = NodeRounds(nodes, num_chunks * rails)
         self._cutter, self._rank, self._credits, self._mean = cutter, rank, credits, mean
-        # By role the ranks that have joined; and those that will, with the round of each.
-        self._roles: list[int] = []
+        # Ranks that will join, with the round of each.
         self._joins: deque[tuple[int, int]] = deque()
         self._idle = 0
+        self._steps = 0
         # The latest receives and sends.
         self._latest: tuple[deque[int], deque[int]] = deque(maxlen=credits), deque(maxlen=credits)
         self.actions = self._compiler.log.actions
@@ -81,12 +85,12 @@ class GrowingRounds:
 
     def take_in(self, joins: Sequence[tuple[int, int]]) -> None:
         """Take in all (rank, round from which on it takes part), in order; those that were known come first."""
-        self._joins.extend(joins[len(self._roles) + len(self._joins) :])
+        self._joins.extend(joins[self._rounds.present + len(self._joins) :])
 
     @property
     def is_done(self) -> bool:
         """Whether all ranks have all results after the rounds so far."""
-        return self._planner.is_done
+        return self._rounds.is_done
 
     @property
     def is_idle(self) -> bool:
@@ -95,25 +99,20 @@ class GrowingRounds:
 
     def add_round(self) -> None:
         """Make the next round, and add what it asks of this rank."""
-        planner = self._planner
-        while self._joins and self._joins[0][1] <= planner.number:
-            planner.arrive()
-            self._roles.append(self._joins.popleft()[0])
+        rounds = self._rounds
+        while self._joins and self._joins[0][1] <= rounds.number:
+            rounds.arrive(self._joins.popleft()[0])
             self._idle = 0
-        number, roles = planner.number, self._roles
-        transfers = planner.round().tolist()
-        self._idle = 0 if transfers else self._idle + 1
-        named = [
-            (number, index, roles[source], roles[target], chunk, op)
-            for index, (source, target, chunk, op) in enumerate(transfers)
-        ]
-        mine = [each for each in named if self._rank in each[2:4]]
-        if mine:
-            completes = [
-                self._mean and op == REDUCE and planner.has_result(target, chunk) for _, target, chunk, op in transfers
-            ]
-            self._compiler.add_round(number, sorted(self._cutter.parts(self._rank, mine)), completes)
-            self._limit()
+        steps = rounds.round()
+        self._idle = 0 if steps else self._idle + 1
+        for step in steps:
+            named = ((self._steps, index, *transfer[:4]) for index, transfer in enumerate(step))
+            mine = [each for each in named if self._rank in each[2:4]]
+            if mine:
+                completes = [self._mean and transfer[4] for transfer in step]
+                self._compiler.add_round(self._steps, sorted(self._cutter.parts(self._rank, mine)), completes)
+            self._steps += 1
+        self._limit()
         self.ends.append(len(self.actions))
 
     def _limit(self) -> None:

@@ -25,7 +25,7 @@ from lanterne.collectives.algorithms.catalogue import (
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
 from lanterne.collectives.auto.pacing import PIECES, STREAM_SEGMENTS, credits, segment_nbytes, traffic_of
-from lanterne.collectives.auto.predict import Links
+from lanterne.collectives.auto.predict import Links, equal_ports
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import compile_program
@@ -241,16 +241,23 @@ class RankPrograms:
     def growing(
         self, key: Key, dtype: Dtype, in_place: bool, num_chunks: int, ahead: int, tag: int
     ) -> GrowingExecution:
-        """Return an execution of an all-reduce of `key` in `num_chunks`, to which ranks arrive while it runs."""
+        """Return an execution of an all-reduce of `key` to which ranks arrive while it runs.
+
+        Args:
+            num_chunks: of each rail.
+        """
         group, model = self._group, self._group.tuning.model
-        chunk_nbytes = -(-key.part_count // num_chunks) * dtype.nbytes
+        links = group.tuning.links
+        nodes = None if links is None else equal_ports(links, group.world_size)
+        assert nodes is not None, "any_option is of equal ports"
+        chunk_nbytes = -(-key.part_count // (num_chunks * len(nodes[0]))) * dtype.nbytes
         # No more parts than a stream has: with twice as many 8 hosts on 2 cores took 1.09 of the bound, not 1.04.
         most_nbytes = max(segment_nbytes(model, chunk_nbytes, PIECES), -(-chunk_nbytes // STREAM_SEGMENTS))
         most_nbytes = key.segment_nbytes or most_nbytes
         granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), PIECES)
         rounds = GrowingRounds(
             group.rank,
-            group.world_size,
+            nodes,
             num_chunks,
             key.part_count,
             dtype.nbytes,

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lanterne.collectives.algorithms.late import any_arrival
+from lanterne.collectives.auto.predict import equal_ports
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, override
 from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -40,6 +41,7 @@ from lanterne.collectives.late.options import (
     any_option,
     cut_options,
     group_name,
+    late_names,
     make_option,
     single_options,
     undominated,
@@ -51,7 +53,7 @@ from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request, make_tag
-from lanterne.transport.board.late_policy import MAX_LATE, Policy, from_text, scaled, to_text
+from lanterne.transport.board.late_policy import ANY, MAX_LATE, Policy, from_text, scaled, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
     ABORT,
@@ -322,9 +324,14 @@ class LateRanks:
             group = group_name(links)
             several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
-            if on_host and not over_nodes and 3 < n <= any_arrival.MAX_RANKS:
-                options += filter(None, [any_option(options[0], n, nbytes)])
-        return to_text(Policy(normal_s, tuple(undominated(options))))
+            ports = equal_ports(links, n) if on_host else None
+            if ports is not None:
+                join = make_option(collective, late_names(links)[0], n, nbytes, links)
+                options += filter(None, [any_option(join, ports, nbytes)])
+        options = undominated(options)
+        takes_any = any(option.late == ANY for option in options)
+        port_of = links.node_of if isinstance(links, Topology) and takes_any else ()
+        return to_text(Policy(normal_s, tuple(options), port_of))
 
 
 def error_of(record: Record, communicator: CommunicatorBase, number: int) -> LanterneError:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
-from lanterne.collectives.algorithms.late.any_arrival import CHUNKS_A_RANK, LEAST_CHUNKS
+from lanterne.collectives.algorithms.late.any_arrival import CHUNKS_A_RANK, LEAST_CHUNKS, MAX_RANKS
 from lanterne.collectives.auto.pacing import LEAST_HALF_NBYTES, sustained
 from lanterne.collectives.auto.predict import (
     Links,
@@ -360,13 +360,14 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
     return options
 
 
-def any_option(join: Option, world_size: int, nbytes: int) -> Option | None:
+def any_option(join: Option, ports: Nodes, nbytes: int) -> Option | None:
     """Return the Option that takes in ranks as they arrive, from `join`, late_join's, which joins in a port's pass.
 
-    None where its chunks would be too few, or too short.
+    None where ports do not have as many ranks each, are too few or too many, or chunks would be too few, or too short.
     """
-    chunks = min(max(LEAST_CHUNKS, CHUNKS_A_RANK * world_size), nbytes // (2 * LEAST_HALF_NBYTES))
-    if chunks < 2 * world_size:
+    rails, size = len(ports[0]), len(ports)
+    chunks = min(max(LEAST_CHUNKS, CHUNKS_A_RANK * size), nbytes // (2 * LEAST_HALF_NBYTES * rails))
+    if not 3 < size <= MAX_RANKS or any(len(ranks) != rails for ranks in ports) or chunks < 2 * size:
         return None
     ahead = 2 * ceil(AHEAD_S * chunks / join.join_s)
     more = (ROUNDS_MORE + OF_AHEAD * ahead) / chunks

@@ -3,6 +3,7 @@
   ./run evaluate lab-arrivals --json arrivals.json
   ./run evaluate lab-arrivals --patterns steady --warmups 0 --algorithm auto --calls 8    a fresh job, call by call
   ./run evaluate lab-arrivals --patterns uniform,two --algorithm any_arrival,ring --bytes 16M      told everything
+  ./run evaluate lab-arrivals --hosts 4 --ranks-per-host 2 --algorithm auto,hier_ring --bytes 8M
 
 Every call of a pattern is made by each algorithm in turn, who is first changing, with the same arrivals, drawn from
 --seed; every element of every result is checked. Delays are in multiples of s/rate, the time that a link takes for the
@@ -35,6 +36,7 @@ from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.formats.export_json import to_json
 from lanterne.errors import InputError
 from lanterne.transport.board.arrival_bound import least_after
+from lanterne.transport.board.late_policy import at_ports
 
 ITEMSIZE = 4
 # From the order to call until the instant of the first call: every rank has read it.
@@ -93,7 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--calls", type=whole(1), default=14, metavar="K", help="of each pattern (default 14)")
     parser.add_argument("--algorithm", default="auto,ring", metavar="A,...", help="default: %(default)s")
-    parser.add_argument("--hosts", type=whole(2), default=8, metavar="N", help="one rank on each (default 8)")
+    parser.add_argument("--hosts", type=whole(2), default=8, metavar="N", help="default 8")
+    parser.add_argument(
+        "--ranks-per-host", type=whole(1), default=1, metavar="K", help="that share the host's link (default 1)"
+    )
     parser.add_argument("--bytes", default="4M", metavar="SIZE", help="of the buffer (default 4M)")
     parser.add_argument("--rate", default="200mbit", help="of every link, each way (default: %(default)s)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of the arrivals (default 0)")
@@ -106,18 +111,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; the exit code."""
     names = chosen(args.patterns, "--patterns", PATTERNS)
-    patterns = {name: draw(name, args.calls, args.hosts, args.seed) for name in names}
+    host_of = tuple(rank // args.ranks_per_host for rank in range(args.hosts * args.ranks_per_host))
+    patterns = {name: draw(name, args.calls, len(host_of), args.seed) for name in names}
     algorithms = args.algorithm.split(",")
     for name in algorithms:
         if name != "auto" and find_algorithm("all_reduce", name).late:
             raise InputError(f"--algorithm: got {name}, which is to be told who is late, expected one that is not")
-    nbytes = max(parse_sizes(args.bytes, "--bytes", copies=4 * args.hosts))
+        if name != "auto" and find_algorithm("all_reduce", name).any_arrivals and args.ranks_per_host > 1:
+            raise InputError(f"--algorithm: got {name} beside --ranks-per-host, expected auto or one that waits for all")
+    nbytes = max(parse_sizes(args.bytes, "--bytes", copies=4 * len(host_of)))
     rate_bytes_per_s = parse_rate_bytes_per_s(args.rate, "--rate")
     if nbytes < ITEMSIZE:
         raise InputError(f"--bytes: got {args.bytes}, expected at least {ITEMSIZE}")
     check_available()
     end_in_order()
-    network = Network(f"arr{os.getpid()}", (rate_bytes_per_s,) * args.hosts)
+    network = Network(f"arr{os.getpid()}", (rate_bytes_per_s,) * args.hosts, host_of)
     undertaker = Undertaker(network.name)
     team = None
     try:
@@ -132,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             caller = _Caller(team, nbytes, rate_bytes_per_s, Path(folder))
             for _ in range(args.warmups):
                 for algorithm in algorithms:
-                    caller.call(algorithm, _late(args.hosts))
+                    caller.call(algorithm, _late(len(host_of)))
             records = [record for name in patterns for record in _pattern(caller, name, patterns[name], algorithms)]
     finally:
         if team is not None:
@@ -141,6 +149,7 @@ def run(args: argparse.Namespace) -> int:
     report.progress("")
     document = report.envelope(
         hosts=args.hosts,
+        host_of=host_of,
         nbytes=nbytes,
         rate_bytes_per_s=rate_bytes_per_s,
         seed=args.seed,
@@ -202,16 +211,22 @@ def _pattern(
     ]
 
 
-def compare(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compare(results: Sequence[Mapping[str, Any]], host_of: Sequence[int] = ()) -> list[dict[str, Any]]:
     """A row for each pattern and algorithm, and for all patterns together where there are several.
 
+    Args:
+        host_of: by rank; empty: one rank on each host.
+
     `ratio_*`: of the calls' x over those of the last algorithm; `worst_ratio`: of the largest x of all; `bound`: the
-    median of what no algorithm beats.
+    median of what none beats, of several ranks on a host none that waits for all of these.
     """
     patterns = list(dict.fromkeys(record["pattern"] for record in results))
     algorithms = list(dict.fromkeys(record["algorithm"] for record in results))
     by_key = {(record["pattern"], record["algorithm"]): record["x"] for record in results}
-    bounds = {record["pattern"]: [least_after(delays) for delays in record["delays"]] for record in results}
+    bounds = {
+        record["pattern"]: [least_after(at_ports(dict(enumerate(delays)), host_of)) for delays in record["delays"]]
+        for record in results
+    }
     groups = {name: [name] for name in patterns} | ({"all": patterns} if len(patterns) > 1 else {})
     rows = []
     for title, names in groups.items():
@@ -230,7 +245,7 @@ def _show(document: dict[str, Any], stream: Any) -> None:
     rows = [
         [row["pattern"], row["algorithm"], str(row["calls"])]
         + [f"{row[name]:.2f}" for name in ("bound", "x", "worst", "ratio", "ratio_p90", "worst_ratio")]
-        for row in compare(document["results"])
+        for row in compare(document["results"], document["host_of"])
     ]
     titles = ("pattern", "algorithm", "calls", "bound", "median x", "worst x", "ratio", "p90", "of worst")
     first = [
@@ -238,5 +253,6 @@ def _show(document: dict[str, Any], stream: Any) -> None:
         for record in document["results"]
     ]
     size = format_nbytes(document["nbytes"])
-    notes = [f"{document['hosts']} hosts, {size}, {document['wrong']} wrong elements", *first]
+    ranks = len(document["host_of"])
+    notes = [f"{document['hosts']} hosts, {ranks} ranks, {size}, {document['wrong']} wrong elements", *first]
     report.print_table([(title, "") for title in titles], rows, notes=notes, left=(0, 1), file=stream)

@@ -12,7 +12,7 @@ Delays of a call are its Gaps.
 import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 from lanterne.transport.board.arrival_bound import least_after_s
@@ -71,10 +71,14 @@ class Option(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a call costs: `normal_s` with the ordinary algorithm; `options`, where empty, nothing else."""
+    """What a call costs: `normal_s` with the ordinary algorithm; `options`, where empty, nothing else.
+
+    Attributes: `port_of`, by rank the port that it shares with others, for an Option of ANY; empty: each has its own.
+    """
 
     normal_s: float
     options: tuple[Option, ...] = ()
+    port_of: tuple[int, ...] = ()
 
 
 def choice_name(choice: str) -> str:
@@ -100,7 +104,7 @@ def corrected(policy: Policy, factors: Mapping[str, float]) -> Policy:
         # What takes longer than the ordinary one whenever the late rank arrives is left.
         if factor <= 1 or join_s < policy.normal_s:
             options.append(option._replace(join_s=join_s))
-    return Policy(policy.normal_s, tuple(options))
+    return policy._replace(options=tuple(options))
 
 
 def as_predicted(policy: Policy, option: Option) -> Option:
@@ -111,7 +115,7 @@ def as_predicted(policy: Policy, option: Option) -> Option:
 def scaled(policy: Policy, part: float) -> Policy:
     """Return `policy` for a call of `part` of the bytes: all its times are those of bytes, not of starts."""
     options = (each._replace(before_s=each.before_s * part, join_s=each.join_s * part) for each in policy.options)
-    return Policy(policy.normal_s * part, tuple(options))
+    return policy._replace(normal_s=policy.normal_s * part, options=tuple(options))
 
 
 def without_any(policy: Policy) -> Policy:
@@ -119,18 +123,33 @@ def without_any(policy: Policy) -> Policy:
     return Policy(policy.normal_s, tuple(option for option in policy.options if option.late != ANY))
 
 
-def last_phase_s(policy: Policy, option: Option | None, arrivals_s: Iterable[float]) -> float:
+def at_ports(arrivals_s: Mapping[int, float], port_of: Sequence[int]) -> list[float]:
+    """Return when the last rank of each port arrived, of `arrivals_s` by rank."""
+    found: dict[int, float] = {}
+    for rank, at_s in arrivals_s.items():
+        port = port_of[rank] if port_of else rank
+        found[port] = max(at_s, found.get(port, at_s))
+    return list(found.values())
+
+
+def gaps_between(times_s: Iterable[float]) -> tuple[float, ...]:
+    """Return the Gaps of a call at which ranks, or ports, arrived at `times_s`."""
+    latest_s = sorted(times_s, reverse=True)[: MAX_GAPS + 1]
+    return tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
+
+
+def last_phase_s(policy: Policy, option: Option | None, arrivals_s: Mapping[int, float]) -> float:
     """Return the seconds from the last arrival to the end that are predicted for a call that ran by `option`.
 
     Args:
         option: None for the ordinary algorithm.
-        arrivals_s: of all ranks.
+        arrivals_s: by rank, of all.
     """
     if option is None:
         return policy.normal_s
-    at_s = sorted(arrivals_s)
     if option.late == ANY:
-        return after_spread_s(option, at_s)
+        return after_spread_s(option, at_ports(arrivals_s, policy.port_of))
+    at_s = sorted(arrivals_s.values())
     return max(0.0, option.before_s - (at_s[-1] - at_s[-1 - option.late])) + option.join_s
 
 
@@ -186,11 +205,14 @@ def find_start(starts: Starts, absent: Collection[int]) -> Start | None:
     return next((start for start in starts.get(len(absent), ()) if start.option.fits(absent)), None)
 
 
-def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, ...]]:
+def starts(
+    policy: Policy, past: Sequence[Gaps] = (), past_at_ports: Sequence[Gaps] | None = None
+) -> dict[int, tuple[Start, ...]]:
     """The Starts of a call.
 
     Args:
         past: the gaps of past calls, oldest first.
+        past_at_ports: those between ports; None: of ranks that have ports of their own, the same.
 
     Cost: some 50 us for 16 calls and two options; with ANY, 0.4 ms of 8 ranks and 2 ms of 16.
     """
@@ -216,11 +238,14 @@ def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, tuple[Start, 
         best = min(candidates, key=lambda start: total_s(found | {start.option.late: (start,)}))
         if total_s(found | {late: (best,)}) < (1 - LEAST_SAVING) * total_s(found):
             found[late] = (best,)
-    return _with_any(policy, found, weighed)
+    return _with_any(policy, found, weighed, past if past_at_ports is None else past_at_ports)
 
 
 def _with_any(
-    policy: Policy, found: dict[int, tuple[Start, ...]], weighed: Sequence[tuple[float, Gaps]]
+    policy: Policy,
+    found: dict[int, tuple[Start, ...]],
+    weighed: Sequence[tuple[float, Gaps]],
+    at_ports: Sequence[Gaps],
 ) -> dict[int, tuple[Start, ...]]:
     """Return `found`, or the start with two ranks where the past calls, each with its weight, would have gained by it.
 
@@ -232,8 +257,10 @@ def _with_any(
         return found
     start = Start(LEAST_WINDOW * policy.normal_s, option)
     trial = {late: starts for late, starts in found.items() if late == 1} | dict.fromkeys(range(2, most), (start,))
+    calls = list(zip(weighed, reversed(at_ports), strict=True))
     before_s, now_s = (
-        sum(weight * duration_s(policy, each, gaps_s, most) for weight, gaps_s in weighed) for each in (found, trial)
+        sum(weight * duration_s(policy, each, gaps_s, most, its_s) for (weight, gaps_s), its_s in calls)
+        for each in (found, trial)
     )
     return trial if now_s < before_s else found
 
@@ -244,25 +271,30 @@ def _start(policy: Policy, delays_s: Sequence[float]) -> Start:
     return Start(window_s, next(option for option in policy.options if option.choice == choice))
 
 
-def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int) -> float:
+def duration_s(policy: Policy, starts: Starts, gaps_s: Gaps, absent: int, at_ports_s: Gaps | None = None) -> float:
     """Seconds that a call with these gaps takes from when `absent` ranks are still missing to its end.
 
     Whoever they are: of Starts for different ranks the first counts.
+
+    Args:
+        at_ports_s: the gaps between ports; None: the same.
     """
     if not absent:
         return policy.normal_s
     gap_s, start = gaps_s[absent - 1] if absent <= len(gaps_s) else 0.0, next(iter(starts.get(absent, ())), None)
     if start is None or gap_s <= start.window_s:
-        return gap_s + duration_s(policy, starts, gaps_s, absent - 1)
+        return gap_s + duration_s(policy, starts, gaps_s, absent - 1, at_ports_s)
     if start.option.late == ANY:
-        return sum(gaps_s[:absent]) + _bound(start.option.before_s, tuple(gaps_s), absent) * start.option.join_s
+        left_s = sum(gaps_s[:absent])
+        gaps_s = gaps_s if at_ports_s is None else at_ports_s
+        return left_s + _bound(start.option.before_s, tuple(gaps_s), left_s) * start.option.join_s
     return max(start.window_s + start.option.before_s, sum(gaps_s[:absent])) + start.option.join_s
 
 
 @functools.lru_cache(256)
-def _bound(pass_s: float, gaps_s: tuple[float, ...], absent: int) -> float:
-    """Return after_spread_s, in multiples of join_s, of a call that begins while `absent` ranks are missing."""
-    arrivals_s = [0.0] * (len(gaps_s) + 1 - absent) + list(accumulate(reversed(gaps_s[:absent])))
+def _bound(pass_s: float, gaps_s: tuple[float, ...], left_s: float) -> float:
+    """Return after_spread_s, in multiples of join_s, of a call that begins `left_s` before the last arrival."""
+    arrivals_s = [max(0.0, left_s - before_s) for before_s in accumulate(gaps_s, initial=0.0)]
     return OVER_BOUND * least_after_s(arrivals_s, pass_s) / pass_s
 
 
@@ -305,7 +337,7 @@ def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
 
 def to_text(policy: Policy) -> str:
     """`policy` in one line, for the wire."""
-    parts = [repr(float(policy.normal_s))]
+    parts = [f"{float(policy.normal_s)!r} {','.join(map(str, policy.port_of))}".rstrip()]
     for choice, before_s, join_s, late, ranks in policy.options:
         parts.append(f"{choice} {before_s!r} {join_s!r} {late} {','.join(map(str, ranks))}".rstrip())
     return ";".join(parts)
@@ -333,7 +365,9 @@ def from_text(text: str) -> Policy:
         if not choice or (option.late == ANY) != bool(takes_in):
             raise ValueError(f"policy: got {part!r}, expected an algorithm, any_arrival/CHUNKS/AHEAD alone for {ANY}")
         options.append(option)
-    return Policy(_seconds(head), tuple(options))
+    normal_s, *ports = head.split(" ")
+    (names,) = ports or [""]
+    return Policy(_seconds(normal_s), tuple(options), tuple(map(int, names.split(","))) if names else ())
 
 
 def _seconds(text: str) -> float:

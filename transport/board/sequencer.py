@@ -23,7 +23,6 @@ they came. A rank that has come to one of them by then has reported.
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -36,9 +35,11 @@ from lanterne.transport.board.late_policy import (
     Policy,
     Starts,
     as_predicted,
+    at_ports,
     choice_name,
     corrected,
     find_start,
+    gaps_between,
     last_phase_s,
     saving_s,
     starts,
@@ -157,22 +158,32 @@ class PastGaps:
     """
 
     def __init__(self) -> None:
-        self._of: OrderedDict[str, deque[Gaps]] = OrderedDict()
+        # Between ranks, and between ports.
+        self._of: OrderedDict[str, deque[tuple[Gaps, Gaps]]] = OrderedDict()
         self._calls = 0  # those that have a signature
+        self._port_of: Sequence[int] = ()
 
     def of(self, signature: str) -> Sequence[Gaps]:
         """Those of calls of `signature`, the latest last."""
-        return self._of.get(signature, ())
+        return [gaps_s for gaps_s, _ in self._of.get(signature, ())]
 
-    def note(self, signature: str, times_s: Iterable[float]) -> float:
-        """Ranks came to a call at `times_s`; between the last but one and the last of them, s."""
-        latest_s = sorted(times_s, reverse=True)[: MAX_GAPS + 1]
-        gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
+    def of_ports(self, signature: str) -> Sequence[Gaps]:
+        """The same between ports."""
+        return [gaps_s for _, gaps_s in self._of.get(signature, ())]
+
+    def share_ports(self, port_of: Sequence[int]) -> None:
+        """Ranks share ports: by rank, the port of each."""
+        self._port_of = port_of
+
+    def note(self, signature: str, arrivals_s: Mapping[int, float]) -> float:
+        """Ranks came to a call at `arrivals_s`; between the last but one and the last of them, s."""
+        gaps_s = gaps_between(arrivals_s.values())
         if signature:
+            its_s = gaps_between(at_ports(arrivals_s, self._port_of)) if self._port_of else gaps_s
             self._calls += 1
             if self._calls == 2:
                 self._of.clear()
-            self._of.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(gaps_s)
+            self._of.setdefault(signature, deque(maxlen=MAX_DELAYS)).append((gaps_s, its_s))
             self._of.move_to_end(signature)
             if len(self._of) > MAX_SIGNATURES:
                 self._of.popitem(last=False)
@@ -289,7 +300,12 @@ class Sequencer:
             ready: see `be_ready`.
             prepared: whether it can take part in a SPREAD.
             took: earlier calls that are over there, and the s that each took from its outcome on.
+
+        Raises:
+            ValueError: `policy` has ports of another number of ranks.
         """
+        if len(policy.port_of) not in (0, self.world_size):
+            raise ValueError(f"policy: got ports of {len(policy.port_of)} ranks, expected {self.world_size}")
         if prepared:
             self._prepared.add(rank)
         for earlier, took_s in took:
@@ -325,9 +341,11 @@ class Sequencer:
 
     def _prepare(self, call: _Call) -> None:
         """Find the Starts of `call`, which nobody has come to yet."""
-        past = self._gaps.of(call.signature)
+        if call.policy.port_of:
+            self._gaps.share_ports(call.policy.port_of)
+        past, at_ports = self._gaps.of(call.signature), self._gaps.of_ports(call.signature)
         policy = corrected(call.policy, self._took.factors(call.signature))
-        call.starts = starts(policy, past)
+        call.starts = starts(policy, past, at_ports)
         if len(self._prepared) < self.world_size:
             call.is_wanted = any(start.option.late == ANY for its in call.starts.values() for start in its)
             if call.is_wanted:
@@ -336,7 +354,7 @@ class Sequencer:
     def _advance(self, number: int, call: _Call, rank: int, now_s: float) -> Told:
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
-            delay_s = self._gaps.note(call.signature, call.arrivals.values())
+            delay_s = self._gaps.note(call.signature, call.arrivals)
             if call.decision is None:
                 text, free = WANTED if call.is_wanted else "", self._free_calls(number, call)
                 call.decision = Record(number, NORMAL, rank, delay_s, text=text, free=free)
@@ -350,7 +368,7 @@ class Sequencer:
             if self.world_size <= MAX_GAPS + 1:
                 call.outcome = call.outcome._replace(arrivals=_by_rank(call.arrivals))
             told = self._tell(call, call.outcome)
-            predicted_s = last_phase_s(call.policy, call.option, call.arrivals.values())
+            predicted_s = last_phase_s(call.policy, call.option, call.arrivals)
             self._took.expect(number, call.signature, choice_name(call.choice), predicted_s)
             self._close_if_complete(number)
             return told + self._set_free(number, call)
@@ -434,7 +452,7 @@ class Sequencer:
         """`rank` came to calls that need not ask: `arrivals`, (s of this clock, signature)."""
         seen: list[int] = []
         for signature, times_s in self._reports.add(rank, arrivals):
-            delay_s = self._gaps.note(signature, times_s)
+            delay_s = self._gaps.note(signature, dict(enumerate(times_s)))
             seen += [times_s.index(max(times_s)), round(delay_s * 1e9)]
         record = Record(0, SEEN, text=" ".join(map(str, seen)))
         return [(each, record) for each in range(self.world_size)] if seen else []

@@ -48,10 +48,10 @@ class Board:
         sequencer = self._find(connection, key, rank, world_size)
         try:
             parsed, ended = from_text(policy.decode()), unpack_took(took)
+            text, now_s = signature.decode(errors="replace"), self._store.machine.now_s()
+            told = sequencer.arrive(rank, number, text, parsed, now_s, bool(ready), prepared=bool(prepared), took=ended)
         except ValueError as error:
             raise Refusal(str(error)) from None
-        text, now_s = signature.decode(errors="replace"), self._store.machine.now_s()
-        told = sequencer.arrive(rank, number, text, parsed, now_s, bool(ready), prepared=bool(prepared), took=ended)
         self._tell(key, told)
         self._wind(key, sequencer)
 

@@ -11,13 +11,18 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints, ScheduleBuilder
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes, each_alone, num_rails
+from lanterne.collectives.schedule.ir import CollectiveSchedule, ScheduleBuilder
 from lanterne.errors import InputError
+
+if TYPE_CHECKING:
+    from lanterne.collectives.algorithms.late.any_arrival_nodes import Step
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 _loaded, _failed, _starting = threading.Event(), threading.Event(), threading.Lock()
@@ -56,52 +61,85 @@ def any_arrival_all_reduce(
     Paper: none; related: StragglAR (arXiv 2505.23523), for one late rank.
     """
     num_chunks = num_chunks or max(LEAST_CHUNKS, CHUNKS_A_RANK * world_size)
+    return _over("any_arrival", each_alone(world_size), num_chunks, arrivals)
+
+
+def hier_any_arrival_all_reduce(
+    world_size: int,
+    num_chunks: int | None = None,
+    nodes: Nodes | None = None,
+    arrivals: ArrivalRounds | None = None,
+) -> CollectiveSchedule:
+    """The same of nodes, which take part once all their ranks have arrived, on every rail (any_arrival_nodes.py).
+
+    Default chunk count max(64, 6 N) R, of N nodes and R rails; ranks of a single node are as those of a node each.
+
+    Args:
+        arrivals: of ranks; None: all are there from round 0 on.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): rounds <= 2*(p - 1)*m/p + 6; load <= 2*(p - 1)/p + 6/m
+    """
+    if nodes is None or len(nodes) == 1:
+        nodes = each_alone(world_size)
+    num_chunks = num_chunks or max(LEAST_CHUNKS, CHUNKS_A_RANK * len(nodes)) * num_rails(nodes)
+    return _over("hier_any_arrival", nodes, num_chunks, arrivals)
+
+
+def _over(algorithm: str, nodes: Nodes, num_chunks: int, arrivals: ArrivalRounds | None) -> CollectiveSchedule:
+    world_size, rails = sum(map(len, nodes)), num_rails(nodes)
     first, lag = arrivals or ArrivalRounds((0,) * world_size)
     if len(first) != world_size or min(first) < 0 or lag < 0:
         raise InputError(f"arrivals: got joins {first}, lag {lag}, expected {world_size} rounds, none negative")
-    roles = sorted(range(world_size), key=lambda rank: (first[rank], rank))
-    rounds, starts = plan_rounds(num_chunks, [first[rank] for rank in roles], lag)
-    named = tuple(sorted(zip(roles, starts, strict=True)))
-    build = ScheduleBuilder("all_reduce", "any_arrival", world_size, num_chunks, rank_of=np.array(roles), joins=named)
+    ranks = sorted(range(world_size), key=lambda rank: (first[rank], rank))
+    rounds, starts = plan_rounds(nodes, num_chunks, ranks, [first[rank] for rank in ranks], lag)
+    # What a round asks inside a node is one step after the other.
+    begins = [0, *accumulate(max(1, len(steps)) for steps in rounds)]
+    named = tuple(sorted((rank, begins[start]) for rank, start in zip(ranks, starts, strict=True)))
+    ports = max(-(-rails // len(its)) for its in nodes)
+    build = ScheduleBuilder("all_reduce", algorithm, world_size, num_chunks, ports=ports, joins=named)
     if starts[-1]:
         build.phase("wait")
-    for number, transfers in enumerate(rounds):
+    for number, steps in enumerate(rounds):
         if number == starts[-1]:
             build.phase("join")
-        source, target, chunk, op = transfers.T
-        build.round((source, target, chunk, op))
+        for step in steps or [[]]:
+            source, target, chunk, op, _ = np.array(step, np.int64).reshape(-1, 5).T
+            build.round((source, target, chunk, op))
     return build.build()
 
 
-def plan_rounds(num_chunks: int, joins: Sequence[int], lag: int) -> tuple[list[Ints], list[int]]:
-    """Return the rounds of all roles, and the round in which each of these joins.
+def plan_rounds(
+    nodes: Nodes, num_chunks: int, ranks: Sequence[int], joins: Sequence[int], lag: int
+) -> tuple[list[list["Step"]], list[int]]:
+    """Return the steps of each round, and the round in which each rank joins.
 
     Args:
-        joins: by role, the round that each is to join in, ascending.
+        ranks: in the order in which they join.
+        joins: the round that each of these is to join in.
 
     Returns:
-        (transfers, 4) arrays of source, destination, chunk and op; and `joins`, less the rounds before each in which
-        those that had arrived had nothing left to do.
+        By round its steps; and `joins`, less the rounds before each in which those that had arrived had nothing left to
+        do.
     """
-    from lanterne.collectives.algorithms.late.any_arrival_rounds import Planner
+    from lanterne.collectives.algorithms.late.any_arrival_nodes import NodeRounds
 
-    planner = Planner(len(joins), num_chunks, lag)
+    made = NodeRounds(nodes, num_chunks, lag)
     starts = list(joins)
-    rounds: list[Ints] = []
+    rounds: list[list[Step]] = []
     idle = 0
     while True:
-        while planner.present < len(starts) and starts[planner.present] <= planner.number:
-            planner.arrive()
+        while made.present < len(starts) and starts[made.present] <= made.number:
+            made.arrive(ranks[made.present])
             idle = 0
-        if planner.is_done:
+        if made.is_done:
             return rounds, starts
-        transfers = planner.round()
-        rounds.append(transfers)
-        idle = 0 if len(transfers) else idle + 1
-        if idle > lag + 1 and planner.present < len(starts):
+        steps = made.round()
+        rounds.append(steps)
+        idle = 0 if steps else idle + 1
+        if idle > lag + 1 and made.present < len(starts):
             # What was received can be sent by now, so nothing happens until the next rank joins.
-            left_out = starts[planner.present] - planner.number
-            starts[planner.present :] = [start - left_out for start in starts[planner.present :]]
+            left_out = starts[made.present] - made.number
+            starts[made.present :] = [start - left_out for start in starts[made.present :]]
 
 
 def arrival_rounds(arrivals_s: Sequence[float], message_s: float, latency_s: float = 0.0) -> ArrivalRounds:

@@ -213,8 +213,8 @@ def memory(errand: Errand) -> None:
     """Of calls of ever new signatures the board remembers the latest, and so many only."""
     past, many = PastGaps(), errand.rng.randint(MAX_SIGNATURES + 1, 3 * MAX_SIGNATURES)
     for index in range(many):
-        past.note(f"signature {index}", [0.0, 1.0])
-        past.note("", [0.0, 2.0])
+        past.note(f"signature {index}", {0: 0.0, 1: 1.0})
+        past.note("", {0: 0.0, 1: 2.0})
     known = [index for index in range(many) if past.of(f"signature {index}")]
     errand.expect("signatures that are remembered", known, [*range(many - MAX_SIGNATURES, many)])
     errand.expect("what is remembered of calls that are never asked about", [*past.of("")], [])

@@ -4,6 +4,7 @@ The communicators and the board are the real ones, in a world that decides what 
 every order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from lanterne.collectives.algorithms.late import any_arrival
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.board import seat as board
 from lanterne.transport.board import sequencer
@@ -40,9 +42,9 @@ class Rank:
     Attributes: `outcomes`, of each complete call None or its error; `wrong`, elements of all results.
     """
 
-    def __init__(self, world, rank, calls):
+    def __init__(self, world, rank, calls, topology=None):
         self.comm = Communicator(world.transports[rank])
-        self.comm.tuning.adopt(SLOW, "test")
+        self.comm.tuning.adopt(SLOW, "test", (), topology)
         self.comm.timeout_s = 1e9
         self._calls, self._requests = calls, {}
         self.outcomes, self.wrong = [], 0
@@ -101,9 +103,9 @@ class Rank:
 def run():
     """Let `scripts`, every rank's calls, happen in the order of `seed`; the ranks."""
 
-    def run(seed, scripts, may_start=lambda ranks, rank: True, impatient=lambda call: 0.0):
+    def run(seed, scripts, may_start=lambda ranks, rank: True, impatient=lambda call: 0.0, topology=None):
         world = World(len(scripts), seed)
-        ranks = [Rank(world, rank, calls) for rank, calls in enumerate(scripts)]
+        ranks = [Rank(world, rank, calls, topology) for rank, calls in enumerate(scripts)]
         reluctant = world.random.choices((1, 0.1, 0.01), k=len(ranks))
         in_flight = world.random.choices(IN_FLIGHT, k=len(ranks))
 
@@ -161,7 +163,7 @@ def several(monkeypatch):
     monkeypatch.setattr(late, "LEAST_SEVERAL_S", 0.0)
     monkeypatch.setattr(late, "MOST_JOIN", 100.0)
 
-    def always(policy, past):
+    def always(policy, *past):
         return {option.late: (Start(1e-4, option),) for option in reversed(policy.options)}
 
     monkeypatch.setattr(sequencer, "starts", always)
@@ -196,13 +198,24 @@ def spread(monkeypatch):
     option = Option("any_arrival/10/2", 1.0, 1.0, ANY)
     monkeypatch.setattr(late, "LEAST_SEVERAL_S", 0.0)
     monkeypatch.setattr(late, "any_option", lambda *args: option)
-    monkeypatch.setattr(sequencer, "starts", lambda *args: dict.fromkeys((2, 3), (Start(1e-4, option),)))
+    monkeypatch.setattr(sequencer, "starts", lambda *args: dict.fromkeys((2, 3, 4), (Start(1e-4, option),)))
 
 
-def test_every_order_of_ranks_that_are_taken_in(run, spread):
+PAIRS = ((0, 1), (2, 3), (4, 5))
+IN_PAIRS = Topology(
+    PAIRS,
+    (
+        LinkClass(INSIDE, replace(SLOW, beta_s_per_byte=1e-10), tuple((rank,) for rank in range(6))),
+        LinkClass(NIC, SLOW, PAIRS),
+    ),
+)
+
+
+@pytest.mark.parametrize(("n", "topology"), [(5, None), (6, IN_PAIRS)], ids=["alone", "pairs"])
+def test_every_order_of_ranks_that_are_taken_in(run, spread, n, topology):
     began = 0
     for seed in range(12):
-        ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * 5)
+        ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n, topology=topology)
         check_alike(ranks, seed)
         assert all(outcome is None for rank in ranks for outcome in rank.outcomes), seed
         ran = [core_of(rank.comm).late.ran for rank in ranks]
@@ -211,10 +224,11 @@ def test_every_order_of_ranks_that_are_taken_in(run, spread):
     assert began > 10
 
 
-def test_giving_up_while_ranks_are_taken_in(run, spread):
+@pytest.mark.parametrize(("n", "topology"), [(5, None), (6, IN_PAIRS)], ids=["alone", "pairs"])
+def test_giving_up_while_ranks_are_taken_in(run, spread, n, topology):
     ended, began = [], 0
     for seed in range(12):
-        ranks = run(seed, [[CALL] * 4] * 5, impatient=lambda call: 0.002)
+        ranks = run(seed, [[CALL] * 4] * n, impatient=lambda call: 0.002, topology=topology)
         check_alike(ranks, seed)
         ended += [type(outcome) for outcome in ranks[0].outcomes]
         began += max(core_of(rank.comm).late.ran["any_arrival/10/2"] for rank in ranks)

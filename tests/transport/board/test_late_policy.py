@@ -11,6 +11,7 @@ from lanterne.transport.board.late_policy import (
     OVER_BOUND,
     Option,
     Policy,
+    at_ports,
     corrected,
     cost_s,
     critical_delay_s,
@@ -18,6 +19,7 @@ from lanterne.transport.board.late_policy import (
     duration_s,
     find_start,
     from_text,
+    gaps_between,
     last_phase_s,
     likely,
     starts,
@@ -166,6 +168,7 @@ def test_text():
     assert from_text(to_text(GROUP)) == GROUP
     assert from_text(to_text(Policy(0.5))) == Policy(0.5)
     assert from_text(to_text(SPREAD)) == SPREAD
+    assert from_text(to_text(SPREAD._replace(port_of=(0, 0, 1, 1)))).port_of == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_text():
     [
         *("", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17),
         *("1;a/64/4 1 1 0", "1;any_arrival/64/0 1 1 0", "1;any_arrival/64/x 1 1 0", "1;any_arrival/64/4 0 1 0"),
-        *("1; 1 1 1", "1;any_arrival/64/4 1 1 1", "1;any_arrival/99999/4 1 1 0"),
+        *("1 0,x;a 1 1 1", "1 0 0", "1; 1 1 1", "1;any_arrival/64/4 1 1 1", "1;any_arrival/99999/4 1 1 0"),
     ],
 )
 def test_bad_texts(text):
@@ -205,10 +208,26 @@ def test_what_calls_took_corrects_what_they_are_predicted_to_take():
     assert [option.join_s for option in corrected(SPREAD, {"late_join": 99.0, "any_arrival": 1.5}).options] == [1.5]
 
 
+def test_ranks_that_share_a_port_arrive_with_the_last_of_them():
+    """Ranks of two hosts arrive by turns: to the ports all come in the last two gaps, so that little can be gained."""
+    shared, pairs = SPREAD._replace(port_of=(0, 0, 1, 1, 2, 2, 3, 3)), dict(zip((0, 2, 4, 6), EVENLY, strict=False))
+    by_pairs = {rank + more: at_s for rank, at_s in pairs.items() for more in (0, 1)}
+    by_turns = {rank: 0.2 * place for place, rank in enumerate((0, 2, 4, 6, 1, 3, 5, 7))}
+    assert at_ports(by_turns, shared.port_of) == pytest.approx([0.8, 1.0, 1.2, 1.4])
+    assert at_ports(by_pairs, shared.port_of) == list(pairs.values())
+    ports = [0.0, 0.2, 0.4, 0.6]
+    assert last_phase_s(shared, shared.options[1], by_turns) == pytest.approx(OVER_BOUND * least_after(ports))
+    past, at_its_ports = [EVENLY], [gaps_between(at_ports(by_turns, shared.port_of))]
+    found = starts(shared, past, at_its_ports)
+    spread_s = duration_s(shared, found, EVENLY, 7, at_its_ports[0])
+    assert spread_s == pytest.approx(1.4 + OVER_BOUND * least_after(ports))
+    assert spread_s > duration_s(shared, starts(shared, past), EVENLY, 7)
+
+
 @pytest.mark.parametrize(
     ("number", "arrivals", "predicted_s"),
     [(None, [0, 0, 5], 1.75), (0, [0, 0, 0.3], 1.5), (0, [0, 0, 2], 1.0), (1, [0, 0, 1], OVER_BOUND)],
 )
 def test_the_last_phase_of_a_call(number, arrivals, predicted_s):
     option = None if number is None else SPREAD.options[number]
-    assert last_phase_s(SPREAD, option, arrivals) == pytest.approx(predicted_s)
+    assert last_phase_s(SPREAD, option, dict(enumerate(arrivals))) == pytest.approx(predicted_s)

@@ -172,7 +172,7 @@ def test_every_order(n, calls, least):
 def several(monkeypatch):
     """The board begins without one rank, and without two."""
     found = {late: (Start(WINDOW_S, Option("late/4", 0.6, 0.6, late)),) for late in (1, 2)}
-    monkeypatch.setattr(board, "starts", lambda policy, past: found)
+    monkeypatch.setattr(board, "starts", lambda policy, *past: found)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_several_late_ranks_join_together(several):
 def by_place(monkeypatch):
     """The board begins without rank 0 or rank 1, each by an algorithm of its own, and never without another."""
     places = [Option(f"late/{ranks[0] + 4}", 0.6, 0.6, 1, ranks) for ranks in ((0,), (1,))]
-    monkeypatch.setattr(board, "starts", lambda policy, past: {1: tuple(Start(WINDOW_S, each) for each in places)})
+    monkeypatch.setattr(board, "starts", lambda policy, *past: {1: tuple(Start(WINDOW_S, each) for each in places)})
 
 
 @pytest.mark.parametrize(("late", "choice"), [(0, "late/4"), (1, "late/5"), (2, None)])
@@ -430,9 +430,9 @@ def test_past_gaps_are_those_of_the_signatures_used_last(monkeypatch):
     monkeypatch.setattr(board, "MAX_SIGNATURES", 2)
     monkeypatch.setattr(board, "MAX_DELAYS", 2)
     gaps = board.PastGaps()
-    assert gaps.note("a", [0.0, 3.0, 1.0]) == 2.0 and gaps.note("", [0.0, 5.0]) == 5.0
+    assert gaps.note("a", {0: 0.0, 1: 3.0, 2: 1.0}) == 2.0 and gaps.note("", {0: 0.0, 1: 5.0}) == 5.0
     for signature, times_s in (("b", [0.0]), ("a", [1.0, 2.0]), ("a", [1.0, 4.0]), ("c", [0.0, 0.5])):
-        gaps.note(signature, times_s)
+        gaps.note(signature, dict(enumerate(times_s)))
     assert [[*gaps.of(signature)] for signature in ("a", "b", "c", "")] == [[(1.0,), (3.0,)], [], [(0.5,)], []]
 
 
@@ -447,7 +447,7 @@ def test_a_call_is_reported_once_all_have():
 def spread(monkeypatch):
     """The board begins with two of four ranks, and grants four rounds more than the slowest has done."""
     option = Option("any_arrival/64/4", 1.0, 1.0, ANY)
-    monkeypatch.setattr(board, "starts", lambda policy, past: {2: (Start(WINDOW_S, option),)})
+    monkeypatch.setattr(board, "starts", lambda policy, *past: {2: (Start(WINDOW_S, option),)})
 
 
 def spread_of(told):

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import replace
 from functools import cache
-from itertools import permutations, product
+from itertools import chain, islice, permutations, product
 from math import ceil
 
 import numpy as np
@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.speed.any_arrivals import after_last, draw
-from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.algorithms.late import any_arrival, any_arrival_rounds
 from lanterne.collectives.algorithms.late.any_arrival import ArrivalRounds, any_arrival_all_reduce
-from lanterne.collectives.late.any_arrivals import schedule_for_arrivals
+from lanterne.collectives.late.any_arrivals import bound_s, schedule_for_arrivals
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.formats.export_json import from_json, to_json
 from lanterne.collectives.schedule.ir import REDUCE
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.errors import InputError, ScheduleError
 from lanterne.transport.board.arrival_bound import least_after
 
@@ -46,6 +47,34 @@ def test_any_join_rounds_make_a_schedule_that_is_right(joins, chunks, lag):
     # Rounds in which nothing could happen are left out, so a rank may join sooner than it says, never later.
     assert all(first <= joins[rank] for rank, first in schedule.joins)
     assert from_json(to_json(schedule)) == schedule
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), min_size=1, max_size=5),
+    st.integers(1, 20),
+    st.integers(0, 2),
+)
+def test_any_join_rounds_of_ranks_that_share_nodes_make_a_schedule_that_is_right(joins, chunks, lag):
+    ranks = iter(range(sum(map(len, joins))))
+    nodes = tuple(tuple(islice(ranks, len(its))) for its in joins)
+    arrivals = ArrivalRounds(tuple(chain.from_iterable(joins)), lag)
+    size = len(arrivals.joins)
+    schedule = make_schedule("all_reduce", "hier_any_arrival", size, chunks, nodes=nodes, arrivals=arrivals)
+    assert check(schedule).scratch_chunks <= max(map(len, joins))
+    assert from_json(to_json(schedule)) == schedule
+
+
+def test_over_nodes_it_ends_near_the_bound_of_their_ports():
+    """Eight nodes of two ranks whose ports carry 1 byte in 1 s, and what is inside in no time."""
+    nodes = tuple((rank, rank + 1) for rank in range(0, 16, 2))
+    inside = LinkClass(INSIDE, CostModel(0.0, 1e-6), tuple((rank,) for rank in range(16)))
+    topology = Topology(nodes, (inside, LinkClass(NIC, CostModel(0.0, 1.0), nodes)))
+    arrivals = [0.1 * node + 0.01 * rank for node in range(8) for rank in range(2)]
+    schedule = schedule_for_arrivals(find_algorithm("all_reduce", "hier_any_arrival"), arrivals, 1, topology, 128)
+    least_s = bound_s(arrivals, 1, topology)
+    assert least_s == pytest.approx(least_after([0.1 * node for node in range(8)]))
+    assert least_s < price(schedule, 1, topology, arrivals).exposed_s < 1.10 * least_s
 
 
 def test_a_wait_of_a_thousand_buffers_is_not_planned_round_by_round():
