@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         if name != "auto" and find_algorithm("all_reduce", name).late:
             raise InputError(f"--algorithm: got {name}, which is to be told who is late, expected one that is not")
         if name != "auto" and find_algorithm("all_reduce", name).any_arrivals and args.ranks_per_host > 1:
-            raise InputError(f"--algorithm: got {name} beside --ranks-per-host, expected auto or one that waits for all")
+            raise InputError(f"--algorithm: got {name} beside --ranks-per-host, expected one that waits for all")
     nbytes = max(parse_sizes(args.bytes, "--bytes", copies=4 * len(host_of)))
     rate_bytes_per_s = parse_rate_bytes_per_s(args.rate, "--rate")
     if nbytes < ITEMSIZE:

@@ -59,7 +59,7 @@ def test_calls_are_compared_with_the_same_arrivals():
         (["--patterns", "sprad"], "--patterns: got 'sprad', expected some of nobody, steady"),
         (
             ["--algorithm", "any_arrival,ring", "--ranks-per-host", "2"],
-            "--algorithm: got any_arrival beside --ranks-per-host, expected auto",
+            "--algorithm: got any_arrival beside --ranks-per-host, expected one",
         ),
         (["--algorithm", "auto,late_join"], "--algorithm: got late_join, which is to be told who is late"),
         (["--bytes", "2"], "--bytes: got 2, expected at least 4"),
