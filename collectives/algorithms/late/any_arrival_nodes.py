@@ -1,8 +1,8 @@
 """any_arrival of ranks that share nodes: the automaton's ranks are nodes, whose ranks carry a part each.
 
 A node takes part once all its ranks have arrived. Rails, and who of a node handles a chunk, are those of
-hierarchical/compose.py. Before a node first sends or receives a chunk its ranks add theirs up at the owner. Once it has
-the result of one the owner gives it to the others.
+hierarchical/compose.py. In the first round of a node its ranks add up each chunk at the owner: so what crosses in later
+rounds waits for no rank beside it. Once the owner has a result it gives it to the others.
 """
 
 from itertools import zip_longest
@@ -33,9 +33,9 @@ class NodeRounds:
         self._planner = Planner(len(nodes), -(-num_chunks // self._rails), lag)
         self._node_of = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
         self._absent = [len(ranks) for ranks in nodes]
-        # By role, the node's ranks; the roles and chunks whose ranks have added theirs up.
+        # By role, the node's ranks; and the roles that have had no round yet.
         self._roles: list[tuple[int, ...]] = []
-        self._summed: set[tuple[int, int]] = set()
+        self._fresh: list[int] = []
 
     @property
     def number(self) -> int:
@@ -53,20 +53,19 @@ class NodeRounds:
         node = self._node_of[rank]
         self._absent[node] -= 1
         if not self._absent[node]:
+            self._fresh.append(len(self._roles))
             self._roles.append(self._nodes[node])
             self._planner.arrive()
 
     def round(self) -> list[Step]:
         """Return the steps of the next round; none where nothing can be done."""
         transfers = self._planner.round().tolist()
+        chunks = range(-(-self._num_chunks // self._rails))
+        sums = {role: [step for chunk in chunks for step in self._inside(role, chunk, REDUCE)] for role in self._fresh}
+        self._fresh.clear()
         across: Step = []
-        sums: dict[int, list[Step]] = {}
         results: dict[int, list[Step]] = {}
         for source, target, chunk, op in transfers:
-            for role in (source, target):
-                if (role, chunk) not in self._summed:
-                    self._summed.add((role, chunk))
-                    sums.setdefault(role, []).extend(self._inside(role, chunk, REDUCE))
             has_result = self._planner.has_result(target, chunk)
             completes = has_result and op == REDUCE
             ends = self._roles[source], self._roles[target]
