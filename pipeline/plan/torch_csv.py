@@ -25,6 +25,7 @@ OVERLAP = "OVERLAP_F_B"
 _WORDS = "|".join(sorted((*_KINDS, *SEND, *RECV, *WAIT_SEND), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d{{1,9}})(?:({_WORDS})(\d{{1,9}})|({'|'.join(OF_STAGE)}))", re.ASCII)
 # Two actions that torch runs one after the other, as one: (0F1;3B0)OVERLAP_F_B.
+_OWN_ACTION = re.compile(r"\b(BW|F|B|W)(\d+)\.(\d+)\b", re.ASCII)
 _PAIR = re.compile(rf"\(([^()]*)\){OVERLAP}", re.ASCII)
 
 
@@ -62,6 +63,11 @@ def rows_of(plan: Plan) -> Rows:
         rank = plan.placement.stage_to_rank[pieces.stage]
         raise InputError(f"plan: got {pieces} on rank {rank}, expected whole actions: torch knows no pieces")
     return [[TorchAction(each.stage, TORCH_KINDS[each.kind], each.microbatch) for each in own] for own in plan.ranks]
+
+
+def in_torch_words(text: str) -> str:
+    """Return `text` with torch's words for the actions that it names: 1I0 for B1.0."""
+    return _OWN_ACTION.sub(lambda match: f"{match[2]}{TORCH_KINDS[match[1]]}{match[3]}", text)
 
 
 def to_text(rows: Iterable[Iterable[TorchAction]]) -> str:

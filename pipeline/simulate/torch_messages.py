@@ -33,6 +33,7 @@ from lanterne.pipeline.plan.torch_csv import (
     WAIT_SEND,
     Rows,
     TorchAction,
+    in_torch_words,
     plan_of,
     rows_of,
 )
@@ -193,7 +194,11 @@ def check_rows(rows: Rows, problem: Problem | None = None) -> Checked:
     if problem is None:
         problem = Problem(plan.placement.num_ranks, plan.microbatches, 1.0, 1.0, 1.0)
     problem = replace(problem, data_parallel=None)
-    free = simulate(check(plan, problem), problem).makespan
+    try:
+        checked = check(plan, problem)
+    except ScheduleError as error:
+        raise ScheduleError(in_torch_words(str(error))) from None
+    free = simulate(checked, problem).makespan
     if all(action.kind for row in rows for action in row):
         return Checked(plan, 0, False, True, 0, 0.0, free, free, ["computing alone: torch places the messages"])
     operations = program_of(plan, costs(problem, plan.placement)).operations
