@@ -220,6 +220,8 @@ def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
         action = _action(plan, stuck[rank])
         needed = next(other for other in dependencies(action, plan.placement) if other.stage != action.stage)
         holder = plan.placement.stage_to_rank[needed.stage]
+        fused = needed._replace(kind=FUSED)
+        needed = fused if fused in plan.ranks[holder] else needed
         waits[rank] = (holder, f"rank {rank} waits at {action} for {needed}")
         rank = holder
     cycle: list[int] = []
