@@ -220,8 +220,8 @@ def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
         action = _action(plan, stuck[rank])
         needed = next(other for other in dependencies(action, plan.placement) if other.stage != action.stage)
         holder = plan.placement.stage_to_rank[needed.stage]
-        fused = needed._replace(kind=FUSED)
-        needed = fused if fused in plan.ranks[holder] else needed
+        whole = (needed._replace(kind=kind) for kind, pieces in FUSED.items() if needed.kind in pieces)
+        needed = next((action for action in whole if action in plan.ranks[holder]), needed)
         waits[rank] = (holder, f"rank {rank} waits at {action} for {needed}")
         rank = holder
     cycle: list[int] = []

@@ -243,6 +243,8 @@ def test_computing_alone_is_checked_as_a_plan():
     assert found.notes == ["computing alone: torch places the messages"]
     with pytest.raises(ScheduleError, match="got no 0I1 and no 0B1"):
         check_rows(parse_rows("0F0,0F1,0B0"))
+    with pytest.raises(ScheduleError, match="rank 0 waits at 0I0 for 1B0, rank 1 waits at 1F1 for 0F1"):
+        check_rows(parse_rows("0F0,0I0,0W0,0F1,0I1,0W1\n1F1,1B1,1F0,1B0"))
 
 
 def test_what_a_file_leaves_out_is_noted():
