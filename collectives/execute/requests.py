@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lanterne.collectives.execute.arguments import Form
-from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
 from lanterne.errors import InputError, LanterneError, TransportError
@@ -42,6 +42,7 @@ class CollectiveRequest:
     _signature: str
     # Whether the last _advance() got anywhere.
     _moved: bool = False
+    # Whether it may go ahead of calls before it.
     _goes_ahead: bool = False
     # On the machine's clock, when it will be done; inf where nobody knows.
     _due_s: float = inf
@@ -140,22 +141,30 @@ class CollectiveRequest:
 
     @property
     def _is_watched(self) -> bool:
-        """See QueuedCall."""
+        """Whether a callback waits for its end (`then`)."""
         return self._callback is not None
 
     def _look(self) -> None:
-        """See QueuedCall."""
+        """Look at deaths and limits as a wait would, if it is watched."""
         if self._callback is not None and self._patience is not None:
             self._patience.look(self, self._communicator.machine.now_s())
 
     def _tell(self) -> None:
-        """See QueuedCall."""
+        """Call the callback of `then` once."""
         callback, self._callback = self._callback, None
         if callback is not None:
             try:
                 callback()
             except Exception:
                 log.exception("what was to follow a call failed")
+
+    def _begin(self) -> None:
+        """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
+        raise NotImplementedError
+
+    def _advance(self) -> bool:
+        """Make progress; True once complete, or queued on streams."""
+        raise NotImplementedError
 
     def _poll(self) -> bool:
         """As `test`, after the communicator has made progress."""
@@ -170,18 +179,22 @@ class CollectiveRequest:
 
     @property
     def _progress(self) -> int:
-        """See QueuedCall."""
+        """How far it is for the calls behind it, where it goes ahead (late/turn.py)."""
         return 0
 
     def _go_ahead(self, before: int) -> int:
-        """See QueuedCall."""
+        """Make progress beside the calls before it, which all go ahead too; return how far all are then, it included.
+
+        Args:
+            before: how far all of them are.
+        """
         return before
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this waits for now."""
         raise NotImplementedError
 
-    def _awaited(self) -> "CollectiveRequest | QueuedCall":
+    def _awaited(self) -> "CollectiveRequest":
         """What this waits for: the first of the calls under way, as long as it is one of them."""
         first = None if self._completion is not None else self._communicator.first
         return first or self
@@ -234,7 +247,7 @@ class CallRequest(CollectiveRequest):
         self._form = form
 
     def _begin(self) -> None:
-        """See base.QueuedCall."""
+        """See CollectiveRequest."""
         agreement = self._plan.agreement
         if agreement is not None:
             if not agreement.test():
@@ -245,7 +258,7 @@ class CallRequest(CollectiveRequest):
             self._execution.start()
 
     def _advance(self) -> bool:
-        """See base.QueuedCall."""
+        """See CollectiveRequest."""
         if not self._started:
             self._begin()
             self._moved = self._started
@@ -288,11 +301,11 @@ class NativeRequest(CollectiveRequest):
         self._end = end
 
     def _begin(self) -> None:
-        """See base.QueuedCall."""
+        """See CollectiveRequest."""
         self._request = self._start()
 
     def _advance(self) -> bool:
-        """See base.QueuedCall."""
+        """See CollectiveRequest."""
         if not self._request.Test():
             return False
         self.done = True

@@ -435,7 +435,7 @@ class LateRequest(CollectiveRequest):
         self._outcome_s: float | None = None
 
     def _begin(self) -> None:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         self._step(COMPLETE, room=True)
 
     def _advance(self) -> bool:
@@ -448,13 +448,13 @@ class LateRequest(CollectiveRequest):
         return self._complete and self._end(execution.completion if execution is not None else None)
 
     def _go_ahead(self, before: int) -> int:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         self._step(before, self._late.has_room)
         return min(before, self._progress)
 
     @property
     def _progress(self) -> int:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         execution = self._execution
         if not isinstance(execution, Execution):
             return self._turn.progress(left=0.0, drained=True)

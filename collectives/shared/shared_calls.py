@@ -102,7 +102,7 @@ class SharedRequest(CollectiveRequest):
         self._to = 0 if call.out_array is None else address_of(call.out_array)
 
     def _begin(self) -> None:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         plan = self._plan
         words = plan.words
         words[0], words[1] = self._from, self._to
@@ -110,7 +110,7 @@ class SharedRequest(CollectiveRequest):
         self.done = plan.advance(1, plan.words_at) == DONE
 
     def _advance(self) -> bool:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         plan = self._plan
         found = plan.advance(0, plan.words_at)
         self._moved: bool = found != IDLE
