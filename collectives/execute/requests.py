@@ -341,9 +341,8 @@ class MessageRequest(CollectiveRequest):
 
     def _expire(self, limit_s: float) -> None:
         assert self._request is not None, "a wait ends once the message is done"
-        communicator = self._communicator
-        peers = communicator.control.silent(self._request.awaited_peers(), limit_s)
-        raise timeout_error(communicator.transport, peers, limit_s)
+        peers = self._communicator.control.silent(self._request.awaited_peers(), limit_s)
+        raise self._request.overdue(peers, limit_s)
 
     def _poll(self) -> bool:
         """As CollectiveRequest._poll; True once the data has left (send) or arrived (receive)."""
