@@ -37,7 +37,7 @@ class CollectiveRequest:
     Attributes: `done`, whether it was seen to be complete on this rank; `test` looks anew.
     """
 
-    __slots__ = ("_callback", "_communicator", "_patience", "done")
+    __slots__ = ("_callback", "_communicator", "_end", "_patience", "done")
     # Of a collective call: what it is, equal on all ranks.
     _signature: str
     # Whether the last _advance() got anywhere.
@@ -55,6 +55,8 @@ class CollectiveRequest:
         self._communicator = communicator
         self._patience: _Patience | None = None
         self._callback: Callable[[], object] | None = None
+        # Called once the call is complete, each time: it copies a result to where the user wants it.
+        self._end: Callable[[], None] | None = None
         self.done: bool = False
 
     def test(self) -> bool:
@@ -177,6 +179,12 @@ class CollectiveRequest:
                 self.done = self._completion.test()
         return self.done
 
+    def _finish(self) -> None:
+        """Note that this is complete on this rank."""
+        if self._end is not None:
+            self._end()
+        self.done = True
+
     @property
     def _progress(self) -> int:
         """How far it is for the calls behind it, where it goes ahead (late/turn.py)."""
@@ -271,7 +279,8 @@ class CallRequest(CollectiveRequest):
         if not done:
             return False
         self._completion = execution.completion
-        self.done: bool = self._completion is None
+        if self._completion is None:
+            self._finish()
         self._plan.give_back(self._execution, self._form)
         return True
 
@@ -287,18 +296,18 @@ class NativeRequest(CollectiveRequest):
     Args:
         signature: what the call is.
         start: starts it and returns an object with Test().
-        end: called once it is complete.
+        after: called once it is complete.
     """
 
-    __slots__ = ("_end", "_request", "_signature", "_start")
+    __slots__ = ("_after", "_request", "_signature", "_start")
 
     def __init__(
-        self, communicator: CommunicatorBase, signature: str, start: Callable[[], Any], end: Callable[[], None]
+        self, communicator: CommunicatorBase, signature: str, start: Callable[[], Any], after: Callable[[], None]
     ) -> None:
         super().__init__(communicator)
         self._signature = signature
         self._start = start
-        self._end = end
+        self._after = after
 
     def _begin(self) -> None:
         """See CollectiveRequest."""
@@ -308,8 +317,8 @@ class NativeRequest(CollectiveRequest):
         """See CollectiveRequest."""
         if not self._request.Test():
             return False
-        self.done = True
-        self._end()
+        self._after()
+        self._finish()
         return True
 
     def _pending_peers(self) -> Sequence[int]:

@@ -444,8 +444,8 @@ class LateRequest(CollectiveRequest):
         self._step(COMPLETE, room=True)
         execution = self._execution
         if self._error is not None and (execution is None or execution.drained):
-            return self._end(None)
-        return self._complete and self._end(execution.completion if execution is not None else None)
+            return self._leave(None)
+        return self._complete and self._leave(execution.completion if execution is not None else None)
 
     def _go_ahead(self, before: int) -> int:
         """See CollectiveRequest."""
@@ -554,10 +554,13 @@ class LateRequest(CollectiveRequest):
         assert isinstance(execution, GrowingExecution), "the board decides once"
         execution.go_on(joins, None if record.late < 0 else record.late)
 
-    def _end(self, completion: Request | None) -> bool:
+    def _leave(self, completion: Request | None) -> bool:
         """The call is over."""
         self._completion = completion
-        self.done: bool = completion is None
+        if self._error is not None:
+            self._end = None  # Its outputs are undefined.
+        if completion is None:
+            self._finish()
         if isinstance(self._execution, GrowingExecution):
             self._execution.unbind()
         elif self._execution is not None and self._plan is not None and self._call is not None:

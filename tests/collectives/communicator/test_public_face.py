@@ -11,7 +11,6 @@ from lanterne.collectives import verbs
 from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import core_of
-from lanterne.collectives.copied import CopiedRequest
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest, NativeRequest
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.late.calls import LateRequest
@@ -44,7 +43,7 @@ NAMES = {
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "arrivals_s", "late_rank", "to_json", "from_json"},
 } | {
     kind: {"test", "wait", "then", "done"}
-    for kind in (CollectiveRequest, CallRequest, CopiedRequest, LateRequest, MessageRequest, NativeRequest)
+    for kind in (CollectiveRequest, CallRequest, LateRequest, MessageRequest, NativeRequest)
 }
 
 
