@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lanterne.collectives.execute.arguments import Form
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -20,6 +20,7 @@ from lanterne.transport.waiting import MOVED, Moved, wait
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import Entry
+    from lanterne.collectives.execute.native import MpiCall
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
@@ -241,7 +242,7 @@ class CallRequest(CollectiveRequest):
         self,
         communicator: CommunicatorBase,
         plan: AnyPlan,
-        execution: AnyExecution,
+        execution: "AnyExecution | MpiCall",
         form: Form,
         entry: "Entry | None" = None,
     ) -> None:
@@ -288,43 +289,6 @@ class CallRequest(CollectiveRequest):
 
     def _pending_peers(self) -> Sequence[int]:
         return (self._plan.agreement or self._completion or self._execution).pending_peers()
-
-
-class NativeRequest(CollectiveRequest):
-    """A nonblocking collective of the transport's library.
-
-    Args:
-        signature: what the call is.
-        start: starts it and returns an object with Test().
-        after: called once it is complete.
-    """
-
-    __slots__ = ("_after", "_request", "_signature", "_start")
-
-    def __init__(
-        self, communicator: CommunicatorBase, signature: str, start: Callable[[], Any], after: Callable[[], None]
-    ) -> None:
-        super().__init__(communicator)
-        self._signature = signature
-        self._start = start
-        self._after = after
-
-    def _begin(self) -> None:
-        """See CollectiveRequest."""
-        self._request = self._start()
-
-    def _advance(self) -> bool:
-        """See CollectiveRequest."""
-        if not self._request.Test():
-            return False
-        self._after()
-        self._finish()
-        return True
-
-    def _pending_peers(self) -> Sequence[int]:
-        """All others: the library does not tell."""
-        communicator = self._communicator
-        return [peer for peer in communicator.ranks if peer != communicator.transport.rank]
 
 
 class MessageRequest(CollectiveRequest):

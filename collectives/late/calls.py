@@ -32,7 +32,7 @@ from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.growing import GrowingExecution
-from lanterne.collectives.execute.plans import AnyPlan, Plans
+from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
@@ -203,7 +203,7 @@ class LateRanks:
         if outcome_s is not None and not self.is_free(turn):
             self._took.append((turn.number, self._ended_s - max(outcome_s, began_s)))
 
-    def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
+    def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> CallPlan:
         """The plan of a call as a record says; "" for that of a call for which nobody is late."""
         key = key_of(call.key, choice, late_rank) if choice else call.key
         return self.plans.find(key) or self.plans.add(key, call.dtype)
@@ -428,7 +428,7 @@ class LateRequest(CollectiveRequest):
             self._turn.at_once = self._take_step
         self._execution: Execution | StreamExecution | None = None
         self._complete = False
-        self._plan: AnyPlan | GraphPlan | None = None
+        self._plan: CallPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
         # When the last part of the call began.
@@ -530,9 +530,9 @@ class LateRequest(CollectiveRequest):
         self._late.ran[choice.partition("@")[0]] += 1
         call = self._call
         assert call is not None, "it is not over"
-        self._plan = self._late.find_plan(call, choice, late_rank)
+        plan = self._plan = self._late.find_plan(call, choice, late_rank)
         lane = BOARD_LANES[self._turn.number % len(BOARD_LANES)]
-        execution = self._plan.take(call.in_place, lane)
+        execution = plan.take(call.in_place, lane)
         assert not isinstance(execution, NativeExecution), "the library's own ask nobody"
         self._execution = execution
         execution.bind(call.in_array, call.out_array, call.entry)
