@@ -201,12 +201,12 @@ class Started(Protocol):
 class PostedOperation:
     """A Send or Recv that is under way.
 
-    Attributes: `request`, of the transport that carries it where that is another one; `error`, raised whenever it is
-    asked whether it is done.
+    Attributes: `request`, of the transport or the library that carries it where that is another one; `error`, raised
+    whenever it is asked whether it is done.
     """
 
     op: Operation
-    request: "Request | None" = None
+    request: Any = None
     done: bool = False
     error: TransportError | None = None
 
