@@ -14,7 +14,7 @@ import numpy as np
 from lanterne.collectives.bound import DEFAULT_OPS
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Form, Key, resolve
-from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, AnyExecution, SignatureExchange, padded
+from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, SignatureExchange, padded
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
 from lanterne.collectives.execute.stream_execution import StreamExecution
 from lanterne.collectives.late.calls import LateRequest
@@ -169,10 +169,7 @@ class _CapturedPlan:
         self.execution = execution
         self.agreement: SignatureExchange | None = None
 
-    def take(self, _: Form, __: int | None = None) -> StreamExecution:
-        return self.execution
-
-    def give_back(self, _: AnyExecution, __: Form) -> None:
+    def give_back(self, _: object, __: Form) -> None:
         pass
 
 

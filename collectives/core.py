@@ -16,7 +16,6 @@ import numpy as np
 from lanterne import __version__
 from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
 from lanterne.collectives.call.ids import CLOSED, OPEN, CommunicatorIds, first_free
-from lanterne.collectives.copied import CopiedRequest, copy_back
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
 from lanterne.collectives.execute.background import Engine
@@ -132,7 +131,7 @@ class CommunicatorCore(CommunicatorBase):
             self._drain()
             call = resolve(self, collective, in_array, out_array, op, root, stream, options)
             native.call(self, call)
-            copy_back(call)
+            call.copy_back()
             return
         # What is queued on streams is ordered by them: the CPU does not wait for it.
         with self.lock:
@@ -183,23 +182,24 @@ class CommunicatorCore(CommunicatorBase):
 
     def begin_checked(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
         """Begin `call`, under `lock`; `asks`: see there."""
-        request = self._begun(call, asks)
-        return request if call.back is None else CopiedRequest(request, call)
+        shares = call.key.algorithm == SHARED
+        request = SharedRequest(self, self._shared_plans(call), call) if shares else self._request(call, asks)
+        if call.back is not None:
+            request._end = call.copy_back
+        return self.begin_again(request, asks) if isinstance(request, SharedRequest) else self.begin(request)
 
-    def _begun(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
+    def _request(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
         policy, late = None, self.late
-        if call.key.algorithm == SHARED:
-            return self.begin_again(SharedRequest(self, self._shared_plans(call), call), asks)
         if asks:
             assert call.in_array is not None
             policy = late.policy(call.key.collective, call.in_array.nbytes, on_host=call.entry is None)
             if policy is None and late.reports(call.key.collective):
                 late.came()
         if policy is not None:
-            return self.begin(LateRequest(self, late, call, policy))
+            return LateRequest(self, late, call, policy)
         if call.key.algorithm == NATIVE and not native.is_queued(self, call):
-            return self.begin(native.start(self, call))
-        return self.begin(self._planned(call))
+            return native.start(self, call)
+        return self._planned(call)
 
     def begin_again(self, request: SharedRequest, asks: bool) -> SharedRequest:
         """Begin `request`, under `lock`, if need be for another time; `asks`: see there."""

@@ -35,11 +35,19 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
-def imports_of(path, package, modules):
-    """The modules that the file at `path` below `package` imports, at any depth of its code."""
+def nodes_of(tree, types):
+    """Yield all nodes of `tree`; without `types` none of what only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if types or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from nodes_of(node, types)
+
+
+def imports_of(path, package, modules, types):
+    """The modules that the file at `path` below `package` imports, at any depth of its code; see `nodes_of`."""
     base = ["lanterne", *path.with_suffix("").parts][: None if path.name == "__init__.py" else -1]
     base = base[:-1] if path.name == "__init__.py" else base
-    for node in ast.walk(tree_of(package / path)):
+    for node in nodes_of(tree_of(package / path), types):
         if isinstance(node, ast.ImportFrom):
             inside = base[: len(base) - node.level + 1] if node.level else []
             module = ".".join([*inside, *([node.module] if node.module else [])])
@@ -50,10 +58,10 @@ def imports_of(path, package, modules):
                 yield modules.get(alias.name)
 
 
-def find_arrows(package):
-    """{(importing file, imported file)}."""
+def find_arrows(package, types=True):
+    """{(importing file, imported file)}; see `nodes_of`."""
     modules = find_modules(package)
-    arrows = {(path, to) for path in modules.values() for to in imports_of(path, package, modules)}
+    arrows = {(path, to) for path in modules.values() for to in imports_of(path, package, modules, types)}
     return {(path, to) for path, to in arrows if to not in (None, path)}
 
 
@@ -77,6 +85,11 @@ def arrows():
     return find_arrows(PACKAGE)
 
 
+@pytest.fixture(scope="module")
+def running_arrows():
+    return find_arrows(PACKAGE, types=False)
+
+
 def test_every_file_is_seen(arrows):
     assert {path.parts[0] for path in FILES} >= {*ORDER, "__init__.py", "errors.py"}
     assert len(arrows) > 1000
@@ -90,10 +103,10 @@ def test_imports_go_to_the_right_only(folder, arrows):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=str)
-def test_no_two_places_of_a_folder_need_each_other(folder, arrows):
-    """The files and folders of `folder` stand in an order in which each imports only what comes after it."""
+def test_no_two_places_of_a_folder_need_each_other(folder, running_arrows):
+    """The files and folders of `folder` stand in an order in which each imports, when run, only what follows it."""
     try:
-        list(TopologicalSorter(arrows_inside(folder, arrows)).static_order())
+        list(TopologicalSorter(arrows_inside(folder, running_arrows)).static_order())
     except CycleError as error:
         pytest.fail(f"{folder}: {' -> '.join(reversed(error.args[1]))}")
 
@@ -116,6 +129,18 @@ def test_the_walk_sees_every_kind_of_import(tmp_path, line):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(f"def f():\n    {line if 'kernels' in name else 'pass'}\n")
     assert find_arrows(tmp_path) == {(PurePosixPath("kernels/x.py"), PurePosixPath("transport/base.py"))}
+
+
+def test_the_walk_tells_what_only_type_checkers_read(tmp_path):
+    for name, text in {
+        "a.py": "if TYPE_CHECKING:\n    from lanterne.b import x\nfrom lanterne.c import y",
+        "b.py": "",
+        "c.py": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+    needed, typed = ((PurePosixPath("a.py"), PurePosixPath(name)) for name in ("c.py", "b.py"))
+    assert find_arrows(tmp_path, types=False) == {needed}
+    assert find_arrows(tmp_path) == {needed, typed}
 
 
 def test_a_circle_inside_a_folder_is_seen():

@@ -201,12 +201,12 @@ class Started(Protocol):
 class PostedOperation:
     """A Send or Recv that is under way.
 
-    Attributes: `request`, of the transport that carries it where that is another one; `error`, raised whenever it is
-    asked whether it is done.
+    Attributes: `request`, of the transport or the library that carries it where that is another one; `error`, raised
+    whenever it is asked whether it is done.
     """
 
     op: Operation
-    request: "Request | None" = None
+    request: Any = None
     done: bool = False
     error: TransportError | None = None
 
@@ -296,7 +296,11 @@ class Request:
         limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         look = lambda: self.test() or (MOVED if transport.is_moving else False)  # noqa: E731
         if not wait(look, limit_s, transport.woken or transport.pauses, self._look_at_peers, lambda: self.due_s):
-            raise timeout_error(transport, self.awaited_peers(), limit_s)
+            raise self.overdue(self.awaited_peers(), limit_s)
+
+    def overdue(self, peers: Iterable[int], limit_s: float) -> TransportTimeout:
+        """Return the error of a wait for this that lasted `limit_s`: no message from or to `peers`."""
+        return timeout_error(self.transport, peers, limit_s)
 
     def _look_at_peers(self, _now_s: float) -> None:
         self.transport.check_peers(self.pending_peers())

@@ -64,6 +64,12 @@ class CheckedCall(NamedTuple):
         """What a plan has executions for, of each its own."""
         return self.in_place if self.counts is None else (self.in_place, self.counts)
 
+    def copy_back(self) -> None:
+        """Copy what the call, which is complete, has written into the user's array `back`, if there is one."""
+        if self.back is not None:
+            found: HostArray = self.out_array  # type: ignore[assignment]  # of the host, where there is `back`
+            np.copyto(self.back, found)
+
 
 class Key(NamedTuple):
     """What all ranks must agree on.

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.control import READ_EVERY_S
@@ -26,6 +26,10 @@ from lanterne.transport.base import Transport
 from lanterne.transport.machine import Descriptor, Lock, Machine, Running, Wakeup
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.waiting import Pausing
+
+if TYPE_CHECKING:
+    from lanterne.collectives.execute.communicator_base import CommunicatorBase
+    from lanterne.collectives.execute.requests import CollectiveRequest
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
@@ -56,26 +60,6 @@ SPIN_PART = 0.1  # chosen; 2 hosts at 25 MB/s, ring, yields for a gigabyte 17,00
 COMPUTES_PART = 0.2  # chosen: a thread that waits takes less, one that computes all it gets
 # How often it looks whether the program computes.
 COMPUTES_S = 0.01  # chosen: 1 us a look
-
-
-class Advanced(Protocol):
-    """What the engine needs of a communicator."""
-
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def in_background(self) -> bool: ...
-    def progress(self) -> bool: ...
-    def look(self) -> None: ...
-    def fail(self, error: LanterneError) -> None: ...
-    def end(self, error: LanterneError) -> None: ...
-    def describe(self) -> str: ...
-
-
-class WatchedRequest(Protocol):
-    """A request whose user wants to be told of its end."""
-
-    def _tell(self) -> None: ...
 
 
 class Descriptors:
@@ -199,9 +183,9 @@ class Engine:
     """
 
     def __init__(self, transport: Transport) -> None:
-        self.busy: dict[Advanced, None] = {}
-        self.over: deque[WatchedRequest] = deque()
-        self._members: weakref.WeakSet[Advanced] = weakref.WeakSet()
+        self.busy: dict[CommunicatorBase, None] = {}
+        self.over: deque[CollectiveRequest] = deque()
+        self._members: weakref.WeakSet[CommunicatorBase] = weakref.WeakSet()
         self._transport = transport
         # A thing for each thread that waits: a list, since threads change it without a lock.
         self._waiters: list[None] = []
@@ -212,7 +196,7 @@ class Engine:
         self._deaths_s = 0.0
         _engines.add(self)
 
-    def join(self, communicator: Advanced) -> None:
+    def join(self, communicator: "CommunicatorBase") -> None:
         """`communicator` is one of this transport's."""
         self._members.add(communicator)
 
@@ -237,7 +221,7 @@ class Engine:
         if self.busy and not self._waiters:
             self.serve()
 
-    def advance_others(self, communicator: Advanced) -> bool:
+    def advance_others(self, communicator: "CommunicatorBase") -> bool:
         """Advance all but `communicator`; True if something has moved."""
         return any([self._advance(other) for other in list(self.busy) if other is not communicator])
 
@@ -357,7 +341,7 @@ class Engine:
     def _watch(self) -> tuple[int, ...] | None:
         return None if self._transport.closed else self._transport.watch()
 
-    def _advance(self, communicator: Advanced) -> bool:
+    def _advance(self, communicator: "CommunicatorBase") -> bool:
         """Advance one communicator; what goes wrong ends it, and its user hears of it."""
         if not communicator.in_background:
             return False

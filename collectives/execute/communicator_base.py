@@ -3,9 +3,9 @@
 A communicator's plans, requests, messages and late ranks know it as a CommunicatorBase; collectives/core.py adds them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.background import Engine
@@ -22,6 +22,9 @@ from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import DeviceSide
+    from lanterne.collectives.execute.requests import CollectiveRequest
+
+Call = TypeVar("Call", bound="CollectiveRequest")
 
 
 # Calls that are under way at once, at most: each has a lane (message_lanes.BOARD_LANES).
@@ -32,80 +35,6 @@ REASON_S = 0.05  # a notice on one network
 DEATH_S = 1.0  # notices of deaths take some 0.3 s
 # So often, while a rank waits for the first of a group, it looks whether that has died.
 DEATHS_S = 0.2  # notices of deaths take some 0.3 s
-
-
-class QueuedCall(Protocol):
-    """What a CommunicatorBase needs of a request of a collective call (requests.py)."""
-
-    # Whether it is complete on this rank.
-    @property
-    def done(self) -> bool: ...
-
-    # What the call is, equal on all ranks.
-    @property
-    def _signature(self) -> str: ...
-
-    # Of a call with device arrays, where it stands on the user's stream.
-    @property
-    def _entry(self) -> object: ...
-
-    # Whether the last `_advance` got anywhere.
-    @property
-    def _moved(self) -> bool: ...
-
-    # Whether it may go ahead of calls before it.
-    @property
-    def _goes_ahead(self) -> bool: ...
-
-    # How far it is for the calls behind it, where it goes ahead (late/turn.py).
-    @property
-    def _progress(self) -> int: ...
-
-    # Whether its user wants to be told of its end (CollectiveRequest.then).
-    @property
-    def _is_watched(self) -> bool: ...
-
-    def _look(self) -> None:
-        """Of a watched one: look at deaths and limits, as a wait would."""
-
-    def _tell(self) -> None:
-        """Tell its user of its end."""
-
-    def _begin(self) -> None:
-        """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
-
-    def _advance(self) -> bool:
-        """Make progress; True once complete, or queued on streams."""
-        ...
-
-    def _go_ahead(self, before: int) -> int:
-        """Make progress beside the calls before it, which all go ahead too; how far all are then, it included.
-
-        Args:
-            before: how far all of them are.
-        """
-        ...
-
-    def wait(self) -> None:
-        """Return once the call is complete on this rank."""
-
-    def _pending_peers(self) -> Sequence[int]:
-        """Transport ranks that this waits for now."""
-        ...
-
-    def _expire(self, limit_s: float) -> None:
-        """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
-
-
-class WatchedMessage(Protocol):
-    """What a CommunicatorBase needs of a message whose user wants to be told of its end."""
-
-    def _poll(self) -> bool: ...
-    def _look(self) -> None: ...
-    def _tell(self) -> None: ...
-
-
-Call = TypeVar("Call", bound=QueuedCall)
 
 
 class CommunicatorBase(CommunicatorPlace):
@@ -149,8 +78,8 @@ class CommunicatorBase(CommunicatorPlace):
         self.number: int = 0
         self.mail: Callable[[], None] | None = None
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
-        self._calls: list[QueuedCall] = []
-        self._messages: list[WatchedMessage] = []
+        self._calls: list[CollectiveRequest] = []
+        self._messages: list[CollectiveRequest] = []
         self.failure: LanterneError | None = None
         self.device: DeviceSide | None = None
 
@@ -220,7 +149,7 @@ class CommunicatorBase(CommunicatorPlace):
             moved = moved or call._moved
         return moved
 
-    def watch(self, request: WatchedMessage) -> None:
+    def watch(self, request: "CollectiveRequest") -> None:
         """Tell the user of `request` of its end; one that is no call that was begun is advanced like one."""
         if id(request) not in map(id, self._calls):
             self._messages.append(request)
@@ -252,12 +181,12 @@ class CommunicatorBase(CommunicatorPlace):
                     self.transport.check_peers(self._calls[0]._pending_peers())
                 elif self.device is None:
                     self.control.read()
-                waited: list[QueuedCall | WatchedMessage] = [*self._calls, *self._messages]
+                waited: list[CollectiveRequest] = [*self._calls, *self._messages]
                 for each in waited:
                     each._look()
 
     @property
-    def first(self) -> QueuedCall | None:
+    def first(self) -> "CollectiveRequest | None":
         """The first of the calls that are under way, which the others wait for."""
         return self._calls[0] if self._calls else None
 

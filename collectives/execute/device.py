@@ -190,29 +190,13 @@ class DeviceSide:
             self._scratch = self.transport.register(memory)
         return self._scratch
 
-    def event(self) -> "EventRequest":
-        """An EventRequest of all work queued so far."""
-        return EventRequest(self.runtime, self.streams[1])
+    def event(self) -> Event:
+        """Return an event that is done once all work queued so far is."""
+        return self.runtime.record(self.streams[1])
 
     def address_of(self, region: Region) -> int:
         """Where kernels see `region`."""
         return region.address if region.device else self.runtime.device_address(region.address)
-
-
-class EventRequest:
-    """A posted thing that is complete once an event is done: work on a stream."""
-
-    __slots__ = ("_event", "_runtime")
-
-    def __init__(self, runtime: CudaRuntime, stream: Stream) -> None:
-        self._runtime = runtime
-        self._event: Event = runtime.record(stream)
-
-    def poll(self) -> bool:
-        return self._runtime.is_done(self._event)
-
-    def pending_peers(self) -> list[int]:
-        return []
 
 
 def _staged(transport: Transport, runtime: CudaRuntime, stream: Stream) -> Transport:

@@ -16,18 +16,19 @@ import numpy as np
 from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, Action, Fold, Message, Move, RankProgram
 from lanterne.collectives.execute.scratch import Scratch
 from lanterne.errors import TransportError
+from lanterne.kernels.arrays import Event
 from lanterne.kernels.cpu.jit import divide_function
 from lanterne.kernels.dtypes import Dtype
 from lanterne.kernels.reduce import prepare
 from lanterne.transport.base import Recv, Region, Request, Send, Transport
 
 if TYPE_CHECKING:
-    from lanterne.collectives.execute.device import DeviceSide, Entry, EventRequest
+    from lanterne.collectives.execute.device import DeviceSide, Entry
 
 # A kernel, of addresses.
 Kernel: TypeAlias = Callable[..., Any]
 # What is under way, and the action that ends with it.
-UnderWay: TypeAlias = "deque[tuple[Request | EventRequest, int]]"
+UnderWay: TypeAlias = deque[tuple[Request, int]]
 
 _EMPTY = np.empty(0, np.uint8)
 # The last messages of a call leave its ports idle for some of the time, since each waits for one before it: so many of
@@ -203,10 +204,8 @@ class Execution:
         self._unposted = 0
         self._held = False
         self._idle: deque[int] = deque()
-        # Work on the side's stream that is not complete.
-        self._launched: UnderWay = deque()
-        if side is not None:
-            self._queues.append(self._launched)
+        # Work on the side's stream that is not complete: the event of its end, and the action.
+        self._launched: deque[tuple[Event, int]] = deque()
         self.remaining: int = 0
 
     def _step(self, action: Action) -> tuple[Any, ...]:
@@ -280,7 +279,7 @@ class Execution:
     @property
     def drained(self) -> bool:
         """True once nothing is under way, so that an execution whose "join" is held may be given up."""
-        return not self._idle and not any(self._queues)
+        return not self._idle and not self._launched and not any(self._queues)
 
     def advance(self) -> bool:
         """Complete what Transport.take_in has taken in and start what waited for it; True once all is done.
@@ -292,6 +291,10 @@ class Execution:
         for queue in self._queues:
             while queue and queue[0][0].poll():
                 self._finish(queue.popleft()[1])
+                idle = False
+        if self._side is not None:
+            while self._launched and self._side.runtime.is_done(self._launched[0][0]):
+                self._finish(self._launched.popleft()[1])
                 idle = False
         if idle and self._idle:
             self._finish(self._idle.popleft(), run=True)

@@ -12,13 +12,13 @@ import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
 from lanterne.collectives.auto.predict import can_go_through_memory
-from lanterne.collectives.execute.arguments import CheckedCall, Key
+from lanterne.collectives.execute.arguments import CheckedCall, Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.execute.plans import offered_algorithms
-from lanterne.collectives.execute.requests import NativeRequest
+from lanterne.collectives.execute.plans import SignatureExchange, offered_algorithms
+from lanterne.collectives.execute.requests import CallRequest
 from lanterne.errors import InputError, TransportError
 from lanterne.kernels.dtypes import BITWISE_OPS, COMPLEX, LOGICAL_OPS, LONG, Dtype, kernel_op
-from lanterne.transport.base import Transport
+from lanterne.transport.base import Request, Transport
 
 _MPI_COLLECTIVES = {
     "all_reduce": "Allreduce",
@@ -94,13 +94,53 @@ def call(communicator: CommunicatorBase, call: CheckedCall) -> None:
     _end_mean(communicator, call)
 
 
-def start(communicator: CommunicatorBase, call: CheckedCall) -> NativeRequest:
-    """Start `call` with the library's nonblocking call and return its request; errors as `call`."""
-    comm, arguments = _prepare(communicator, call)
-    verb = getattr(comm, "I" + _verb(call.key).lower())
-    return NativeRequest(
-        communicator, str(call.key), lambda: _run(verb, arguments), lambda: _end_mean(communicator, call)
-    )
+def start(communicator: CommunicatorBase, call: CheckedCall) -> CallRequest:
+    """Return the request of `call` by the library's nonblocking call; errors as `call`."""
+    made = MpiCall(communicator, call)
+    return CallRequest(communicator, made, made, call.in_place)
+
+
+class MpiCall:
+    """One nonblocking collective of MPI's: both the plan and the execution of a CallRequest.
+
+    Attributes:
+        signature: what the call is.
+        remaining: 1 until it is complete, then 0.
+        agreement, completion: None. The ranks agree on nothing first, and no stream has the call.
+    """
+
+    agreement: SignatureExchange | None = None
+    completion: Request | None = None
+
+    def __init__(self, communicator: CommunicatorBase, call: CheckedCall) -> None:
+        comm, self._arguments = _prepare(communicator, call)
+        self._verb = getattr(comm, "I" + _verb(call.key).lower())
+        self._communicator = communicator
+        self._call = call
+        self.signature: str = str(call.key)
+        self.remaining: int = 1
+
+    def is_ready(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        """Start MPI's call."""
+        self._request = _run(self._verb, self._arguments)
+
+    def advance(self) -> bool:
+        """Return whether MPI's call is complete."""
+        if self._request.Test():
+            _end_mean(self._communicator, self._call)
+            self.remaining = 0
+        return not self.remaining
+
+    def pending_peers(self) -> list[int]:
+        """Return all other ranks: the library does not say which it waits for."""
+        communicator = self._communicator
+        return [peer for peer in communicator.ranks if peer != communicator.transport.rank]
+
+    def give_back(self, _: object, __: Form) -> None:
+        """Do nothing: each call is made for itself."""
 
 
 def _verb(key: Key) -> str:

@@ -11,7 +11,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,16 +270,12 @@ class RankPrograms:
 
 
 class AnyPlan(Protocol):
-    """What a request needs of a plan: a CallPlan, or a captured one."""
+    """What a request needs of a plan: a CallPlan, a captured one, or a call of MPI's, which is its own."""
 
     signature: str
     agreement: "SignatureExchange | None"
 
-    def take(self, form: Form, lane: int | None = None, /) -> AnyExecution:
-        """An execution that is not in use, with messages of `lane` (None: the plan's)."""
-        ...
-
-    def give_back(self, execution: AnyExecution, form: Form, /) -> None:
+    def give_back(self, execution: Any, form: Form, /) -> None:
         """It is done."""
 
 
@@ -316,7 +312,7 @@ class CallPlan:
             self.agreement = SignatureExchange(self._group, self.signature)
 
     def take(self, form: Form, lane: int | None = None) -> AnyExecution:
-        """See AnyPlan."""
+        """An execution that is not in use, with messages of `lane` (None: the plan's)."""
         free = self._free.get(form)
         execution = free.pop() if free else self.make(form)
         if lane is not None and isinstance(execution, Execution):

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lanterne.collectives.execute.arguments import Form
-from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
 from lanterne.errors import InputError, LanterneError, TransportError
@@ -20,6 +20,7 @@ from lanterne.transport.waiting import MOVED, Moved, wait
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import Entry
+    from lanterne.collectives.execute.native import MpiCall
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
@@ -37,11 +38,12 @@ class CollectiveRequest:
     Attributes: `done`, whether it was seen to be complete on this rank; `test` looks anew.
     """
 
-    __slots__ = ("_callback", "_communicator", "_patience", "done")
+    __slots__ = ("_callback", "_communicator", "_end", "_patience", "done")
     # Of a collective call: what it is, equal on all ranks.
     _signature: str
     # Whether the last _advance() got anywhere.
     _moved: bool = False
+    # Whether it may go ahead of calls before it.
     _goes_ahead: bool = False
     # On the machine's clock, when it will be done; inf where nobody knows.
     _due_s: float = inf
@@ -54,6 +56,8 @@ class CollectiveRequest:
         self._communicator = communicator
         self._patience: _Patience | None = None
         self._callback: Callable[[], object] | None = None
+        # Called once the call is complete, each time: it copies a result to where the user wants it.
+        self._end: Callable[[], None] | None = None
         self.done: bool = False
 
     def test(self) -> bool:
@@ -140,22 +144,30 @@ class CollectiveRequest:
 
     @property
     def _is_watched(self) -> bool:
-        """See QueuedCall."""
+        """Whether a callback waits for its end (`then`)."""
         return self._callback is not None
 
     def _look(self) -> None:
-        """See QueuedCall."""
+        """Look at deaths and limits as a wait would, if it is watched."""
         if self._callback is not None and self._patience is not None:
             self._patience.look(self, self._communicator.machine.now_s())
 
     def _tell(self) -> None:
-        """See QueuedCall."""
+        """Call the callback of `then` once."""
         callback, self._callback = self._callback, None
         if callback is not None:
             try:
                 callback()
             except Exception:
                 log.exception("what was to follow a call failed")
+
+    def _begin(self) -> None:
+        """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
+        raise NotImplementedError
+
+    def _advance(self) -> bool:
+        """Make progress; True once complete, or queued on streams."""
+        raise NotImplementedError
 
     def _poll(self) -> bool:
         """As `test`, after the communicator has made progress."""
@@ -168,20 +180,30 @@ class CollectiveRequest:
                 self.done = self._completion.test()
         return self.done
 
+    def _finish(self) -> None:
+        """Note that this is complete on this rank."""
+        if self._end is not None:
+            self._end()
+        self.done = True
+
     @property
     def _progress(self) -> int:
-        """See QueuedCall."""
+        """How far it is for the calls behind it, where it goes ahead (late/turn.py)."""
         return 0
 
     def _go_ahead(self, before: int) -> int:
-        """See QueuedCall."""
+        """Make progress beside the calls before it, which all go ahead too; return how far all are then, it included.
+
+        Args:
+            before: how far all of them are.
+        """
         return before
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this waits for now."""
         raise NotImplementedError
 
-    def _awaited(self) -> "CollectiveRequest | QueuedCall":
+    def _awaited(self) -> "CollectiveRequest":
         """What this waits for: the first of the calls under way, as long as it is one of them."""
         first = None if self._completion is not None else self._communicator.first
         return first or self
@@ -220,7 +242,7 @@ class CallRequest(CollectiveRequest):
         self,
         communicator: CommunicatorBase,
         plan: AnyPlan,
-        execution: AnyExecution,
+        execution: "AnyExecution | MpiCall",
         form: Form,
         entry: "Entry | None" = None,
     ) -> None:
@@ -234,7 +256,7 @@ class CallRequest(CollectiveRequest):
         self._form = form
 
     def _begin(self) -> None:
-        """See base.QueuedCall."""
+        """See CollectiveRequest."""
         agreement = self._plan.agreement
         if agreement is not None:
             if not agreement.test():
@@ -245,7 +267,7 @@ class CallRequest(CollectiveRequest):
             self._execution.start()
 
     def _advance(self) -> bool:
-        """See base.QueuedCall."""
+        """See CollectiveRequest."""
         if not self._started:
             self._begin()
             self._moved = self._started
@@ -258,7 +280,8 @@ class CallRequest(CollectiveRequest):
         if not done:
             return False
         self._completion = execution.completion
-        self.done: bool = self._completion is None
+        if self._completion is None:
+            self._finish()
         self._plan.give_back(self._execution, self._form)
         return True
 
@@ -266,43 +289,6 @@ class CallRequest(CollectiveRequest):
 
     def _pending_peers(self) -> Sequence[int]:
         return (self._plan.agreement or self._completion or self._execution).pending_peers()
-
-
-class NativeRequest(CollectiveRequest):
-    """A nonblocking collective of the transport's library.
-
-    Args:
-        signature: what the call is.
-        start: starts it and returns an object with Test().
-        end: called once it is complete.
-    """
-
-    __slots__ = ("_end", "_request", "_signature", "_start")
-
-    def __init__(
-        self, communicator: CommunicatorBase, signature: str, start: Callable[[], Any], end: Callable[[], None]
-    ) -> None:
-        super().__init__(communicator)
-        self._signature = signature
-        self._start = start
-        self._end = end
-
-    def _begin(self) -> None:
-        """See base.QueuedCall."""
-        self._request = self._start()
-
-    def _advance(self) -> bool:
-        """See base.QueuedCall."""
-        if not self._request.Test():
-            return False
-        self.done = True
-        self._end()
-        return True
-
-    def _pending_peers(self) -> Sequence[int]:
-        """All others: the library does not tell."""
-        communicator = self._communicator
-        return [peer for peer in communicator.ranks if peer != communicator.transport.rank]
 
 
 class MessageRequest(CollectiveRequest):
@@ -328,9 +314,8 @@ class MessageRequest(CollectiveRequest):
 
     def _expire(self, limit_s: float) -> None:
         assert self._request is not None, "a wait ends once the message is done"
-        communicator = self._communicator
-        peers = communicator.control.silent(self._request.awaited_peers(), limit_s)
-        raise timeout_error(communicator.transport, peers, limit_s)
+        peers = self._communicator.control.silent(self._request.awaited_peers(), limit_s)
+        raise self._request.overdue(peers, limit_s)
 
     def _poll(self) -> bool:
         """As CollectiveRequest._poll; True once the data has left (send) or arrived (receive)."""

@@ -33,7 +33,7 @@ from lanterne.collectives.execute.arguments import CheckedCall
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.growing import GrowingExecution
-from lanterne.collectives.execute.plans import AnyPlan, Plans
+from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
@@ -205,7 +205,7 @@ class LateRanks:
         if outcome_s is not None and not self.is_free(turn):
             self._took.append((turn.number, self._ended_s - max(outcome_s, began_s)))
 
-    def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
+    def find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> CallPlan:
         """The plan of a call as a record says; "" for that of a call for which nobody is late."""
         key = key_of(call.key, choice, late_rank) if choice else call.key
         return self.plans.find(key) or self.plans.add(key, call.dtype)
@@ -435,14 +435,14 @@ class LateRequest(CollectiveRequest):
             self._turn.at_once = self._take_step
         self._execution: Execution | StreamExecution | None = None
         self._complete = False
-        self._plan: AnyPlan | GraphPlan | None = None
+        self._plan: CallPlan | GraphPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
         # When the last part of the call began.
         self._outcome_s: float | None = None
 
     def _begin(self) -> None:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         self._step(COMPLETE, room=True)
 
     def _advance(self) -> bool:
@@ -451,17 +451,17 @@ class LateRequest(CollectiveRequest):
         self._step(COMPLETE, room=True)
         execution = self._execution
         if self._error is not None and (execution is None or execution.drained):
-            return self._end(None)
-        return self._complete and self._end(execution.completion if execution is not None else None)
+            return self._leave(None)
+        return self._complete and self._leave(execution.completion if execution is not None else None)
 
     def _go_ahead(self, before: int) -> int:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         self._step(before, self._late.has_room)
         return min(before, self._progress)
 
     @property
     def _progress(self) -> int:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         execution = self._execution
         if not isinstance(execution, Execution):
             return self._turn.progress(left=0.0, drained=True)
@@ -537,9 +537,9 @@ class LateRequest(CollectiveRequest):
         self._late.ran[choice.partition("@")[0]] += 1
         call = self._call
         assert call is not None, "it is not over"
-        self._plan = self._late.find_plan(call, choice, late_rank)
+        plan = self._plan = self._late.find_plan(call, choice, late_rank)
         lane = BOARD_LANES[self._turn.number % len(BOARD_LANES)]
-        execution = self._plan.take(call.in_place, lane)
+        execution = plan.take(call.in_place, lane)
         assert not isinstance(execution, NativeExecution), "the library's own ask nobody"
         self._execution = execution
         execution.bind(call.in_array, call.out_array, call.entry)
@@ -561,10 +561,13 @@ class LateRequest(CollectiveRequest):
         assert isinstance(execution, GrowingExecution), "the board decides once"
         execution.go_on(joins, None if record.late < 0 else record.late)
 
-    def _end(self, completion: Request | None) -> bool:
+    def _leave(self, completion: Request | None) -> bool:
         """The call is over."""
         self._completion = completion
-        self.done: bool = completion is None
+        if self._error is not None:
+            self._end = None  # Its outputs are undefined.
+        if completion is None:
+            self._finish()
         if isinstance(self._execution, GrowingExecution):
             self._execution.unbind()
         elif self._execution is not None and self._plan is not None and self._call is not None:

@@ -102,19 +102,21 @@ class SharedRequest(CollectiveRequest):
         self._to = 0 if call.out_array is None else address_of(call.out_array)
 
     def _begin(self) -> None:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         plan = self._plan
         words = plan.words
         words[0], words[1] = self._from, self._to
         self._patience = None
-        self.done = plan.advance(1, plan.words_at) == DONE
+        if plan.advance(1, plan.words_at) == DONE:
+            self._finish()
 
     def _advance(self) -> bool:
-        """See QueuedCall."""
+        """See CollectiveRequest."""
         plan = self._plan
         found = plan.advance(0, plan.words_at)
         self._moved: bool = found != IDLE
-        self.done: bool = found == DONE
+        if found == DONE:
+            self._finish()
         return self.done
 
     def _pending_peers(self) -> Sequence[int]:

@@ -9,6 +9,7 @@ Paper: ADAPTRA, section 5.2.
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 from time import monotonic_ns as now_ns
@@ -53,6 +54,8 @@ class DelegatePlane(DataPlane):
         rails: see transport/rails/delegate_transport.py; the first that lives is used.
         memory_nbytes: shared memory of a rank, for all messages that it sends and receives in an iteration; taken as
             needed. None for its share of half the memory that this host has free.
+        rendezvous: a message begins to cross its link once its receive is posted, too: when it is first looked for,
+            with those before it from the same peer (paired.py). Otherwise receives are posted when they are asked for.
 
     Attributes: `delegates`, the transport's Delegates; its `dropped` tells of rails that died.
 
@@ -70,13 +73,19 @@ class DelegatePlane(DataPlane):
         queues: int = 1,
         rails: Sequence[str] = DEFAULT_RAILS,
         memory_nbytes: int | None = None,
+        *,
+        rendezvous: bool = False,
     ) -> None:
         self.comm = comm
         self.direct = direct
         self._failing = core_of(comm).failing
         self._peers = _delegated_peers(pairs, direct, comm.rank, comm.world_size)
-        self._ends = Ends(comm.rank, links or {}, separate=True)
+        self._ends = Ends(comm.rank, links or {}, separate=True, rendezvous=rendezvous)
         self._links = self._ends.links
+        # By peer, receives that are asked for and not posted, in order; None: there are none.
+        self._asked: dict[int, deque[DelegateReceive]] | None = None
+        if rendezvous:
+            self._asked = {peer: deque() for peer in self._peers}
         if memory_nbytes is None:
             memory_nbytes = int(MEMORY_SHARE * free_nbytes() / comm.world_size)
         store = core_of(comm).transport.membership.store
@@ -146,12 +155,20 @@ class DelegatePlane(DataPlane):
         # What a neighbour sends is read in its memory.
         buffer = None if peer in self.near.arenas else self._take(shape, dtype)
         offset, nbytes = (0, nbytes_of(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
-        receive = self._receive(shape, dtype, peer, buffer)
+        receive = DelegateReceive(self, shape, dtype, peer, buffer)
+        if self._asked is None:
+            receive.post(-math.inf)
+        else:
+            self._asked[peer].append(receive)
         self.delegates.receive(offset, nbytes, peer, receive.arrived)
         return receive
 
-    def _receive(self, shape: Shape, dtype: np.dtype[Any], peer: int, buffer: Buffer | None) -> "DelegateReceive":
-        return DelegateReceive(self, shape, dtype, peer, buffer)
+    def post(self, receive: "DelegateReceive") -> None:
+        """Post the receives up to `receive` from its peer, which matches them in order."""
+        assert self._asked is not None, "it is not posted yet"
+        asked, now_s = self._asked[receive.peer], time.monotonic()
+        while not receive.is_posted:
+            asked.popleft().post(now_s)
 
     def read(self, peer: int, offset: int, shape: Shape, dtype: np.dtype[Any]) -> Buffer:
         """The array for a message that lies in a peer's arena."""
@@ -288,18 +305,26 @@ def measured_queues(
 
 
 class DelegateReceive(Receive):
-    """A message that the delegates receive; on an emulated link it counts as here once that lets it through."""
+    """A message that the delegates receive; on an emulated link it counts as here once that lets it through.
 
-    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_looked_s", "_message", "_peer", "_plane")
+    Attributes: `peer`, the rank that sends it.
+    """
+
+    __slots__ = (
+        *("_arrival_s", "_buffer", "_departure_s", "_is_here", "_looked_s", "_message", "_plane", "_posted_s"),
+        "peer",
+    )
 
     def __init__(
         self, plane: DelegatePlane, shape: Shape, dtype: np.dtype[Any], peer: int, buffer: Buffer | None
     ) -> None:
         self._plane = plane
         self._message = shape, dtype
-        self._peer = peer
+        self.peer: int = peer
         # None until the message is here, where it is read in its sender's memory.
         self._buffer = buffer
+        self._departure_s: float | None = None
+        self._posted_s: float | None = None
         self._arrival_s: float | None = None
         self._is_here = False
         self._looked_s = -math.inf
@@ -308,18 +333,33 @@ class DelegateReceive(Receive):
     def looked_s(self) -> float:
         return self._looked_s
 
+    @property
+    def is_posted(self) -> bool:
+        """Whether `post` was called."""
+        return self._posted_s is not None
+
+    def post(self, now_s: float) -> None:
+        """The receive is posted at `now_s`; called in the order of the messages of a peer."""
+        self._posted_s = now_s
+        self._cross()
+
     def arrived(self, departure_s: float, place: int | None) -> None:
         """The message, which left at `departure_s`, is in the buffer, or in its sender's memory, at offset `place`."""
         if place is not None:
-            self._buffer = self._plane.read(self._peer, place, *self._message)
-        self._left(departure_s)
+            self._buffer = self._plane.read(self.peer, place, *self._message)
+        self._departure_s = departure_s
+        self._cross()
 
-    def _left(self, departure_s: float) -> None:
-        """It began to cross its link at `departure_s`."""
-        assert self._buffer is not None, "the message is here"
-        self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
+    def _cross(self) -> None:
+        """Find out when the message has crossed its link, once it has left and its receive is posted."""
+        if self._departure_s is not None and self._posted_s is not None:
+            assert self._buffer is not None, "the message is here"
+            begins_s = max(self._departure_s, self._posted_s)
+            self._arrival_s = self._plane.arrival_s(self.peer, self._buffer.nbytes, begins_s)
 
     def test(self) -> bool:
+        if self._posted_s is None:
+            self._plane.post(self)
         if not self._is_here:
             now_s = time.monotonic()
             if self._arrival_s is None:
@@ -336,9 +376,9 @@ class DelegateReceive(Receive):
         comm = self._plane.comm
         limit_s = comm.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
-        delivery = _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,))
+        delivery = _Wait(self._plane, lambda: self._arrival_s is not None, (self.peer,))
         delivery.wait(limit_s)
-        late = timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s)
+        late = timeout_error(comm.transport, (comm.ranks[self.peer],), limit_s)
         assert self._arrival_s is not None and self._buffer is not None, "delivered"
         with self._plane._failing:
             self._looked_s = max(delivery._looked_s, _wait_until(self._arrival_s, deadline_s, late), self._looked_s)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -59,13 +60,23 @@ class Inline(DataPlane):
         return self._wait(self.in_order, timeout_s)
 
     def receive(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> Receive:
+        receive = InlineReceive(self, shape, dtype, peer)
+        receive.post()
+        return receive
+
+    def look(self, receive: "InlineReceive") -> bool:
+        """Make progress; True once the message of `receive` is here."""
+        return receive.post().test()
+
+    def start_receive(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> tuple[MessageRequest, Buffer]:
+        """Post a receive of the next message from rank `peer`; return its request and the buffer that it fills."""
         buffer = self._pool.take(shape, dtype)
         start = self._receive_starts.get((id(buffer), peer))
         if start is None:
             start = self._receive_starts[id(buffer), peer] = core_of(self.comm).prepare_recv(
                 buffer, peer, tag=Lane.PIPELINE
             )
-        return InlineReceive(start(), buffer)
+        return start(), buffer
 
     def release(self, buffer: Buffer) -> None:
         if self._staging is not None:
@@ -116,21 +127,33 @@ class Inline(DataPlane):
 
 
 class InlineReceive(Receive):
-    """A receive that the communicator has."""
+    """A message that the communicator receives once it is posted: when it is asked for, or later (paired.py).
 
-    __slots__ = ("_buffer", "_request")
+    Attributes: `peer`, the rank that sends it.
+    """
 
-    def __init__(self, request: MessageRequest, buffer: Buffer) -> None:
-        self._request = request
-        self._buffer = buffer
+    __slots__ = ("_buffer", "_message", "_plane", "_request", "peer")
+
+    def __init__(self, plane: Inline, shape: Shape, dtype: np.dtype[Any], peer: int) -> None:
+        self._plane = plane
+        self._message = shape, dtype
+        self.peer: int = peer
+        self._request: MessageRequest | None = None
 
     @property
     def looked_s(self) -> float:
-        return self._request._looked_s
+        return -inf if self._request is None else self._request._looked_s
+
+    def post(self) -> MessageRequest:
+        """Post it, unless that was done; return its request."""
+        if self._request is None:
+            self._request, self._buffer = self._plane.start_receive(*self._message, self.peer)
+        return self._request
 
     def test(self) -> bool:
-        return self._request.test()
+        return self._plane.look(self)
 
     def wait(self, timeout_s: float | None = None) -> Buffer:
-        self._request.wait(timeout_s)
+        if not self._plane.look(self):
+            self.post().wait(timeout_s)
         return self._buffer

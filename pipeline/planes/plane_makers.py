@@ -14,7 +14,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
 from lanterne.pipeline.planes.inline import Inline
-from lanterne.pipeline.planes.paired import Paired, PairedInMemory
+from lanterne.pipeline.planes.paired import Paired
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.base import Transport
@@ -139,4 +139,6 @@ def streams(comm: Communicator, links: Links | None = None, **options: Any) -> D
 def paired(comm: Communicator, links: Links | None = None) -> DataPlane:
     """Messages move once both ends have posted them; see paired.py."""
     direct, pairs = Paired(shaped(comm, links, rendezvous=True), owned=True), near_pairs(comm)
-    return PairedInMemory(_own(comm), direct, links, pairs) if pairs else direct
+    if not pairs:
+        return direct
+    return DelegatePlane(_own(comm), direct, links, pairs, rails=(MEMORY,), rendezvous=True)

@@ -38,7 +38,7 @@ from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shap
 from lanterne.transport.base import make_tag
 from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.over_nccl import NcclTransport
-from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
+from lanterne.transport.nccl.watchdog import ChannelRequest
 from lanterne.transport.shaped import FREE, Link, Links
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Streams(DataPlane):
         self._to: dict[int, Direction] = {}
         self._from: dict[int, Direction] = {}
         # The messages of this iteration, in the order in which the computing stream comes to them.
-        self._carried: deque[Carried] = deque()
+        self._carried: deque[MessageRequest] = deque()
         # (shape, dtype) -> arrays with the event after which they may be written, oldest first.
         self._free: dict[tuple[Shape, np.dtype[Any]], deque[tuple[Buffer, Event]]] = {}
 
@@ -94,7 +94,7 @@ class Streams(DataPlane):
         direction, runtime = self._to[peer], self._device.runtime
         made = runtime.record(self._computing())
         transfer = direction.carry(buffer, made)
-        self._carried.append(Carried(self.comm, direction, made, transfer, buffer))
+        self._carry(direction, made, transfer, buffer)
         self._give(buffer, transfer.event)
         return False
 
@@ -114,7 +114,13 @@ class Streams(DataPlane):
         computing = self._computing()
         reached = self._device.runtime.record(computing)
         shaper.hold(transfer, computing)
-        self._carried.append(Carried(self.comm, direction, reached, transfer, buffer))
+        self._carry(direction, reached, transfer, buffer)
+
+    def _carry(self, direction: "Direction", reached: Event, transfer: ShapedTransfer, buffer: Buffer) -> None:
+        """Watch a message in `buffer`, which is to end within the transport's timeout from the event `reached`."""
+        channel = direction.channel
+        pending = channel.watch(reached, transfer.event, (direction.peer,), direction.about, regions=(buffer,))
+        self._carried.append(MessageRequest(core_of(self.comm), ChannelRequest(channel, pending)))
 
     def release(self, buffer: Buffer) -> None:
         self._give(buffer, self._device.runtime.record(self._computing()))
@@ -248,27 +254,6 @@ class Direction:
     def _queue_next(self) -> None:
         self._later.popleft().queue()
         self._num_ahead += 1
-
-
-class Carried(MessageRequest):
-    """A message of `direction`, in `array`, that is to end within the transport's timeout from the event `reached`."""
-
-    __slots__ = ("_direction", "_reached")
-
-    def __init__(
-        self, comm: Communicator, direction: Direction, reached: Event, transfer: ShapedTransfer, array: Buffer
-    ) -> None:
-        channel, peer = direction.channel, direction.peer
-        pending = channel.watch(reached, transfer.event, (peer,), direction.about, regions=(array,))
-        super().__init__(core_of(comm), ChannelRequest(channel, pending))
-        self._direction = direction
-        self._reached = reached
-
-    def _expire(self, limit_s: float) -> None:
-        channel = self._direction.channel
-        if not channel.runtime.is_done(self._reached):
-            raise stuck_stream(channel.transport, self._direction.about, limit_s)
-        super()._expire(limit_s)
 
 
 class StreamReceive(Receive):

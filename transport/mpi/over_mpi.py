@@ -14,6 +14,7 @@ from lanterne.transport.base import (
     LANE_BITS,
     Capabilities,
     Operation,
+    PostedOperation,
     Recv,
     Region,
     Request,
@@ -125,8 +126,8 @@ class MpiTransport(Transport):
         super().__init__(int(world.rank), int(world.size), group, timeout_s=timeout_s)
         self._mpi = MPI
         self._comm = world.Dup()
-        # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
-        self._abandoned: list[object] = []
+        # MPI uses the memory of these, whether or not anybody holds their requests.
+        self._under_way: set[PostedOperation] = set()
         unlink_segments()
         self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))
         large = MPI.Get_version() >= (4, 0)
@@ -141,19 +142,37 @@ class MpiTransport(Transport):
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self.background_s: float | None = LOOK_S
 
-    def _post(self, ops: Sequence[Operation]) -> "MpiRequest":
-        comm = self._comm
-        requests: list[MPI.Request] = []
+    def _post(self, ops: Sequence[Operation]) -> Request:
+        comm, under_way = self._comm, self._under_way
+        started: list[PostedOperation] = []
         tags = [self._fold_tag(op.tag) for op in ops]
         try:
             for op, tag in zip(ops, tags, strict=True):
                 region, offset, nbytes, peer, _ = op
                 start = comm.Isend if type(op) is Send else comm.Irecv
-                requests.append(start(self._memory(region, offset, nbytes), peer, tag))
+                operation = PostedOperation(op, start(self._memory(region, offset, nbytes), peer, tag))
+                started.append(operation)
+                under_way.add(operation)
         except self._mpi.Exception as error:  # a longer message is there already
-            self.adopt(requests)
             self.explain(error, {op.peer for op in ops})
-        return MpiRequest(self, ops, requests)
+        return Request(self, started)
+
+    def _is_done(self, operation: PostedOperation) -> bool:
+        if operation.error is not None:
+            raise operation.error
+        if operation.done:
+            return True
+        op, status = operation.op, self._mpi.Status()
+        try:
+            if not operation.request.Test(status):
+                return False
+        except self._mpi.Exception as error:
+            self.explain(error, {op.peer})
+        self._under_way.discard(operation)
+        if type(op) is Recv and operation.misfits("mpi", status.count):
+            return self._is_done(operation)  # which raises the error
+        operation.done = True
+        return True
 
     def _memory(self, region: Region, offset: int, nbytes: int) -> Any:
         """What mpi4py takes for `nbytes` of `region` from `offset`."""
@@ -185,14 +204,10 @@ class MpiTransport(Transport):
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         # A dead path would keep MPI_Finalize waiting. What is half-way in may still be written, if the path revives.
         skip_finalize()
-        self.adopt(requests)
-        for request in requests:
-            assert isinstance(request, MpiRequest)
-            request.cancel_receives()
-
-    def adopt(self, requests: object) -> None:
-        """Keep the memory of MPI requests, or of lists of them, that nobody holds any more."""
-        self._abandoned.append(requests)
+        for operation in [each for each in self._under_way if each.op.peer == peer and type(each.op) is Recv]:
+            if operation.request:
+                operation.request.Cancel()
+                operation.request.Test()
 
     def explain(self, error: "MPI.Exception", peers: Collection[int]) -> NoReturn:
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
@@ -213,69 +228,3 @@ def _lane_bits(tag_ub: int) -> int:
     if bits < 8:
         raise Unavailable(f"mpi: got MPI_TAG_UB {tag_ub}, expected at least {(1 << COMMUNICATOR_BITS + 8) - 1}")
     return min(bits, LANE_BITS)
-
-
-class MpiRequest(Request):
-    """All MPI requests of one post."""
-
-    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses")
-    _transport: MpiTransport
-
-    def __init__(self, transport: MpiTransport, ops: Sequence[Operation], requests: "list[MPI.Request]") -> None:
-        super().__init__(transport, ())
-        self._ops = ops
-        self._requests = requests
-        self._statuses = [transport._mpi.Status() for _ in ops]
-        self._done = False
-        self._error: str | None = None
-
-    def poll(self) -> bool:
-        if self._error:
-            # Asked again, it says so again: nobody may take half a message for a whole one.
-            raise TransportError(self._error)
-        if self._done:
-            return True
-        MPI = self._transport._mpi
-        try:
-            if len(self._requests) == 1:
-                self._done = self._requests[0].Test(self._statuses[0])
-            else:
-                self._done = MPI.Request.Testall(self._requests, self._statuses)
-        except MPI.Exception as error:
-            self._transport.explain(error, {op.peer for op in self._ops})
-        if self._done:
-            self._check_lengths()
-        return self._done
-
-    def _check_lengths(self) -> None:
-        for op, status in zip(self._ops, self._statuses, strict=True):
-            if type(op) is Recv and status.count != op.nbytes:
-                rank = self._transport.rank
-                self._error = (
-                    f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
-                )
-                raise TransportError(self._error)
-
-    def cancel_receives(self) -> None:
-        """Take back the receives that no message has matched yet."""
-        for op, request in zip(self._ops, self._requests, strict=True):
-            if type(op) is Recv and request:
-                request.Cancel()
-                request.Test()
-
-    def pending_peers(self) -> list[int]:
-        if self._done:
-            return []
-        return sorted(
-            {op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)}
-        )
-
-    def __del__(self) -> None:
-        if not self._done and any(self._requests):
-            self._transport.adopt(self._requests)
-
-    def _is_complete(self, request: "MPI.Request") -> bool:
-        try:
-            return request.Get_status()
-        except self._transport._mpi.Exception:
-            return False  # the next test says what is wrong with it

@@ -209,6 +209,12 @@ class ChannelRequest(Request):
     def pending_peers(self) -> list[int]:
         return [] if self._queued.is_done else list(self._queued.peers)
 
+    def overdue(self, peers: Iterable[int], limit_s: float) -> TransportTimeout:
+        """See Request; names this rank where its own stream has not reached the work."""
+        if self._channel.runtime.is_done(self._queued.entry):
+            return super().overdue(peers, limit_s)
+        return stuck_stream(self.transport, self._queued.what, limit_s)
+
     def wait(self, timeout_s: float | None = None) -> None:
         """As Request.wait; whatever it raises ends the channel, since NCCL takes nothing back.
 

@@ -5,8 +5,8 @@ A client without the job's secret cannot make a tag that a receive waits for. Tw
 million in use at one rank, with a probability of 3e-8.
 
 UCXX does not report how long a received message is. So the lowest bits of a tag hold the message's number on its lane
-and its length. A message of another length matches no receive. A wait that finds it among the unmatched messages
-reports both lengths.
+and its length. A message of another length matches no receive. UcxTransport.check_peers finds it among the unmatched
+messages, and the receive then raises an error with both lengths.
 """
 
 import hashlib
@@ -14,8 +14,7 @@ import struct
 from collections import defaultdict
 from typing import Any, TypeAlias
 
-from lanterne.errors import TransportError
-from lanterne.transport.base import COMMUNICATOR_BITS, LANE_BITS, ClosedIds, Recv
+from lanterne.transport.base import COMMUNICATOR_BITS, LANE_BITS, ClosedIds
 
 # Of a base.make_tag().
 TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
@@ -69,12 +68,10 @@ class NumberedTags(ClosedIds):
         lane[1] = number + 1
         return self._ucxx.UCXXTag(lane[0] ^ (number & NUMBERS) << LENGTH_BITS ^ nbytes % LENGTHS)
 
-    def check_length(self, worker: Any, receive: Recv, tag: Any) -> None:
-        """Raise TransportError if the message that `receive` waits for under `tag` has arrived with another length."""
+    def unmatched_nbytes(self, worker: Any, tag: Any) -> int | None:
+        """Return the length of the message that has arrived in place of that of `tag`; None: none has."""
         found = worker.tag_probe(tag, self._any_length)
-        if found.matched and found.length != receive.nbytes:
-            expected = f"expected {receive.nbytes}, as its receive is"
-            raise TransportError(f"ucx: rank {receive.peer} sent {found.length} bytes, {expected}")
+        return found.length if found.matched else None
 
     def add(self, communicator_id: int) -> None:
         super().add(communicator_id)

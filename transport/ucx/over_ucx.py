@@ -11,12 +11,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from lanterne.errors import InputError, PeerFailed, TransportError, Unavailable
 from lanterne.transport.base import (
     Capabilities,
     Operation,
+    PostedOperation,
     Recv,
     Region,
     Request,
@@ -30,16 +31,12 @@ from lanterne.transport.pauses import WAKE_SLEEP_S, WAKE_SPIN_S, Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.ucx.numbered_tags import TAG_BITS, NumberedTags
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
-from lanterne.transport.waiting import POLLS_PER_CHECK, never, wait
+from lanterne.transport.waiting import never, wait
 
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
 NOTICE_S = LEFT_GRACE_S + 0.5
 
 log: logging.Logger = logging.getLogger(__name__)
-
-# (its UCXRequest, the operation, its UCXXTag).
-Started: TypeAlias = tuple[Any, Operation, Any]
-
 
 # How long close() waits at most for what was sent to leave, once a peer has failed.
 LAST_FLUSH_S = 1.0
@@ -116,9 +113,9 @@ class UcxTransport(Transport):
         self._context, self._worker = make_worker(self._ucxx, chosen)
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}
-        self._orphans: list[Started] = []
+        # UCX uses the memory of these, whether or not anybody holds their requests; with the UCXXTag of each.
+        self._under_way: dict[PostedOperation, Any] = {}
         self.is_moving = False
-        self._polls = 0
         self.capabilities: Capabilities = Capabilities(
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
@@ -134,7 +131,7 @@ class UcxTransport(Transport):
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def _post(self, ops: Sequence[Operation]) -> "UcxRequest":
+    def _post(self, ops: Sequence[Operation]) -> Request:
         for op in ops:
             if op.tag >> TAG_BITS:
                 raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
@@ -142,27 +139,47 @@ class UcxTransport(Transport):
                 raise InputError("post: got device memory, expected host memory: this host's UCX sees no CUDA device")
             if op.peer not in self._peers:
                 self._peers[op.peer] = self._connect(op.peer)
-        return UcxRequest(self, self._start_all(ops))
+        return Request(self, [self._start(op) for op in ops])
 
-    def _start_all(self, ops: Sequence[Operation]) -> list[Started]:
-        """Start `ops`. Where one cannot start, the memory of those before it is kept."""
-        pending: list[Started] = []
-        for op in ops:
-            try:
-                pending.append(self._start(op))
-            except self._ucxx.UCXError as error:
-                self.adopt(pending)
-                self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
-        return pending
-
-    def _start(self, op: Operation) -> Started:
+    def _start(self, op: Operation) -> PostedOperation:
         region, offset, nbytes, peer, tag = op
         span = (region.native and region.native.get((offset, nbytes))) or _span(self._array, region, offset, nbytes)
-        if type(op) is Send:
-            numbered = self._tags.next_sent(peer, tag, nbytes)
-            return self._peers[peer][0].tag_send(span, numbered), op, numbered
-        numbered = self._tags.next_received(peer, tag, nbytes)
-        return self._peers[peer][1].tag_recv(span, numbered), op, numbered
+        try:
+            if type(op) is Send:
+                numbered = self._tags.next_sent(peer, tag, nbytes)
+                operation = PostedOperation(op, self._peers[peer][0].tag_send(span, numbered))
+            else:
+                numbered = self._tags.next_received(peer, tag, nbytes)
+                operation = PostedOperation(op, self._peers[peer][1].tag_recv(span, numbered))
+        except self._ucxx.UCXError as error:
+            self._explain(peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
+        self._under_way[operation] = numbered
+        return operation
+
+    def _is_done(self, operation: PostedOperation) -> bool:
+        """See Transport. Deaths are for who waits (check_peers) to look for."""
+        if operation.done:
+            return True
+        if operation.error is not None:
+            raise operation.error
+        if not operation.request.completed:
+            self._check_open()
+            return False
+        self._under_way.pop(operation, None)
+        try:
+            operation.request.check_error()
+        except self._ucxx.UCXError as error:
+            self._check_open()
+            op = operation.op
+            self.check_peers((op.peer,))
+            verb = "send to" if type(op) is Send else "receive from"
+            raise _failure(self.rank, f"{verb} rank {op.peer} of {op.nbytes} bytes failed: {error}") from error
+        operation.done = True
+        return True
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TransportError(f"ucx rank {self.rank}: closed before this request was complete")
 
     def retire(self, communicator_id: int, *, orderly: bool) -> bool:
         """See Transport: UCX keeps what is posted."""
@@ -195,18 +212,12 @@ class UcxTransport(Transport):
             raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}; {cure}") from error
         raise _failure(self.rank, f"{what} rank {peer}: {error}") from error
 
-    def progress(self) -> bool:
-        """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
+    def take_in(self) -> bool:
         worker = self._worker
         self.is_moving = moved = worker.progress_once()
         if moved:
             # One step takes a part of what has come, and each look of ours costs as much as many of them.
             worker.progress()
-        self._polls += 1
-        return self._polls % POLLS_PER_CHECK == 0
-
-    def take_in(self) -> bool:
-        self.progress()
         return True
 
     def watch(self) -> tuple[int, ...] | None:
@@ -218,15 +229,19 @@ class UcxTransport(Transport):
         self._worker.progress_worker_event(math.ceil(min(WAKE_SLEEP_S, limit_s) * 1e3))
 
     def check_peers(self, peers: Iterable[int]) -> None:
+        """See Transport. Also gives receives from `peers` an error whose message has arrived with another length."""
+        peers = list(peers)
         closed = [peer for peer in peers if not all(end.alive for end in self._peers.get(peer, ()))]
         self.unreachable.update(closed)
         self.membership.check_peers(peers)
         for peer in closed:
             raise PeerFailed(peer, "its connection is closed")
-
-    def adopt(self, pending: list[Started]) -> None:
-        """Keep the memory of operations whose request nobody holds any more, until they are complete."""
-        self._orphans = [started for started in self._orphans + pending if not started[0].completed]
+        self._under_way = {each: tag for each, tag in self._under_way.items() if not each.request.completed}
+        for operation, tag in self._under_way.items():
+            if type(operation.op) is Recv and operation.op.peer in peers:
+                nbytes = self._tags.unmatched_nbytes(self._worker, tag)
+                if nbytes is not None:
+                    operation.misfits(self.name, nbytes)
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         # Closing by force ends what is under way on them.
@@ -248,95 +263,9 @@ class UcxTransport(Transport):
         for end in ends:
             end.close_blocking()
         self._peers.clear()
-        self._orphans.clear()
+        self._under_way.clear()
         self._worker = None
         self._context = None
-
-
-class UcxRequest(Request):
-    """The UCX requests of one post. A failed or cancelled one raises; its memory is kept until UCX has let go of it."""
-
-    __slots__ = ()
-    _transport: UcxTransport
-    _pending: Any
-
-    def __init__(self, transport: UcxTransport, pending: list[Started]) -> None:
-        self._transport = transport
-        self._pending = pending
-
-    def test(self) -> bool:
-        if self._reap():
-            return True
-        self._check_open()
-        if self._transport.progress():
-            return self._look()
-        return self._reap()
-
-    def poll(self) -> bool:
-        """See Request. Deaths are for who waits (Transport.check_peers) to look for."""
-        if self._reap():
-            return True
-        self._check_open()
-        return False
-
-    def _reap(self) -> bool:
-        """Drop the last operations, as far as they are complete; True if none is left."""
-        pending = self._pending
-        while pending:
-            request, op, _ = pending[-1]
-            if not request.completed:
-                return False
-            self._finish(request, op)
-            pending.pop()
-        return True
-
-    def _look(self) -> bool:
-        """As `test`, for all operations, those of dead peers included."""
-        transport = self._transport
-        # Drains what has come before it cancels the requests of a peer that closed: nothing that arrived is lost.
-        transport._worker.progress()
-        for request, op, _ in self._pending:
-            if request.completed:
-                self._finish(request, op)
-        self._pending[:] = [started for started in self._pending if not started[0].completed]
-        if self._pending:
-            transport.check_peers(self.pending_peers())
-        return not self._pending
-
-    def _finish(self, request: Any, op: Operation) -> None:
-        """Raise if a completed operation failed."""
-        try:
-            request.check_error()
-        except self._transport._ucxx.UCXError as error:
-            self._check_open()
-            self._transport.check_peers((op.peer,))
-            verb = "send to" if type(op) is Send else "receive from"
-            text = f"{verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
-            raise _failure(self._transport.rank, text) from error
-
-    def _check_open(self) -> None:
-        if self._transport.closed:
-            raise TransportError(f"ucx rank {self._transport.rank}: closed before this request was complete")
-
-    def pending_peers(self) -> list[int]:
-        """See Request. All waits ask for them, so this also looks for messages of another length.
-
-        Raises:
-            TransportError: a message that this waits for has arrived with another length.
-        """
-        transport = self._transport
-        pending = [(op, tag) for request, op, tag in self._pending if not request.completed]
-        for op, tag in pending:
-            if type(op) is Recv:
-                transport._tags.check_length(transport._worker, op, tag)
-        return sorted({op.peer for op, _ in pending})
-
-    def _look_at_peers(self, _now_s: float) -> None:
-        self._look()
-
-    def __del__(self) -> None:
-        if self._pending and not self._transport.closed:
-            self._transport.adopt(self._pending)
 
 
 class DeviceSpan:

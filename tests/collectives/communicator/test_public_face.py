@@ -11,8 +11,7 @@ from lanterne.collectives import verbs
 from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import core_of
-from lanterne.collectives.copied import CopiedRequest
-from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest, NativeRequest
+from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.late.calls import LateRequest
 from lanterne.collectives.mailbox import Mailbox, MailRequest
@@ -42,10 +41,7 @@ NAMES = {
     Mailbox: {"send", "start_send", "recv", "start_recv", "probe"},
     MailRequest: {"test", "wait", "then", "done", "received"},
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "arrivals_s", "late_rank", "to_json", "from_json"},
-} | {
-    kind: {"test", "wait", "then", "done"}
-    for kind in (CollectiveRequest, CallRequest, CopiedRequest, LateRequest, MessageRequest, NativeRequest)
-}
+} | {kind: {"test", "wait", "then", "done"} for kind in (CollectiveRequest, CallRequest, LateRequest, MessageRequest)}
 
 
 def public(names):

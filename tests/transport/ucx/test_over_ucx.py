@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.errors import TransportError, Unavailable
-from lanterne.transport.base import Recv, Region, Send, make_tag
+from lanterne.transport.base import PostedOperation, Recv, Region, Request, Send, make_tag
 from lanterne.transport.membership import Membership
 from lanterne.transport.ucx.numbered_tags import ucx_tag
-from lanterne.transport.ucx.over_ucx import UcxRequest, UcxTransport
+from lanterne.transport.ucx.over_ucx import UcxTransport
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
 ONE_HOST = "posix,cma,xpmem,knem,self,cuda_copy,cuda_ipc"
@@ -137,9 +137,10 @@ def test_whose_path_has_failed_does_not_say_which_rank_has(verb, said):
 
     transport = UcxTransport.__new__(UcxTransport)
     ucxx = SimpleNamespace(UCXError=Reset)
-    vars(transport).update(rank=0, closed=False, _peers={}, unreachable=set(), membership=Membership(), _ucxx=ucxx)
+    vars(transport).update(rank=0, closed=False, _peers={}, _under_way={}, unreachable=set(), _ucxx=ucxx)
+    transport.membership = Membership()
     started = SimpleNamespace(completed=True, check_error=fails)
-    request = UcxRequest(transport, [(started, verb(Region(bytearray(8)), 0, 8, 1, 0), None)])
+    request = Request(transport, [PostedOperation(verb(Region(bytearray(8)), 0, 8, 1, 0), started)])
     with pytest.raises(TransportError, match=f"ucx rank 0: {said} rank 1 of 8 bytes failed: connection r") as raised:
         request.test()
     assert raised.value.rank_unknown

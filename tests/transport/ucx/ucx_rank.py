@@ -196,7 +196,7 @@ def scenario_refused(transport):
     transport._peers[0] = RefusingEnd(transport), receiving
     ops = (Recv(region, 0, 8, 0), Send(region, 0, 8, 0))
     expect(TransportError, "ucx rank 0: cannot send to rank 0: refused", lambda: transport.post(ops))
-    assert [op for _, op, _ in transport._orphans] == [ops[0]]
+    assert [each.op for each in transport._under_way] == [ops[0]]
     transport._peers[0] = receiving, receiving
 
 
@@ -212,11 +212,13 @@ def scenario_alone(transport):
     expect(InputError, "make_tag", lambda: transport.post((Send(source, 0, 9, 0, 1 << 48),)))
     # A request that nobody holds keeps its memory until it is complete.
     transport.post((Recv(transport.register(np.zeros(64, np.uint8)), 0, 64, 0, 1),))
-    assert len(transport._orphans) == 2  # with the receive that the longer message did not match
+    transport.check_peers((0,))
+    assert len(transport._under_way) == 2  # with the receive that the longer message did not match
     transport.post((Send(transport.register(np.ones(64, np.uint8)), 0, 64, 0, 1),)).wait()
-    transport.progress()
+    transport.take_in()
     transport.post((Recv(target, 0, 9, 0, 2),))
-    assert len(transport._orphans) == 2
+    transport.check_peers((0,))
+    assert len(transport._under_way) == 2
     pending = transport.post((Recv(target, 0, 9, 0, 3),))
     transport.close()
     transport.close()
