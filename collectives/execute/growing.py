@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
-from lanterne.collectives.execute.compile_program import RoundCompiler
+from lanterne.collectives.execute.compile_program import NEIGHBOUR_CREDITS, RoundCompiler
 from lanterne.collectives.execute.executor import Execution, first_order
 from lanterne.collectives.execute.messages import MessageCutter
 from lanterne.collectives.execute.rank_program import Message, RankProgram
@@ -75,8 +75,11 @@ class GrowingRounds:
         self._joins: deque[tuple[int, int]] = deque()
         self._idle = 0
         self._steps = 0
-        # The latest receives and sends.
-        self._latest: tuple[deque[int], deque[int]] = deque(maxlen=credits), deque(maxlen=credits)
+        beside = next(ranks for ranks in nodes if rank in ranks)
+        # The latest receives and sends: of other nodes, and of each rank beside this one.
+        self._latest: dict[tuple[bool, int], deque[int]] = {
+            (sends, peer): deque(maxlen=NEIGHBOUR_CREDITS) for sends in (False, True) for peer in beside
+        } | {(sends, -1): deque(maxlen=credits) for sends in (False, True)}
         self.actions = self._compiler.log.actions
         self.events = self._compiler.log.events
         self.ends: list[int] = []
@@ -116,12 +119,13 @@ class GrowingRounds:
         self.ends.append(len(self.actions))
 
     def _limit(self) -> None:
-        """Let no more receives, and sends, than `credits` of the actions of the last round be posted at once."""
+        """Let no more receives, and sends, of the actions of the last round be posted at once than credits allow."""
         for index in range(self.ends[-1] if self.ends else 0, len(self.actions)):
             action = self.actions[index]
             if type(action) is Message and self._credits is not None:
-                latest = self._latest[action.sends]
-                if len(latest) == self._credits:
+                lane = action.sends, action.peer
+                latest = self._latest[lane if lane in self._latest else (action.sends, -1)]
+                if len(latest) == latest.maxlen:
                     self.events[index].add(latest[0])
                 latest.append(index)
 

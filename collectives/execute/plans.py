@@ -24,7 +24,7 @@ from lanterne.collectives.algorithms.catalogue import (
     make_schedule,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
-from lanterne.collectives.auto.pacing import PIECES, STREAM_SEGMENTS, credits, segment_nbytes, traffic_of
+from lanterne.collectives.auto.pacing import CROSSINGS, PIECES, STREAM_SEGMENTS, credits, segment_nbytes, traffic_of
 from lanterne.collectives.auto.predict import Links, equal_ports
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -246,15 +246,18 @@ class RankPrograms:
         Args:
             num_chunks: of each rail.
         """
-        group, model = self._group, self._group.tuning.model
-        links = group.tuning.links
+        group = self._group
+        tuning, links = group.tuning, group.tuning.links
         nodes = None if links is None else equal_ports(links, group.world_size)
         assert nodes is not None, "any_option is of equal ports"
+        model, sharers, flow = tuning.model, 1, PIECES
+        if len(nodes[0]) > 1:
+            model, sharers, flow = tuning.model_over_nodes, tuning.nic_sharers, CROSSINGS
         chunk_nbytes = -(-key.part_count // (num_chunks * len(nodes[0]))) * dtype.nbytes
         # No more parts than a stream has: with twice as many 8 hosts on 2 cores took 1.09 of the bound, not 1.04.
-        most_nbytes = max(segment_nbytes(model, chunk_nbytes, PIECES), -(-chunk_nbytes // STREAM_SEGMENTS))
+        most_nbytes = max(segment_nbytes(model, chunk_nbytes, flow, sharers), -(-chunk_nbytes // STREAM_SEGMENTS))
         most_nbytes = key.segment_nbytes or most_nbytes
-        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), PIECES)
+        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, sharers)
         rounds = GrowingRounds(
             group.rank,
             nodes,
