@@ -4,12 +4,12 @@ The host's Execution (executor.py) has the same verbs; programs, compiler, kerne
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, BufferPlace, Fold, Message, Move, RankProgram
-from lanterne.collectives.execute.stream_program import MESSAGES, StreamStep, lower
+from lanterne.collectives.execute.stream_program import MESSAGES, WORK, StreamStep, lower
 from lanterne.kernels.arrays import Event, Stream
 from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.dtypes import Dtype
@@ -239,19 +239,22 @@ class StreamExecution(QueuedExecution):
         if (start, stop) not in self._steps:
             self._steps[start, stop] = lower(self.program, start, stop)
         side, runtime, actions = self._side, self._side.runtime, self.program.actions
+        steps = self._steps[start, stop]
         events: dict[int, Event] = {}
-        with side.joined():
-            for number, step in enumerate(self._steps[start, stop]):
-                stream = side.streams[step.lane]
+        # A stream that has nothing to do is not forked from the other, which would then wait for it.
+        forks = any(step.lane == WORK for step in steps)
+        with side.joined() if forks else nullcontext():
+            for number, step in enumerate(steps):
+                stream, first = side.streams[step.lane], actions[step.actions[0]]
                 if step.waits_for is not None:
                     runtime.wait_event(events[step.waits_for], stream)
-                if step.lane == MESSAGES:
+                if type(first) is Message:
                     messages = (actions[index] for index in step.actions)
                     self._channel.group([self._message(each) for each in messages if type(each) is Message])
-                elif type(action := actions[step.actions[0]]) is Fold:
-                    self._fold(action, stream)
-                elif type(action) is Move:
-                    runtime.copy(self._address(action.target), self._address(action.source), action.nbytes, stream)
+                elif type(first) is Fold:
+                    self._fold(first, stream)
+                elif type(first) is Move:
+                    runtime.copy(self._address(first.target), self._address(first.source), first.nbytes, stream)
                 if step.records:
                     events[number] = runtime.record(stream)
 
