@@ -17,10 +17,6 @@ from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.transport.base import Transport
 
 
-# Bytes of a cell where messages are queued on a stream: each round is a group, and each group a kernel of NCCL's.
-QUEUED_NBYTES = 32 << 20  # chosen: 90 us at 360 GB/s, a group starts in 8
-
-
 class Traffic(Enum):
     """How the messages of an algorithm meet."""
 
@@ -43,6 +39,8 @@ ROUNDS, STREAM, PIECES, EXCHANGES, CROSSINGS = Traffic
 NEIGHBOUR_CREDITS = 8
 
 
+# Bytes of a cell where messages are queued on a stream: each round is a group, and each group a kernel of NCCL's.
+QUEUED_NBYTES = 32 << 20  # chosen: 90 us at 360 GB/s, a group starts in 8
 # Cells of this size overlap transfer with reduction; chunks are cut into at most max_segments.
 SEGMENT_NBYTES = 2 << 20  # mpi, 4 ranks on 2 cores, 16 MiB: 0.72 of MPI_Allreduce's time
 MAX_SEGMENTS = 64  # chosen: cells of 2 MiB up to chunks of 128 MiB

@@ -5,8 +5,8 @@
 
 A stand-in for streams, events and NCCL takes the calls that the executor makes, charges for each, and moves messages as
 fluids between ports. Costs: a group is a kernel of NCCL's, with the base latency that NCCL's own tuning model has for
-its ring and Simple protocol (8.4 us), and a message takes that model's latency of a hop over NVLink (3.4 us); both are in
-NCCL's src/graph/tuning.cc. A call from Python takes 5 us of the CPU, as on the H200 (results/gpu.md).
+its ring and Simple protocol (8.4 us), and a message takes that model's latency of a hop over NVLink (3.4 us); both are
+in NCCL's src/graph/tuning.cc. A call from Python takes 5 us of the CPU, as on the H200 (results/gpu.md).
 """
 
 import argparse
@@ -146,7 +146,8 @@ def queued(ranks: int, algorithm: str, nbytes: int) -> list[list[Item]]:
         )
         program = RankPrograms(group).find(key, dtype, form=False)
         runtime: Any = side.runtime
-        execution = StreamExecution(program, side, side.channel, "sum", dtype, algorithm)
+        channel: Any = side.channel
+        execution = StreamExecution(program, side, channel, "sum", dtype, algorithm)
         execution.bind(None, None, Entry(USER, runtime.record(USER)))
         execution.start()
         found.append(runtime.items)
@@ -254,9 +255,8 @@ class _Clock:
 
     def _waits_for(self, rank: int, stream: str, event: int) -> bool:
         indices = self._streams[rank][stream]
-        return bool(indices) and self._ranks[rank][indices[-1]].kind == "wait" and (
-            self._ranks[rank][indices[-1]].event == event
-        )
+        first = self._ranks[rank][indices[-1]] if indices else None
+        return first is not None and (first.kind, first.event) == ("wait", event)
 
     def _post(self, rank: int, index: int, peer: int, nbytes: int, *, sends: bool) -> None:
         number = self._posted[rank][sends, peer]

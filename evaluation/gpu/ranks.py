@@ -6,7 +6,6 @@ when the board's record of a call is there to the launch of the graph that it na
 """
 
 import faulthandler
-import os
 import statistics
 import sys
 import time
@@ -21,10 +20,9 @@ from numpy.typing import NDArray
 
 from evaluation.gpu.emulated_links import link_figures
 from lanterne.bench.output.report import write_json
-from lanterne.collectives.captured import JOIN_VARIABLE, Captured
+from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
-from lanterne.kernels.staging import HostFlag
 from lanterne.pipeline.device.device_stage import cuda_device
 from lanterne.transport.board.sequencer import SEEN
 
@@ -148,21 +146,18 @@ def _decision_figures(
                 captured.launch()
                 synchronize()
         value = _slowest(comm, statistics.median(times_s))
-        what = "the launch" if os.environ.get(JOIN_VARIABLE) != "device" else "the launch, or the flag"
-        yield _figure(
-            f"from the record of who is late to {what}", value, "s", "<= 20 us", value <= DECISION_BAR_S, times_s
-        )
+        what = "from the record of who is late to the launch"
+        yield _figure(what, value, "s", "<= 20 us", value <= DECISION_BAR_S, times_s)
     captured.close()
 
 
 @contextmanager
 def _timed_decisions(comm: Communicator, times_s: list[float]) -> Iterator[None]:
-    """Appends to `times_s` the seconds from each record to the launch, or the flag, that it leads to."""
+    """Appends to `times_s` the seconds from each record to the launch that it leads to."""
     runtime: Any = core_of(comm).device_side().runtime
     seat: Any = core_of(comm).late.seat
     known_s: list[float] = []
-    flags: Any = HostFlag
-    take, launch, go = seat.take, runtime.launch, flags.go
+    take, launch = seat.take, runtime.launch
 
     def timed_take() -> Any:
         record = take()
@@ -175,20 +170,13 @@ def _timed_decisions(comm: Communicator, times_s: list[float]) -> Iterator[None]
             times_s.append(time.perf_counter() - known_s.pop())
         launch(graph, stream)
 
-    def timed_go(flag: HostFlag) -> None:
-        go(flag)
-        if known_s:
-            times_s.append(time.perf_counter() - known_s.pop())
-
     seat.take = timed_take
     runtime.launch = timed_launch
-    flags.go = timed_go
     try:
         yield
     finally:
         seat.take = take
         runtime.launch = launch
-        flags.go = go
 
 
 def _launch_times_s(captured: Captured, synchronize: Call, launches: int) -> list[float]:

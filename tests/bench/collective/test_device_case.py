@@ -158,10 +158,8 @@ def test_a_call_that_is_not_made_is_seen_by_the_figures(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("join", ["launch", "device"])
-def test_figures_of_collectives_on_stand_ins(monkeypatch, join):
+def test_figures_of_collectives_on_stand_ins(monkeypatch):
     """`./run evaluate gpu`'s job: every figure is there, and no element differs from the CPU's."""
-    monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", join)
     from evaluation.gpu.figures import Figure
     from evaluation.gpu.ranks import ALGORITHMS, figures
 

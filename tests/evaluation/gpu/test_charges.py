@@ -1,4 +1,4 @@
-"""./run evaluate gpu.charges: what a call asks of NCCL, counted as the stand-ins of the transport count it, and its price."""
+"""./run evaluate gpu.charges: what a call asks of NCCL, as the stand-ins of the transport count it, and its price."""
 
 import json
 
@@ -31,7 +31,8 @@ def test_groups_and_messages_are_those_of_the_stand_ins_of_nccl(algorithm):
         return float(out.values[0]), float(out.values[-1])
 
     assert over_nccl(3, program, job=job) == [(3.0, 3.0)] * 3
-    groups = [item for items in queued(3, algorithm, nbytes) for item in items if item.kind == "group" and item.messages]
+    queue = [item for items in queued(3, algorithm, nbytes) for item in items]
+    groups = [item for item in queue if item.kind == "group" and item.messages]
     assert asked.count("group") == len(groups)
     assert asked.count("message") == sum(len(group.messages) for group in groups)
 
@@ -88,7 +89,8 @@ def test_groups_that_take_in_others_cost_the_cpu_less_and_the_device_little(monk
 
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     file = tmp_path / "charges.json"
-    assert charges.main(["-n", "4", "--bytes", "1M", "--algorithms", "ring", "--link", "80gbit", "--json", str(file)]) == 0
+    options = ["-n", "4", "--bytes", "1M", "--algorithms", "ring", "--link", "80gbit"]
+    assert charges.main([*options, "--json", str(file)]) == 0
     document = json.loads(file.read_text())
     assert document["charges"]["link_bytes_per_s"] == 1e10
     (found,) = document["rows"]
