@@ -83,13 +83,17 @@ def start_s(model: CostModel) -> float:
 
 
 def sustained(model: CostModel, part: float | None = None) -> CostModel:
-    """`model` for long series of messages that are posted ahead: one line, with a `part` of a start."""
+    """`model` for long series of messages that are posted ahead: one line, with a `part` of a start.
+
+    Where nothing can be posted ahead, with all of it.
+    """
     # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
     nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
     slope = model.pieces[-1].beta_s_per_byte if model.pieces else 0.0
     beta = max(slope, (float(model.message_s(nbytes)) - model.alpha_s) / nbytes)
-    alpha_s = (OVERLAPPED if part is None else part) * start_s(model)
-    return CostModel(alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages)
+    part = 1.0 if model.in_rounds else OVERLAPPED if part is None else part
+    alpha_s = part * start_s(model)
+    return CostModel(alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages, model.in_rounds)
 
 
 def over_nodes(model: CostModel, inside: Sequence[CostModel]) -> CostModel:

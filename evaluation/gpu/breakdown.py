@@ -34,7 +34,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 BARS = {"ring": 0.85, "late_join": 0.8}
 ITERATIONS = 5
 # Parts of a ring's chunk, too long to share a group: each makes its graph longer.
-LAUNCH_NBYTES, LAUNCH_PARTS, LAUNCHES = 48 << 20, (1, 2, 4, 8, 16), 40
+LAUNCH_NBYTES, LAUNCH_PARTS, LAUNCHES = 24 << 20, (1, 2, 4, 8, 16), 24
 LAUNCH_BAR_S = 20e-6
 Put: TypeAlias = Callable[[NDArray[Any]], Any]
 Get: TypeAlias = Callable[[Any], NDArray[Any]]

@@ -23,11 +23,13 @@ from lanterne.bench.output import report
 from lanterne.bench.output.options import add_json
 from lanterne.bench.output.units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s, whole
 from lanterne.collectives.algorithms.catalogue import find_algorithm
+from lanterne.collectives.auto.predict import Links, chunk_count, nodes_of_links
 from lanterne.collectives.auto.tuning import GPUS, late_num_chunks
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.execute.device import DeviceSide, Entry
 from lanterne.collectives.execute.plans import RankPrograms
 from lanterne.collectives.execute.stream_execution import StreamExecution
+from lanterne.collectives.topology.topology import Topology
 from lanterne.kernels.dtypes import find_dtype
 from lanterne.transport.nccl.over_nccl import NcclTransport
 
@@ -46,6 +48,8 @@ class Charges(NamedTuple):
         kernel_s: a fold or copy, beside its bytes.
         link_bytes_per_s: each way of each GPU's port.
         memory_bytes_per_s: of the device's memory.
+        nic_bytes_per_s, nic_hop_s: as link_bytes_per_s and hop_s, of messages between nodes.
+        node_ranks: GPUs of a node.
     """
 
     host_call_s: float = 5e-6
@@ -55,10 +59,26 @@ class Charges(NamedTuple):
     kernel_s: float = 2e-6
     link_bytes_per_s: float = 360e9
     memory_bytes_per_s: float = 3e12
+    nic_bytes_per_s: float = 50e9
+    nic_hop_s: float = 14e-6
+    node_ranks: int = 1 << 16
+
+    def are_apart(self, src: int, dst: int) -> bool:
+        """Whether a message between the ranks leaves its node."""
+        return src // self.node_ranks != dst // self.node_ranks
 
     def native_s(self, ranks: int, nbytes: int) -> float:
-        """Return the time of ncclAllReduce as a ring: one kernel, 2 (n - 1) hops, its bytes."""
-        return self.group_s + 2 * (ranks - 1) * (self.hop_s + nbytes / ranks / self.link_bytes_per_s)
+        """Return the time of ncclAllReduce as a ring: one kernel, 2 (n - 1) hops, its bytes.
+
+        Between nodes a ring on each NIC, one after the other through the GPUs of a node, is as fast as all NICs are, or
+        as the links inside.
+        """
+        hops, nodes = 2 * (ranks - 1), -(-ranks // self.node_ranks)
+        if nodes == 1:
+            return self.group_s + hops * (self.hop_s + nbytes / ranks / self.link_bytes_per_s)
+        apart = 2 * (nodes - 1)
+        rate = min(self.link_bytes_per_s, self.nic_bytes_per_s * self.node_ranks)
+        return self.group_s + (hops - apart) * self.hop_s + apart * self.nic_hop_s + hops / ranks * nbytes / rate
 
 
 class Item(NamedTuple):
@@ -125,10 +145,15 @@ class ChargedSide(DeviceSide):
         return SimpleNamespace(address=0, nbytes=nbytes)
 
 
-def queued(ranks: int, algorithm: str, nbytes: int) -> list[list[Item]]:
-    """Return what each rank queues for one all_reduce of float32."""
+def queued(ranks: int, algorithm: str, nbytes: int, links: Links = GPUS) -> list[list[Item]]:
+    """Return what each rank queues for one all_reduce of float32, of which the last may be late."""
     dtype, line = find_dtype("float32"), find_algorithm("all_reduce", algorithm)
-    chunks = late_num_chunks(line, ranks, nbytes, GPUS) if line.late else None
+    chunks = None
+    if line.late or line.nodes:
+        chunks = (late_num_chunks if line.late else chunk_count)(line, ranks, nbytes, links)
+    nodes = nodes_of_links(links) or (tuple(range(ranks)),)
+    topology = links if isinstance(links, Topology) else None
+    model = GPUS if topology is None else topology.slowest
     late = ranks - 1 if line.late else None
     key = Key(
         "all_reduce", algorithm, "sum", dtype.name, nbytes // dtype.nbytes, None, late, chunks, None, None, "device"
@@ -139,8 +164,8 @@ def queued(ranks: int, algorithm: str, nbytes: int) -> list[list[Item]]:
         group: Any = SimpleNamespace(
             rank=rank,
             world_size=ranks,
-            nodes=(tuple(range(ranks)),),
-            tuning=SimpleNamespace(model=GPUS, links=GPUS),
+            nodes=nodes,
+            tuning=SimpleNamespace(model=model, links=links, model_over_nodes=model, nic_sharers=1, own_nic_sharers=1),
             transport=SimpleNamespace(capabilities=NcclTransport.capabilities),
             device_side=lambda side=side: side,
         )
@@ -165,8 +190,10 @@ class _Flow:
 class _Clock:
     """Runs what the ranks have queued: streams in order, messages once both ends have begun, ports shared evenly."""
 
-    def __init__(self, ranks: Sequence[Sequence[Item]], charges: Charges, *, captured: bool) -> None:
-        self._ranks, self._charges, self._captured = ranks, charges, captured
+    def __init__(
+        self, ranks: Sequence[Sequence[Item]], charges: Charges, starts_s: Sequence[float], *, captured: bool
+    ) -> None:
+        self._ranks, self._charges, self._captured, self._starts_s = ranks, charges, captured, starts_s
         self._events: list[tuple[float, int, str, int, int]] = []
         self._order = count()
         self._streams: list[dict[str, list[int]]] = []
@@ -197,8 +224,10 @@ class _Clock:
             over = [flow for flow in self._active if flow.left <= 0.5]
             self._active = [flow for flow in self._active if flow.left > 0.5]
             for flow in over:
+                charges = self._charges
+                hop_s = charges.nic_hop_s if charges.are_apart(flow.src, flow.dst) else charges.hop_s
                 for rank, index in flow.begun:
-                    self._push(self._charges.hop_s, "message", rank, index)
+                    self._push(hop_s, "message", rank, index)
             while self._events and self._events[0][0] <= self.now_s:
                 _, _, what, rank, index = heapq.heappop(self._events)
                 self._happen(what, rank, index)
@@ -210,11 +239,18 @@ class _Clock:
         heapq.heappush(self._events, (self.now_s + after_s, next(self._order), what, rank, index))
 
     def _rates(self) -> list[float]:
-        sends, receives = defaultdict[int, int](int), defaultdict[int, int](int)
-        for flow in self._active:
-            sends[flow.src] += 1
-            receives[flow.dst] += 1
-        return [self._charges.link_bytes_per_s / max(sends[f.src], receives[f.dst]) for f in self._active]
+        charges = self._charges
+        # Of a rank's port inside its node, and of its NIC.
+        sends, receives = defaultdict[tuple[int, bool], int](int), defaultdict[tuple[int, bool], int](int)
+        apart = [charges.are_apart(flow.src, flow.dst) for flow in self._active]
+        for flow, leaves in zip(self._active, apart, strict=True):
+            sends[flow.src, leaves] += 1
+            receives[flow.dst, leaves] += 1
+        return [
+            (charges.nic_bytes_per_s if leaves else charges.link_bytes_per_s)
+            / max(sends[flow.src, leaves], receives[flow.dst, leaves])
+            for flow, leaves in zip(self._active, apart, strict=True)
+        ]
 
     def _start_next(self, rank: int, stream: str) -> None:
         """Start what `stream` has first, or leave it until what it waits for is done."""
@@ -227,7 +263,7 @@ class _Clock:
             return
         charges = self._charges
         at_s = charges.launch_s if self._captured else item.queued * charges.host_call_s
-        after_s = max(0.0, at_s - self.now_s)
+        after_s = max(0.0, self._starts_s[rank] + at_s - self.now_s)
         if item.kind == "kernel":
             after_s += charges.kernel_s + item.nbytes / charges.memory_bytes_per_s
         elif item.kind == "group":
@@ -269,9 +305,11 @@ class _Clock:
             self._active.append(flow)
 
 
-def time_s(ranks: Sequence[Sequence[Item]], charges: Charges, *, captured: bool = False) -> float:
-    """Return from the calls, at the same time on all ranks, to the last end, s."""
-    return _Clock(ranks, charges, captured=captured).run()
+def time_s(
+    ranks: Sequence[Sequence[Item]], charges: Charges, *, captured: bool = False, starts_s: Sequence[float] = ()
+) -> float:
+    """Return from the first call to the last end, s; `starts_s`: when each rank calls, at once if not given."""
+    return _Clock(ranks, charges, starts_s or [0.0] * len(ranks), captured=captured).run()
 
 
 def row(ranks: int, algorithm: str, nbytes: int, charges: Charges) -> dict[str, Any]:
