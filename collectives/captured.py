@@ -99,11 +99,6 @@ class Captured:
         """Whether each launch finds out who is late, and picks among graphs by it."""
         return self._policy is not None
 
-    @property
-    def pieces(self) -> int:
-        """How many groups of messages, folds and copies the longest of its graphs holds."""
-        return max(plan.execution.pieces for plan in (self._plans or {}).values())
-
     def launch(self, stream: Stream = None) -> CollectiveRequest:
         """Launch the call in the order of `stream` (None: the one that the arrays came with), and return its request.
 

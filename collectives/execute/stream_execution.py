@@ -187,11 +187,6 @@ class StreamExecution(QueuedExecution):
         self._graphs.clear()
         self._ready = ()
 
-    @property
-    def pieces(self) -> int:
-        """How many groups, folds and copies the whole call is; known once it was captured."""
-        return len(self._steps[self._parts()[WHOLE]])
-
     def neighbours(self) -> tuple[set[int], set[int]]:
         """(ranks that this one sends to, ranks that it receives from), of the program's numbering."""
         messages = [action for action in self.program.actions if type(action) is Message and action.nbytes]

@@ -145,7 +145,8 @@ def launch_figures(comm: Communicator, put: Put, _: Get, synchronize: Call) -> I
                 synchronize()
         synchronize()
         value = slowest(comm, statistics.median(samples))
-        name = f"launch of a graph of {captured.pieces} groups and folds"
+        # Of each round a group for each part, and in the first half a fold.
+        name = f"launch of a graph of {3 * (comm.world_size - 1) * parts} groups and folds"
         first = parts == LAUNCH_PARTS[0]
         yield figure(name, value, "s", "<= 20 us" if first else "-", samples, ok=not first or value <= LAUNCH_BAR_S)
         captured.close()

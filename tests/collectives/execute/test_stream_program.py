@@ -124,15 +124,18 @@ def test_the_join_is_a_part_of_its_own():
 @pytest.mark.parametrize(("algorithm", "chunks", "most"), [("ring", None, 1.0), ("late_join", 2, 0.7)])
 def test_short_messages_that_need_nothing_of_each_other_share_a_group(monkeypatch, algorithm, chunks, most):
     """In a ring each round needs the one before; in a late join few do. Long messages stay apart."""
-    for rank in range(8):
-        program = program_of("all_reduce", algorithm, rank, 8, segment_nbytes=1 << 20, chunks=chunks)
-        monkeypatch.setattr(stream_program, "MERGED_NBYTES", 0)
-        apart = len(groups_of(program, lower(program)))
-        monkeypatch.setattr(stream_program, "MERGED_NBYTES", 1 << 20)
-        together = groups_of(program, lower(program))
-        assert len(together) <= most * apart, (rank, len(together), apart)
-        assert (len(together) < apart) == (most < 1), rank
-        assert sum(len(step.actions) for step in together) == sum(type(a) is Message for a in program.actions), rank
+    counts = {}
+    for merged_nbytes in (0, 1 << 20):
+        monkeypatch.setattr(stream_program, "MERGED_NBYTES", merged_nbytes)
+        counts[merged_nbytes] = 0
+        for rank in range(8):
+            program = program_of("all_reduce", algorithm, rank, 8, segment_nbytes=1 << 20, chunks=chunks)
+            groups = groups_of(program, lower(program))
+            counts[merged_nbytes] += len(groups)
+            messages = sum(type(action) is Message for action in program.actions)
+            assert sum(len(step.actions) for step in groups) == messages, rank
+    assert counts[1 << 20] <= most * counts[0], counts
+    assert (counts[1 << 20] < counts[0]) == (most < 1), counts
 
 
 def test_what_has_to_be_between_two_groups_is_on_their_stream(monkeypatch):
