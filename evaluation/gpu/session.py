@@ -382,8 +382,10 @@ def figure_lines(folder: Path) -> list[str]:
 def run(folder: Path, budget_s: float, chosen: Iterable[SessionStep]) -> list[StepOutcome]:
     """Run `chosen` within `budget_s`, report after each; how they ended."""
     deadline = time.monotonic() + budget_s
+    chosen = tuple(chosen)
+    names = {step.name for step in chosen}
     before = {outcome.name: outcome for outcome in ended_before(folder)}
-    outcomes: list[StepOutcome] = []
+    outcomes = [outcome for name, outcome in before.items() if name not in names]
     with (folder / "session.log").open("a+b") as log:
         for step in chosen:
             if step.name in before:

@@ -111,6 +111,14 @@ def test_a_session_that_is_killed_has_lost_nothing_and_goes_on(tmp_path):
     assert (tmp_path / "runs").read_text() == "1"
 
 
+def test_steps_of_another_choice_stay(tmp_path, capsys):
+    """As with --only in a folder of a whole session."""
+    run(tmp_path, SessionStep("first", ("-c", "print('of before')"), 30))
+    (first, after), text, log = run(tmp_path, STEP)
+    assert (first.name, first.last, after.name) == ("first", "of before", "after")
+    assert "| first | ok |" in text and "of before" in log
+
+
 def test_output_that_is_the_result_is_in_the_report(tmp_path, capsys):
     code = "print('algorithm busbw'); print('ring 300')"
     _, text, _ = run(tmp_path, SessionStep("a late rank", ("-c", code), 30, shown=True), STEP)
