@@ -24,7 +24,7 @@ from lanterne.collectives.algorithms.catalogue import (
     make_schedule,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
-from lanterne.collectives.auto.pacing import PIECES, QUEUED_NBYTES, STREAM_SEGMENTS, credits, segment_nbytes, traffic_of
+from lanterne.collectives.auto.pacing import PIECES, STREAM_SEGMENTS, credits, queued_nbytes, segment_nbytes, traffic_of
 from lanterne.collectives.auto.predict import Links
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -222,8 +222,10 @@ class RankPrograms:
         flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None, stream)
         streams = key.memory is not None and group.device_side().channel is not None
         most_nbytes = key.segment_nbytes
-        if most_nbytes is None:
-            most_nbytes = QUEUED_NBYTES if streams else segment_nbytes(model, chunk_nbytes, flow, sharers)
+        if most_nbytes is None and streams:
+            most_nbytes = queued_nbytes(schedule, is_whole=isinstance(checked, CheckedSchedule))
+        elif most_nbytes is None:
+            most_nbytes = segment_nbytes(model, chunk_nbytes, flow, sharers)
         granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, own_sharers)
         alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if streams else 0
         return compile_program(

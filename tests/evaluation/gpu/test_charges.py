@@ -1,6 +1,7 @@
 """./run evaluate gpu.charges: what a call asks of NCCL, as the stand-ins of the transport count it, and its price."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,3 +100,18 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert found["native_s"] == pytest.approx(8.4e-6 + 6 * 3.4e-6 + 1.5 * MIB / 1e10)
     shown = capsys.readouterr().out
     assert shown.splitlines()[-1].split()[:2] == ["ring", "4"]
+
+
+@pytest.mark.parametrize(("algorithm", "ranks"), [("allpairs", 8), ("allpairs", 16), ("ring", 8), ("late_join", 3)])
+def test_groups_are_as_large_as_their_scratch_may_be(algorithm, ranks, monkeypatch):
+    """Of 1 GiB, where each rank of allpairs receives from all others at once."""
+    scratch = []
+    monkeypatch.setattr(charges.ChargedSide, "region", lambda _, nbytes: (scratch.append(nbytes), REGION)[1])
+    items = queued(ranks, algorithm, 1 << 30)
+    assert max(scratch) <= 256 * MIB
+    groups = [item for item in items[0] if item.kind == "group" and item.messages]
+    received = [max(sum(nbytes for sends, nbytes, _ in group.messages if not sends) for group in groups)]
+    assert min(received) > 25 * MIB
+
+
+REGION = SimpleNamespace(address=0)
