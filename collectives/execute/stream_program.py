@@ -2,8 +2,8 @@
 
 A stream runs what it is given in order, so nothing polls: the host executor's events become the order on a stream, and
 one wait wherever an action needs an earlier one of the other stream. The messages of one (round, segment) are one
-group, since NCCL has to start them together. A group takes in the next one where that needs nothing of it: NCCL runs
-the messages of a group independently of each other, those of one pair in order.
+group, since NCCL has to start them together. A group takes in the next one where that needs nothing of it, and no two
+of its messages have the same peer and direction: NCCL runs those one after the other, and each beside all others.
 
 Every rank queues its groups in the order of (round, segment), and what a group needs is of earlier groups. So the
 earliest message that is not done has begun at both ends, whatever was merged: no deadlock.
@@ -19,6 +19,8 @@ MESSAGES, WORK = 0, 1
 
 # A group takes in another while its messages are so short that starting a group takes longer than their bytes.
 MERGED_NBYTES = 1 << 20  # chosen: 3 us at 360 GB/s, a group starts in 8
+# And of so many messages at most: more of them NCCL's kernel runs in several batches, one after the other.
+MERGED_MESSAGES = 8  # NCCL_MAX_DEV_WORK_P2P_PER_BATCH in NCCL's device.h
 
 
 class StreamStep(NamedTuple):
@@ -36,20 +38,22 @@ class StreamStep(NamedTuple):
 class _Group:
     """Messages that start together: what they need and is not done by then, they, and what comes after."""
 
-    def __init__(self, before: list[int], messages: list[int], after: list[int], nbytes: int) -> None:
-        self.before, self.messages, self.after, self.nbytes = before, messages, after, nbytes
+    def __init__(self, before: list[int], messages: dict[int, Message], after: list[int]) -> None:
+        self.before, self.messages, self.after = before, messages, after
 
     def takes_in(self, other: "_Group", needs: list[list[int]]) -> bool:
         """Make `other`, the next one, a part of this, unless it has to come after this; whether it is one now."""
-        if self.nbytes + other.nbytes > MERGED_NBYTES or not self.messages:
+        together = [*self.messages.values(), *other.messages.values()]
+        if sum(message.nbytes for message in together) > MERGED_NBYTES or not self.messages:
+            return False
+        if len(together) > min(MERGED_MESSAGES, len({(message.sends, message.peer) for message in together})):
             return False
         open_actions = {*self.messages, *self.after}
         if any(need in open_actions for index in (*other.before, *other.messages) for need in needs[index]):
             return False
         self.before += other.before
-        self.messages += other.messages
+        self.messages |= other.messages
         self.after += other.after
-        self.nbytes += other.nbytes
         return True
 
 
@@ -97,7 +101,8 @@ def _needs(program: RankProgram) -> list[list[int]]:
 
 def _group(program: RankProgram, needs: list[list[int]], first: int, last: int) -> _Group:
     """The _Group of one batch."""
-    messages = [index for index in range(first, last) if type(program.actions[index]) is Message]
+    actions = enumerate(program.actions[first:last], first)
+    messages = {index: action for index, action in actions if type(action) is Message}
     before: set[int] = set()
     todo = list(messages)
     while todo:
@@ -107,9 +112,8 @@ def _group(program: RankProgram, needs: list[list[int]], first: int, last: int) 
                 todo.append(need)
     # A program whose receives wait for one another (credits) cannot be grouped.
     assert before.isdisjoint(messages), "messages of one batch wait for each other"
-    after = [index for index in range(first, last) if index not in before and index not in set(messages)]
-    sent = sum(action.nbytes for action in map(program.actions.__getitem__, messages) if type(action) is Message)
-    return _Group(sorted(before), messages, after, sent)
+    after = [index for index in range(first, last) if index not in before and index not in messages]
+    return _Group(sorted(before), messages, after)
 
 
 def _items(groups: list[_Group], needs: list[list[int]]) -> list[tuple[int, tuple[int, ...]]]:

@@ -1,5 +1,6 @@
 """From programs to streams: nothing lost, every dependency kept, groups that all ranks can issue without deadlock."""
 
+from bisect import bisect_right
 from collections import deque
 
 import pytest
@@ -136,6 +137,19 @@ def test_short_messages_that_need_nothing_of_each_other_share_a_group(monkeypatc
             assert sum(len(step.actions) for step in groups) == messages, rank
     assert counts[1 << 20] <= most * counts[0], counts
     assert (counts[1 << 20] < counts[0]) == (most < 1), counts
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), LINES, ids=lambda value: value)
+def test_messages_of_several_rounds_share_a_group_where_nccl_runs_all_of_them_at_once(collective, algorithm):
+    """Else one that has to wait for another may be waited for by that, through other ranks."""
+    world_size = 4 if algorithm in ("rhd", "stragglar") else 5
+    for rank in range(world_size):
+        program = program_of(collective, algorithm, rank, world_size)
+        for step in groups_of(program, lower(program)):
+            rounds = {bisect_right(program.batches, index) for index in step.actions}
+            messages = [program.actions[index] for index in step.actions]
+            ways = {(message.sends, message.peer) for message in messages}
+            assert len(rounds) == 1 or len(messages) == len(ways) <= 8, (rank, messages)
 
 
 def test_what_has_to_be_between_two_groups_is_on_their_stream(monkeypatch):
