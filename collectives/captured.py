@@ -23,11 +23,9 @@ from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.dtypes import Op, PremulSum
-from lanterne.kernels.staging import HostFlag
 from lanterne.transport.board.late_policy import from_text, to_text
 
-# "device": where a late rank joins, the streams of the others wait for a flag that the CPU sets, instead of the CPU
-# launching what follows. Nothing is launched then once it has come; but a call that is given up ends the communicator.
+# No longer a choice: see capture's error.
 JOIN_VARIABLE = "LANTERNE_CAPTURED_JOIN"
 
 
@@ -48,6 +46,8 @@ class Captured:
         stream: Stream,
         options: CallOptions,
     ) -> None:
+        if value := os.environ.get(JOIN_VARIABLE):
+            raise InputError(f"{JOIN_VARIABLE}: got {value!r}, which is gone; unset it: the CPU launches a late join")
         op = DEFAULT_OPS.get(collective) if op is None else op
         if isinstance(op, PremulSum):
             raise InputError("capture: got PremulSum, whose copy no graph makes; expected an op by name")
@@ -89,10 +89,6 @@ class Captured:
             for execution in executions:
                 execution.drop_graphs()
             raise
-        if self._policy is not None and os.environ.get(JOIN_VARIABLE) == "device":
-            flag = HostFlag(side.runtime)
-            for execution in executions:
-                execution.flag = flag
         self._plans: dict[tuple[str, int], _CapturedPlan] | None = {
             choice: _CapturedPlan(plan.signature, execution)
             for choice, plan, execution in zip(choices, plans, executions, strict=True)
@@ -118,9 +114,10 @@ class Captured:
         entry = self._side.entry(stream, view)
         request: LateRequest | CallRequest
         if self._policy is not None:
-            request = LateRequest(communicator, communicator.late, call._replace(entry=entry), self._policy, self._find)
+            call = call._replace(entry=entry)
+            request = LateRequest(communicator, communicator.late, call, self._policy, self._plans)
         else:
-            plan = self._find("", -1)
+            plan = self._plans["", -1]
             plan.execution.bind(call.in_array, call.out_array, entry)
             request = CallRequest(communicator, plan, plan.execution, call.in_place, entry)
         communicator.begin(request).wait(queued=True)
@@ -131,10 +128,6 @@ class Captured:
         for plan in (self._plans or {}).values():
             plan.execution.drop_graphs()
         self._plans = None
-
-    def _find(self, choice: str, late_rank: int) -> "_CapturedPlan":
-        assert self._plans is not None, "a closed one is not launched"
-        return self._plans[choice, late_rank]
 
     def _key(self, choice: str, late_rank: int) -> Key:
         """The Key of the plan that a record's choice stands for."""

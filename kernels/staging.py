@@ -52,25 +52,6 @@ def wait_for(is_ready: Callable[[], bool], what: str, timeout_s: float) -> None:
             raise TransportTimeout(f"{what}: not done within {timeout_s:g} s")
 
 
-class HostFlag:
-    """A number in pinned host memory: streams wait for it, and the CPU lets them go on by a store."""
-
-    def __init__(self, runtime: "CudaRuntime") -> None:
-        self._runtime = runtime
-        self._word = pinned_empty(runtime, 4).view(np.uint32)
-        self._word[0] = 0
-        self._wanted = 0
-
-    def hold(self, stream: Stream) -> None:
-        """What `stream` is given from now on waits for the next `go`."""
-        self._wanted += 1
-        self._runtime.wait_flag(self._word.ctypes.data, self._wanted, stream)
-
-    def go(self) -> None:
-        """Let go on all that was held."""
-        self._word[0] = self._wanted
-
-
 class Stager:
     """Copies messages between one device and pinned host memory, each direction on a stream of its own.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.collectives.schedule.ir import CollectiveSchedule
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 from lanterne.transport.base import Transport
 
 
@@ -39,6 +39,10 @@ ROUNDS, STREAM, PIECES, EXCHANGES, CROSSINGS = Traffic
 NEIGHBOUR_CREDITS = 8
 
 
+# Bytes of a cell where messages are queued on a stream, at most: each round is a group, and each group a kernel of
+# NCCL's. And of the scratch into which a group's contributions are received, while another's are folded.
+QUEUED_NBYTES = 32 << 20  # chosen: 90 us at 360 GB/s, a group starts in 8
+QUEUED_SCRATCH_NBYTES = 256 << 20  # chosen: a GPU has some 100 GiB
 # Cells of this size overlap transfer with reduction; chunks are cut into at most max_segments.
 SEGMENT_NBYTES = 2 << 20  # mpi, 4 ranks on 2 cores, 16 MiB: 0.72 of MPI_Allreduce's time
 MAX_SEGMENTS = 64  # chosen: cells of 2 MiB up to chunks of 128 MiB
@@ -81,13 +85,17 @@ def start_s(model: CostModel) -> float:
 
 
 def sustained(model: CostModel, part: float | None = None) -> CostModel:
-    """`model` for long series of messages that are posted ahead: one line, with a `part` of a start."""
+    """`model` for long series of messages that are posted ahead: one line, with a `part` of a start.
+
+    Where nothing can be posted ahead, with all of it.
+    """
     # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
     nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
     slope = model.pieces[-1].beta_s_per_byte if model.pieces else 0.0
     beta = max(slope, (float(model.message_s(nbytes)) - model.alpha_s) / nbytes)
-    alpha_s = (OVERLAPPED if part is None else part) * start_s(model)
-    return CostModel(alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages)
+    part = 1.0 if model.in_rounds else OVERLAPPED if part is None else part
+    alpha_s = part * start_s(model)
+    return CostModel(alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages, model.in_rounds)
 
 
 def over_nodes(model: CostModel, inside: Sequence[CostModel]) -> CostModel:
@@ -150,6 +158,22 @@ def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic 
             half = -(-chunk_nbytes // 2)
             most = min(most, piece_nbytes(model), half if half >= least else max(least, chunk_nbytes))
     return max(most, -(-chunk_nbytes // MAX_SEGMENTS))
+
+
+def queued_nbytes(schedule: CollectiveSchedule, *, is_whole: bool) -> int:
+    """Bytes of a cell of `schedule` where its messages are queued on a stream; all ranks must use the same.
+
+    Args:
+        is_whole: it is that of all ranks, not one's part.
+    """
+    most = schedule.world_size - 1
+    if is_whole:
+        adds = np.flatnonzero(schedule.op == REDUCE)
+        round_of = np.searchsorted(schedule.offsets, adds, side="right")
+        most = int(np.bincount(round_of * schedule.world_size + schedule.dst[adds], minlength=1).max())
+    room = QUEUED_SCRATCH_NBYTES // (2 * max(1, most))
+    # Slots of scratch are of powers of two (execute/scratch.py).
+    return max(SEGMENT_NBYTES, min(QUEUED_NBYTES, 1 << (room.bit_length() - 1)))
 
 
 def piece_nbytes(model: CostModel) -> int:

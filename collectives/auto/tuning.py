@@ -48,7 +48,7 @@ NAMES = {name for _, name in ALGORITHMS}
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
 # Ranks with a GPU each, over NCCL on fast links: for those that share one in a test, of which nothing can be measured.
-GPUS = CostModel(15e-6, 1 / 150e9, 1 / 1e12)
+GPUS = CostModel(15e-6, 1 / 150e9, 1 / 1e12, in_rounds=True)
 
 
 class Choice(NamedTuple):
@@ -83,8 +83,10 @@ class Tuning:
     ) -> None:
         """Choose by `model`, `factors` and `topology` from now on; call it alike on all ranks."""
         self.topology: Topology | None = None
+        in_rounds = self._communicator.transport.capabilities.stream_ordered
+        if model is not None and in_rounds:
+            model = replace(model, in_rounds=True)
         if topology is not None and not topology.is_flat:
-            in_rounds = self._communicator.transport.capabilities.stream_ordered
             self.topology = replace(topology, in_rounds=in_rounds)
         # By their arguments, calls as they were checked (execute/arguments.py).
         self.resolved: dict[tuple[object, ...], tuple[Any, ...]] = {}

@@ -77,9 +77,10 @@ class GrowingRounds:
         self._steps = 0
         beside = next(ranks for ranks in nodes if rank in ranks)
         # The latest receives and sends: of other nodes, and of each rank beside this one.
-        self._latest: dict[tuple[bool, int], deque[int]] = {
-            (sends, peer): deque(maxlen=NEIGHBOUR_CREDITS) for sends in (False, True) for peer in beside
-        } | {(sends, -1): deque(maxlen=credits) for sends in (False, True)}
+        self._latest: dict[tuple[bool, int], deque[int]] = {}
+        for sends in (False, True):
+            self._latest[sends, -1] = deque(maxlen=credits)
+            self._latest |= {(sends, peer): deque(maxlen=NEIGHBOUR_CREDITS) for peer in beside}
         self.actions = self._compiler.log.actions
         self.events = self._compiler.log.events
         self.ends: list[int] = []

@@ -24,7 +24,15 @@ from lanterne.collectives.algorithms.catalogue import (
     make_schedule,
 )
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
-from lanterne.collectives.auto.pacing import CROSSINGS, PIECES, STREAM_SEGMENTS, credits, segment_nbytes, traffic_of
+from lanterne.collectives.auto.pacing import (
+    CROSSINGS,
+    PIECES,
+    STREAM_SEGMENTS,
+    credits,
+    queued_nbytes,
+    segment_nbytes,
+    traffic_of,
+)
 from lanterne.collectives.auto.predict import Links, equal_ports
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -220,9 +228,13 @@ class RankPrograms:
         alike = not line.nodes or len(set(map(len, nodes))) == 1
         stream = line.stream and alike if isinstance(checked, OwnSchedule) else None
         flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None, stream)
-        most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow, sharers)
-        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, own_sharers)
         streams = key.memory is not None and group.device_side().channel is not None
+        most_nbytes = key.segment_nbytes
+        if most_nbytes is None and streams:
+            most_nbytes = queued_nbytes(schedule, is_whole=isinstance(checked, CheckedSchedule))
+        elif most_nbytes is None:
+            most_nbytes = segment_nbytes(model, chunk_nbytes, flow, sharers)
+        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, own_sharers)
         alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if streams else 0
         return compile_program(
             checked,

@@ -4,16 +4,15 @@ The host's Execution (executor.py) has the same verbs; programs, compiler, kerne
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, BufferPlace, Fold, Message, Move, RankProgram
-from lanterne.collectives.execute.stream_program import MESSAGES, StreamStep, lower
+from lanterne.collectives.execute.stream_program import MESSAGES, WORK, StreamStep, lower
 from lanterne.kernels.arrays import Event, Stream
 from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.dtypes import Dtype
-from lanterne.kernels.staging import HostFlag
 from lanterne.transport.base import Region
 
 if TYPE_CHECKING:
@@ -121,9 +120,6 @@ class StreamExecution(QueuedExecution):
         self._ready: tuple[Any, ...] = ()
         self._bases = [0, 0, 0]
         self._scratch: Region
-        # Where the device itself is to wait for the late rank: what it waits for; and whether it does.
-        self.flag: HostFlag | None = None
-        self._waits: bool = False
 
     def bind(self, in_array: Any, out_array: Any, entry: "Entry | None" = None) -> None:
         super().bind(in_array, out_array, entry)
@@ -145,20 +141,13 @@ class StreamExecution(QueuedExecution):
 
     def release(self) -> None:
         """Queue phase "join", which was held."""
-        if self._waits and self.flag is not None:
-            self._waits = False
-            self.flag.go()
-            return
-        if self._ready:
-            self.launch(JOINING)
-        else:
-            self._run(self._parts()[JOINING])
+        self._run(self._parts()[JOINING])
         self.leave((self._arrays, self._scratch))
 
     def launch(self, part: int) -> None:
         """Launch the graph of BEFORE, JOINING or WHOLE: nothing else, since others may be waiting for it.
 
-        The side has been entered, of the first; `bind` and `launched` follow it.
+        The side has been entered; `launched` follows it.
         """
         graph = self._ready[part]
         if self._channel.failure is not None:
@@ -167,18 +156,9 @@ class StreamExecution(QueuedExecution):
             self._side.runtime.launch(graph, self._side.streams[MESSAGES])
 
     def launched(self, part: int) -> None:
-        """What is to be done after `launch` of BEFORE or WHOLE, for the call that is bound."""
-        if part == BEFORE and self.flag is not None:
-            self.flag.hold(self._side.streams[MESSAGES])
-            self._waits = True
-            self.launch(JOINING)
-        if part == WHOLE or self._waits:
+        """What is to be done after `launch`, for the call that is bound."""
+        if part != BEFORE:
             self.leave((self._arrays, self._scratch))
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether phase "join" is queued already and waits there: it cannot be taken back."""
-        return self._waits
 
     def capture(self) -> None:
         """Make a graph of each part that may be queued, for the arrays that are bound and scratch as it is now.
@@ -206,10 +186,6 @@ class StreamExecution(QueuedExecution):
         """Let go of the graphs; called before their communicator ends."""
         self._graphs.clear()
         self._ready = ()
-        if self._waits and self.flag is not None:
-            # The communicator is gone, and with it the messages behind the flag.
-            self._waits = False
-            self.flag.go()
 
     def neighbours(self) -> tuple[set[int], set[int]]:
         """(ranks that this one sends to, ranks that it receives from), of the program's numbering."""
@@ -239,19 +215,22 @@ class StreamExecution(QueuedExecution):
         if (start, stop) not in self._steps:
             self._steps[start, stop] = lower(self.program, start, stop)
         side, runtime, actions = self._side, self._side.runtime, self.program.actions
+        steps = self._steps[start, stop]
         events: dict[int, Event] = {}
-        with side.joined():
-            for number, step in enumerate(self._steps[start, stop]):
-                stream = side.streams[step.lane]
+        # A stream that has nothing to do is not forked from the other, which would then wait for it.
+        forks = any(step.lane == WORK for step in steps)
+        with side.joined() if forks else nullcontext():
+            for number, step in enumerate(steps):
+                stream, first = side.streams[step.lane], actions[step.actions[0]]
                 if step.waits_for is not None:
                     runtime.wait_event(events[step.waits_for], stream)
-                if step.lane == MESSAGES:
+                if type(first) is Message:
                     messages = (actions[index] for index in step.actions)
                     self._channel.group([self._message(each) for each in messages if type(each) is Message])
-                elif type(action := actions[step.actions[0]]) is Fold:
-                    self._fold(action, stream)
-                elif type(action) is Move:
-                    runtime.copy(self._address(action.target), self._address(action.source), action.nbytes, stream)
+                elif type(first) is Fold:
+                    self._fold(first, stream)
+                elif type(first) is Move:
+                    runtime.copy(self._address(first.target), self._address(first.source), first.nbytes, stream)
                 if step.records:
                     events[number] = runtime.record(stream)
 

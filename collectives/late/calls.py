@@ -23,7 +23,7 @@ without the last few (late_policy.starts).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lanterne.collectives.algorithms.late import any_arrival
@@ -35,7 +35,7 @@ from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.growing import GrowingExecution
 from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
-from lanterne.collectives.execute.stream_execution import BEFORE, WHOLE, NativeExecution, StreamExecution
+from lanterne.collectives.execute.stream_execution import BEFORE, JOINING, WHOLE, NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.options import (
     any_option,
@@ -66,6 +66,7 @@ from lanterne.transport.board.sequencer import (
     SPREAD,
     TIMEOUT,
     WANTED,
+    WITHOUT,
     Record,
 )
 
@@ -251,11 +252,13 @@ class LateRanks:
                 for rank, delay_ns in zip(numbers[::2], numbers[1::2], strict=True):
                     self.arrivals.note(rank, delay_ns / 1e9, False)
                 continue
+            # Nothing is done between here and the launch of a graph that could be done after it.
             turn = self._turns.get(record.number)
             if turn is not None:
-                turn.take(record)
                 if turn.at_once is not None and record.verdict != ABORT:
-                    turn.at_once()
+                    turn.at_once(record)
+                else:
+                    turn.take(record)
                 if record.free:
                     self._set_free(turn.signature, turn.number, record.free)
             if record.text == WANTED:
@@ -390,8 +393,8 @@ class LateRequest(CollectiveRequest):
 
     Args:
         policy: what the board goes by.
-        captured: gives the plan of a choice and a late rank, where graphs were made of them: these are launched as soon
-            as the board has spoken, before anything else is done.
+        captured: the plans by choice and late rank, where graphs were made of them: these are launched as soon as the
+            board has spoken, before anything else is done.
     """
 
     __slots__ = (
@@ -416,7 +419,7 @@ class LateRequest(CollectiveRequest):
         late: LateRanks,
         call: CheckedCall,
         policy: str,
-        captured: Callable[[str, int], GraphPlan] | None = None,
+        captured: Mapping[tuple[str, int], GraphPlan] | None = None,
     ) -> None:
         super().__init__(communicator)
         self._late = late
@@ -432,7 +435,7 @@ class LateRequest(CollectiveRequest):
         late.number += 1
         self._turn = Turn(late.number, self._signature)
         if captured is not None:
-            self._turn.at_once = self._take_step
+            self._turn.at_once = self._take_at_once
         self._execution: Execution | StreamExecution | None = None
         self._complete = False
         self._plan: CallPlan | GraphPlan | None = None
@@ -482,8 +485,7 @@ class LateRequest(CollectiveRequest):
             self._moved = True
             self._do(step)
         execution = self._execution
-        # One whose join waits on the device is all queued, but not known to come to an end.
-        if execution is not None and not self._complete and not (self._captured is not None and turn.held):
+        if execution is not None and not self._complete:
             before = execution.remaining
             self._complete = execution.advance()
             self._moved = self._moved or execution.remaining != before
@@ -504,27 +506,35 @@ class LateRequest(CollectiveRequest):
                 late.be_ready(turn)
         elif step.what == END:
             self._abort(record)
+        elif self._captured is not None:
+            # What was not asked about.
+            if self._place is not None:
+                self._place.enter()
+            self._launch(self._captured, record)
         elif step.what == RELEASE:
             assert self._execution is not None, "it was begun"
             self._execution.release()
         elif step.what == GO_ON:
             self._go_on(record)
-        elif self._captured is not None:
-            self._launch(self._captured, record, BEFORE if step.what == BEGIN else WHOLE)
         else:
             self._run(record.choice, record.rank if record.choice else -1, held=step.what == BEGIN)
 
-    def _take_step(self) -> None:
-        """Do what the board's word is, at once: there is nothing before a captured call that it would wait for."""
-        step = self._turn.next(COMPLETE)
-        if step is not None:
-            self._do(step)
+    def _take_at_once(self, record: Record) -> None:
+        """Do what the board says, which this rank has asked: there is nothing that a captured call would wait for."""
+        assert self._captured is not None, "only these are done at once"
+        self._launch(self._captured, record)
+        self._turn.take(record)
+        self._turn.next(COMPLETE)
 
-    def _launch(self, captured: Callable[[str, int], GraphPlan], record: Record, part: int) -> None:
+    def _launch(self, captured: Mapping[tuple[str, int], GraphPlan], record: Record) -> None:
         """As `_run`, of graphs: first the launch, then what is to be remembered of it."""
-        if self._place is not None:
-            self._place.enter()
-        plan = captured(record.choice, record.rank if record.choice else -1)
+        execution = self._execution
+        if isinstance(execution, StreamExecution):
+            execution.launch(JOINING)
+            execution.launched(JOINING)
+            return
+        plan = captured[record.choice, record.rank if record.choice else -1]
+        part = BEFORE if record.verdict == WITHOUT else WHOLE
         plan.execution.launch(part)
         self._late.ran[record.choice.partition("@")[0]] += 1
         call = self._call
@@ -589,9 +599,6 @@ class LateRequest(CollectiveRequest):
             raise error
         assert isinstance(error, TransportTimeout), "of those that have not come"
         self._error = error
-        if isinstance(self._execution, StreamExecution) and self._execution.is_committed:
-            # What waits on the device for the late rank ends with the communicator only.
-            raise error
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this call waits for now; before the board has spoken, all."""

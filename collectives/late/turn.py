@@ -42,7 +42,8 @@ class TurnStep(NamedTuple):
 class Turn:
     """Call `number` with `signature`; `ready`: whether this rank has said that it is.
 
-    Attributes: `at_once`, of a call that has nothing to wait for once the board has spoken: called then; else None.
+    Attributes: `at_once`, of a call that has nothing to wait for once the board has spoken: takes the record in place
+    of `take`, unless that ends the call; else None.
     """
 
     __slots__ = ("_joins", "_records", "_state", "at_once", "number", "ready", "signature")
@@ -53,7 +54,7 @@ class Turn:
         self._state = _NEW
         self._joins = False
         self.ready: bool = False
-        self.at_once: Callable[[], object] | None = None
+        self.at_once: Callable[[Record], object] | None = None
         self._records: deque[Record] = deque()
 
     def take(self, record: Record) -> None:

@@ -81,6 +81,7 @@ class CostModel:
         gamma_s_per_byte: time to add one received byte, s per byte.
         pieces: Piece tuple, ascending in nbytes; below the first the two above hold.
         serial_messages: True if a port pays alpha for each of its messages, one after the other.
+        in_rounds: True where a message starts only once those before it are done, as on streams: no start overlaps.
     """
 
     alpha_s: float
@@ -88,6 +89,7 @@ class CostModel:
     gamma_s_per_byte: float = 0.0
     pieces: tuple[Piece, ...] = ()
     serial_messages: bool = False
+    in_rounds: bool = False
 
     def __post_init__(self) -> None:
         pieces = tuple(Piece(*piece) for piece in self.pieces)

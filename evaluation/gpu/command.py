@@ -5,17 +5,18 @@
   ./run evaluate gpu --name h200 --only kernels,grids
   ./run evaluate gpu.session --help    all of tests/gpu and this, on a machine that one has for minutes
 
-The files are written anew after each section (kernels, grids, staging, delegates, gemm, delays, collectives); one that
-fails is named in them, the others go on, and the exit code is 1. With --only, what the files hold of other sections
-stays: after a fault on the device nothing more can be measured in one process, but in the next.
+The files are written anew after each section (kernels, grids, staging, delegates, gemm, delays, schedules, groups,
+launches, links); one that fails is named in them, the others go on, and the exit code is 1. With --only, what the files
+hold of other sections stays: after a fault on the device nothing more can be measured in one process, but in the next.
 Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
 beside plain pinned copies; handing a message to delegates beside a blocking copy; a matrix product with staging beside
 it, and without; delays beside what was asked for; reductions on grids of other sizes than ours, for whoever tunes them;
-collectives over nccl, eager and as captured graphs, beside ncclAllReduce, and emulated links beside what was asked for,
-on --ranks ranks (default: the GPUs, at least three; sharing one is no figure of speed).
-Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays and links within 2 %
-or 5 us, the launch of a captured schedule, and the choice of one by who is late, 20 us of the CPU. Results are compared
-with the CPU's, every element.
+schedules over nccl, eager and as captured graphs, beside ncclAllReduce; groups of NCCL's by messages and bytes;
+launches of graphs by their length; and emulated links beside what was asked for, on --ranks ranks (default: the GPUs,
+at least three; sharing one is no figure of speed).
+Bars: reductions and staging 0.9 of their peer, ring 0.85 and late_join 0.8 of ncclAllReduce, the product at most 1.03
+of its time alone, delays and links within 2 % or 5 us, the launch of a captured schedule, and the choice of one by who
+is late, 20 us of the CPU. Results are compared with the CPU's, every element.
 With --check a missed bar is exit code 1; a wrong result always is.
 """
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from evaluation.gpu.figures import (
+    PARTS,
     Figure,
     collective_figures,
     delay_figures,
@@ -44,7 +46,7 @@ from lanterne.bench.output.units import format_figure, format_nbytes, parse_nbyt
 from lanterne.errors import InputError, LanterneError
 
 Measured = TypeVar("Measured", KernelComparison, Figure)
-SECTIONS = ("kernels", "grids", "staging", "delegates", "gemm", "delays", "collectives")
+SECTIONS = ("kernels", "grids", "staging", "delegates", "gemm", "delays", *PARTS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             if name == "kernels":
                 measured += _kernels(args)
+            elif name in PARTS:
+                taken += collective_figures(name, Path(f"{stem}.{name}.json"), args.ranks)
             else:
                 taken += _figures(name, args, nbytes)
         except Exception as error:
@@ -126,7 +130,6 @@ def _figures(name: str, args: argparse.Namespace, nbytes: int) -> list[Figure]:
         "delegates": lambda: delegate_figures(args.iterations),
         "gemm": lambda: gemm_figures(nbytes, args.iterations),
         "delays": delay_figures,
-        "collectives": lambda: collective_figures(args.ranks),
     }
     return sections[name]()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +29,9 @@ GEMM_BAR = 1.03
 DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
 # Blocks per multiprocessor; a fold of kernels/cuda launches 32.
 GRIDS = (2, 4, 8, 16, 32, 64)
-# After which a job over nccl, and a staged copy, have hung.
-JOB_S, COPY_S = 55.0, 60.0
+# After which a job over nccl, where its step has no limit, and a staged copy have hung.
+JOB_S, COPY_S = 100.0, 60.0
+PARTS = ("schedules", "groups", "launches", "links")
 DELEGATED_NBYTES = 64 << 20
 DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
 
@@ -236,10 +237,13 @@ def delay_figures(num_samples: int = 20) -> list[Figure]:
     return figures
 
 
-def collective_figures(num_ranks: int | None = None) -> list[Figure]:
-    """What ranks.py measures on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least three.
+def collective_figures(part: str, file: Path, num_ranks: int | None = None) -> list[Figure]:
+    """What ranks.py measures as `part` on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least three.
 
     Of two ranks none is ever late.
+
+    Args:
+        file: has what was found so far while the job is under way, and stays where that is killed.
 
     Raises:
         LanterneError: the job failed, and has found nothing before; it has said why.
@@ -252,21 +256,22 @@ def collective_figures(num_ranks: int | None = None) -> list[Figure]:
     num_ranks = max(3, num_devices) if num_ranks is None else num_ranks
     if not num_ranks:
         return []
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        environment = SHARED_GPU_ENVIRONMENT if num_ranks > num_devices else {}
-        command = [*own_python(), "-m", "evaluation.gpu.ranks", str(file)]
-        try:
-            code = launch(command, num_ranks, "direct", timeout_s=JOB_S, env=environment)
-            ended = f"ended with {code}" if code else ""
-        except LanterneError as error:
-            ended = str(error)
-        found = json.loads(file.read_text()) if file.exists() else []
+    limit_s = float(os.environ.get("LANTERNE_TEST_JOB_S", JOB_S))
+    environment = SHARED_GPU_ENVIRONMENT if num_ranks > num_devices else {}
+    command = [*own_python(), "-m", "evaluation.gpu.ranks", str(file), part, str(limit_s)]
+    file.unlink(missing_ok=True)
+    try:
+        code = launch(command, num_ranks, "direct", timeout_s=limit_s, env=environment)
+        ended = f"ended with {code}" if code else ""
+    except LanterneError as error:
+        ended = str(error)
+    found = json.loads(file.read_text()) if file.exists() else []
+    file.unlink(missing_ok=True)
     if ended and not found:
-        raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl: {ended}; --ranks 0 omits it")
+        raise LanterneError(f"gpu: {part}: the job of {num_ranks} ranks over nccl: {ended}; --ranks 0 omits it")
     figures = [Figure(**(record | {"samples": tuple(record["samples"])})) for record in found]
     if ended:
-        figures.append(Figure(f"the job of {num_ranks} ranks over nccl: {ended}", 1, "", "0", False, (1,)))
+        figures.append(Figure(f"{part}: the job of {num_ranks} ranks over nccl: {ended}", 1, "", "0", False, (1,)))
     return figures
 
 

@@ -5,9 +5,11 @@
 Runs in a checkout under the Python that it is started with, which needs NumPy, llvmlite, CuPy, Numba CUDA, NCCL and
 pytest: what is missing fails by name. Nothing is installed, and no MPI is needed: ranks meet over UCX, or TCP without
 it. Every step is a process with a time limit of its own, and what has hung is killed with all its children, so the next
-step runs; a step is left out where the one that it needs has hung. Writes session.json, session.md (verdicts, figures,
-what failed and why, in 10,000 characters; also printed at the end), session.log (all output) and the gpu-NAME.json and
-.md of `./run evaluate gpu`, the first three anew after each step.
+step runs; a step is left out where the one that it needs has hung. On several GPUs each rank has its own; on one, three
+ranks share it. Writes session.json, session.md (verdicts, figures, what failed and why, in 10,000 characters; also
+printed at the end), session.log (all output) and the gpu-NAME.json and .md of `./run evaluate gpu`, the first three
+anew after each step. A session that was ended, by its machine or by --budget, goes on where the same command is given
+again: what has ended is not run again.
 The exit code is 1 if a step failed or a bar was missed.
 """
 
@@ -30,9 +32,10 @@ from typing import BinaryIO
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_figure, format_time
 from lanterne.transport.job.launch import start_child
+from lanterne.transport.nccl.binding import SHARED_GPU_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
-BUDGET_S = 570.0
+BUDGET_S = 840.0
 # How much sooner than its step a job of several ranks is ended, so that what it has found is still read.
 JOB_MARGIN_S = 12.0
 # From telling a step whose time is over to abort, which makes it tell where it is, to killing it; and then, how long
@@ -41,8 +44,10 @@ ABORT_S, KILL_S = 1.0, 5.0
 CUDA_HOME = "/usr/local/cuda"
 # Of the report: in all, of its parts, and lines of the output of a step that failed.
 MAX_CHARS, FIGURES_CHARS, FAILURE_CHARS, LAST_LINES = 10_000, 4500, 1500, 8
-# Of a step's output that are kept.
-LINES = 80
+# Of a step's output that are kept; and of that, which are shown where the step's output is the result.
+LINES, SHOWN_LINES = 80, 24
+# Of a job that measures, where the GPUs are fewer: of two ranks none is ever late.
+LEAST_RANKS = 3
 # In pytest's summary at the end, and, where that was never reached, in its lines of each test.
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
 FAILED_SO_FAR = re.compile(r"^(\S+::\S+) (?:FAILED|ERROR)", re.MULTILINE)
@@ -56,6 +61,7 @@ class SessionStep:
     """A command and how long it may take.
 
     `tests`: it is a run of pytest, each test of at most so many seconds. `needs`: the step that must not have hung.
+    `shown`: the report has its output.
     """
 
     name: str
@@ -63,12 +69,14 @@ class SessionStep:
     limit_s: float
     tests: float = 0.0
     needs: str = ""
+    shown: bool = False
 
 
 @dataclass(frozen=True)
 class StepOutcome:
     """How a step ended: `code`, None if its time was over; `failed`, (test, why) pairs; `lines`, the end of its output;
-    `where` it was when its time was over: the innermost lines of its threads' stacks, those of its children too.
+    `where` it was when its time was over: the innermost lines of its threads' stacks, those of its children too;
+    `shown`: see SessionStep.
     """
 
     name: str
@@ -79,6 +87,7 @@ class StepOutcome:
     skipped: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     where: tuple[str, ...] = ()
+    shown: bool = False
 
     @property
     def ended(self) -> str:
@@ -97,10 +106,21 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
     bench = ("-m", "evaluation", "gpu", "--check", "--iterations", "5")
     into = ("--out", str(folder), "--name", name, "--only")
     collectives, two = "tests/gpu/test_gpu_collectives.py", "nccl, 2 ranks"
+    ranks = max(LEAST_RANKS, num_devices())
+    over_nccl = ("-n", str(ranks), "--device", "cuda", "--transport", "nccl")
+    late = ("--late-rank", str(ranks - 1), "--delay", "5ms")
+    measured = ("all_reduce", *over_nccl, "--algorithm", "auto,ring,late_join,native", "--bytes", "1M,64M", *late)
     return (
         SessionStep("environment", ("-c", VERSIONS), 40),
         # Its group, unlike lanterne's core, has seen no device yet.
-        SessionStep("torch", ("tests/gpu/test_gpu_torch.py",), 60, 60),
+        SessionStep("torch", ("tests/gpu/test_gpu_torch.py",), 110, 100),
+        SessionStep("figures of schedules", (*bench, *into, "schedules"), 90),
+        SessionStep("figures of groups", (*bench, *into, "groups"), 45),
+        SessionStep("figures of launches", (*bench, *into, "launches"), 45),
+        SessionStep(
+            "a late rank", ("-m", "lanterne", "bench", *measured, "--json", str(folder / "late.json")), 60, shown=True
+        ),
+        SessionStep("links", ("-m", "lanterne", "validate", *over_nccl), 45, shown=True),
         SessionStep("delays and staging", ("tests/gpu/test_gpu_delay.py", "tests/gpu/test_gpu_staging.py"), 70, 25),
         SessionStep("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, 60),
         # A process each: after a fault on the device it can do nothing more.
@@ -108,7 +128,7 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
         SessionStep("figures of staging", (*bench, *into, "staging,gemm,delegates"), 40),
         SessionStep("figures of delays", (*bench, *into, "delays"), 30),
         SessionStep(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
-        SessionStep("figures over nccl", (*bench, *into, "collectives"), 60, needs=two),
+        SessionStep("figures of emulated links", (*bench, *into, "links"), 40, needs=two),
         SessionStep("staged", (collectives, "-k", "staged"), 45, 25),
         SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 60, 30),
         SessionStep("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 75, 75, needs=two),
@@ -116,6 +136,17 @@ def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
             "the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 65, 30
         ),
     )
+
+
+def num_devices() -> int:
+    """Return how many GPUs are here."""
+    from lanterne.errors import LanterneError
+    from lanterne.kernels.arrays import require_device
+
+    try:
+        return require_device()
+    except LanterneError:
+        return 0
 
 
 def _workers() -> tuple[str, ...]:
@@ -185,6 +216,8 @@ def environment(limit_s: float) -> dict[str, str]:
         "LANTERNE_TEST_JOB_S": str(max(5.0, limit_s - JOB_MARGIN_S)),
     }
     found.setdefault("NCCL_DEBUG", "WARN")
+    if num_devices() < LEAST_RANKS:
+        found |= SHARED_GPU_ENVIRONMENT
     # Or pytest cuts its reasons off.
     found["COLUMNS"] = "400"
     # Numba looks for NVVM there, which is beside the compiler and in no wheel that CuPy or torch bring.
@@ -232,7 +265,7 @@ def run_step(step: SessionStep, limit_s: float, log: BinaryIO) -> StepOutcome:
     shown = " ".join(argument if len(argument) < 80 else "..." for argument in command[1:])
     failed = FAILED.findall(text) or [(test, "") for test in FAILED_SO_FAR.findall(text)]
     skipped, where = tuple(SKIPPED.findall(text)), tuple(STACK.findall(after))
-    return StepOutcome(step.name, shown, code, took_s, tuple(failed), skipped, tuple(lines[-LINES:]), where)
+    return StepOutcome(step.name, shown, code, took_s, tuple(failed), skipped, tuple(lines[-LINES:]), where, step.shown)
 
 
 def _text(log: BinaryIO, begin: int, stop: int | None) -> str:
@@ -296,6 +329,8 @@ def markdown(outcomes: Sequence[StepOutcome], folder: Path) -> str:
             told = [*_failures(outcome), *(f"    was in {place}" for place in outcome.where)]
             lines += ["", f"## {outcome.name}: {outcome.ended}", "", *_cut(told, FAILURE_CHARS)]
         lines += [f"- {outcome.name}: {text[:300]}" for text in outcome.skipped]
+        if outcome.code == 0 and outcome.shown:
+            lines += ["", f"## {outcome.name}", "", *(f"    {line[:130]}" for line in outcome.lines[-SHOWN_LINES:])]
     for outcome in outcomes:
         if outcome.name == "environment":
             lines += ["", "## Environment", "", *outcome.lines]
@@ -328,6 +363,9 @@ def figure_lines(folder: Path) -> list[str]:
     lines = []
     for file in sorted(Path(folder).glob("gpu-*.json")):
         document = json.loads(file.read_text())
+        if isinstance(document, list):
+            # Of a job that was killed.
+            document = {"failures": {}, "results": [], "figures": document}
         lines += [(True, f"{file.stem} {name}: {text.strip()[-300:]}") for name, text in document["failures"].items()]
         for c in document["results"]:
             missed = c["wrong"] or (c["bar"] is not None and c["ratio"] < c["bar"])
@@ -344,9 +382,15 @@ def figure_lines(folder: Path) -> list[str]:
 def run(folder: Path, budget_s: float, chosen: Iterable[SessionStep]) -> list[StepOutcome]:
     """Run `chosen` within `budget_s`, report after each; how they ended."""
     deadline = time.monotonic() + budget_s
-    outcomes: list[StepOutcome] = []
-    with (folder / "session.log").open("w+b") as log:
+    chosen = tuple(chosen)
+    names = {step.name for step in chosen}
+    before = {outcome.name: outcome for outcome in ended_before(folder)}
+    outcomes = [outcome for name, outcome in before.items() if name not in names]
+    with (folder / "session.log").open("a+b") as log:
         for step in chosen:
+            if step.name in before:
+                outcomes.append(before[step.name])
+                continue
             limit_s = min(step.limit_s, deadline - time.monotonic())
             hung = [outcome.name for outcome in outcomes if outcome.code is None and outcome.name == step.needs]
             if limit_s < 5 or hung:
@@ -362,6 +406,15 @@ def run(folder: Path, budget_s: float, chosen: Iterable[SessionStep]) -> list[St
     return outcomes
 
 
+def ended_before(folder: Path) -> list[StepOutcome]:
+    """Return the steps that have ended in an earlier session with the same folder."""
+    file = folder / "session.json"
+    if not file.exists():
+        return []
+    found = [StepOutcome(**record) for record in json.loads(file.read_text())["steps"]]
+    return [outcome for outcome in found if outcome.code is not None]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m evaluation.gpu.session",
@@ -370,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the files go")
     parser.add_argument("--name", default="gpu", help="of this GPU, for the files' names (default gpu)")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help="seconds in all (default 570)")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="S", help=f"seconds (default {BUDGET_S:g})")
     parser.add_argument("--only", default="", metavar="TEXT", help="steps whose name has TEXT")
     args = parser.parse_args(argv)
     folder = Path(args.out).resolve()

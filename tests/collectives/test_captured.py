@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import threading
 import time
 
 import numpy as np
@@ -12,7 +11,7 @@ from nccl_ranks import HostArray, Job
 
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.late import calls as late
-from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels.dtypes import PremulSum
 from lanterne.transport.board import sequencer
 
@@ -112,7 +111,7 @@ def test_the_record_of_the_call_picks_the_graph(monkeypatch):
 
 
 def test_few_steps_from_the_record_to_the_launch(monkeypatch):
-    """Calls of Python between what the board says and the graph that follows: 30 to 46 before graphs came first."""
+    """Calls of Python between what the board says and the graph that follows."""
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
     monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
 
@@ -156,43 +155,18 @@ def test_few_steps_from_the_record_to_the_launch(monkeypatch):
     finally:
         gc.enable()
     for steps in found:
-        assert len(steps) >= 3 and max(steps) <= 15, steps
+        assert len(steps) >= 3 and max(steps) <= 6, steps
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_the_join_may_wait_on_the_device(monkeypatch, ends):
-    """All is queued before the late rank comes: then nothing is launched any more. One that never comes ends it all."""
-    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
-    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 0.0)
+def test_a_join_that_waits_on_the_device_is_refused(monkeypatch):
     monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", "device")
 
     def program(comm):
-        runtime, goes_on = comm.transport.runtime, threading.Event()
-        x, out = HostArray(np.full(100_000, comm.rank + 1, np.float32)), HostArray(np.zeros(100_000, np.float32))
-        captured = comm.capture("all_reduce", x, out)
-        for late_rank in (2, 0, None, 2):
-            out.values.fill(0)
-            if comm.rank == late_rank:
-                runtime.default.put(lambda: time.sleep(0.2))
-            captured.launch()
-            synchronize(comm)
-            assert (out.values == 6).all(), late_rank
-        joins = [plan.execution.is_committed for plan in captured._plans.values()]
-        assert not any(joins) and comm.arrivals().begun_early >= 3
-        if not ends:
-            return None
-        comm.barrier()
-        if comm.rank == 2:
-            goes_on.wait(3.0)
-            return None
-        with pytest.raises((TransportTimeout, TransportError)):
-            captured.launch().wait(0.5)
-        synchronize(comm)
-        with pytest.raises(TransportError):
-            captured.launch()
-        return None
+        x = HostArray(np.ones(4, np.float32))
+        with pytest.raises(InputError, match="CAPTURED_JOIN: got 'device', which is gone; unset it: the CPU launches"):
+            comm.capture("all_reduce", x, x)
 
-    assert over_nccl(3, program) == [None] * 3
+    assert over_nccl(2, program) == [None] * 2
 
 
 def test_graphs_go_before_their_communicator():
@@ -202,7 +176,7 @@ def test_graphs_go_before_their_communicator():
         x = HostArray(np.ones(100, np.float32))
         captured = comm.capture("all_reduce", x, x, algorithm="ring")
         captured.launch().wait()
-        execution = captured._find("", -1).execution
+        execution = captured._plans["", -1].execution
         assert execution._graphs
         comm.close()
         assert not execution._graphs

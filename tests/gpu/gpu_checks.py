@@ -344,14 +344,6 @@ def check_captured_late_rank(comm):
     captured.close()
 
 
-def check_captured_late_rank_for_which_the_device_waits(comm):
-    os.environ["LANTERNE_CAPTURED_JOIN"] = "device"
-    try:
-        check_captured_late_rank(comm)
-    finally:
-        os.environ.pop("LANTERNE_CAPTURED_JOIN", None)
-
-
 def check_native(comm):
     import cupy
 
@@ -493,7 +485,6 @@ NCCL = [
     check_a_capture_that_is_left_open,
     check_a_capture_beside_a_call,
     check_captured_late_rank,
-    check_captured_late_rank_for_which_the_device_waits,
     check_native,
     check_what_auto_goes_by_can_be_measured,
     check_emulated_links_on_streams,

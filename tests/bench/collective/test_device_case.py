@@ -14,7 +14,6 @@ from nccl_ranks import HostArray
 
 from lanterne.bench.collective.device_case import DeviceCase, timed_on_device
 from lanterne.bench.collective.measure import measure
-from lanterne.collectives.late import calls as late
 from lanterne.errors import Unavailable
 from lanterne.kernels.cuda.clock import DeviceClock
 
@@ -133,51 +132,3 @@ def test_without_a_gpu(transport):
     result = lanterne("bench", "all_reduce", "-n", "2", "--device", "cuda", "--transport", transport)
     assert result.returncode == 3, result.stderr
     assert ("CuPy" in result.stderr or "CUDA" in result.stderr) and result.stderr.count("\n") == 1
-
-
-def test_a_call_that_is_not_made_is_seen_by_the_figures(monkeypatch):
-    from evaluation.gpu import ranks
-
-    monkeypatch.setattr(ranks, "ITERATIONS", 1)
-    monkeypatch.setattr(ranks, "ALGORITHMS", ("ring", "tree"))
-    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
-
-    def program(comm):
-        class Lazy(type(comm)):
-            def all_reduce(self, x, out, **options):
-                if options.get("algorithm") != "tree":
-                    super().all_reduce(x, out, **options)
-
-        comm.__class__ = Lazy
-        found = ranks.figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 12, 2)
-        return [(record["name"].partition(":")[0], record["ok"]) for record in found if "differ" in record["name"]]
-
-    assert over_nccl(2, program)[0] == [
-        *(("nccl", True), ("ring", True), ("ring, captured", True)),
-        *(("tree", False), ("tree, captured", True)),
-    ]
-
-
-@pytest.mark.parametrize("join", ["launch", "device"])
-def test_figures_of_collectives_on_stand_ins(monkeypatch, join):
-    """`./run evaluate gpu`'s job: every figure is there, and no element differs from the CPU's."""
-    monkeypatch.setenv("LANTERNE_CAPTURED_JOIN", join)
-    from evaluation.gpu.figures import Figure
-    from evaluation.gpu.ranks import ALGORITHMS, figures
-
-    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
-
-    def program(comm):
-        return list(figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 16, 10))
-
-    results = over_nccl(3, program)
-    assert isinstance(results[0], list), results
-    found = [Figure(**record) for record in results[0]]
-    wrong = [figure for figure in found if "differ" in figure.name]
-    assert len(wrong) == 2 * len(ALGORITHMS) + 1 and all(figure.ok for figure in wrong)
-    assert sum(figure.name.startswith("launch of") for figure in found) == len(ALGORITHMS)
-    assert all(figure.value > 0 for figure in found if "over ours" in figure.name)
-    assert found[0].name.startswith("launch of")
-    (decision,) = (figure for figure in found if figure.name.startswith("from the record"))
-    # A call that nobody was late to is launched once, one without a rank twice.
-    assert len(decision.samples) >= 10 and all(sample > 0 for sample in decision.samples)

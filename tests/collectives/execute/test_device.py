@@ -1,12 +1,13 @@
 """Device arrays through the Communicator, on stand-ins: over nccl on streams, elsewhere through pinned memory."""
 
+import random
 import threading
 import time
 
 import numpy as np
 import pytest
 from device_ranks import PATHS, over_nccl, same, synchronize
-from nccl_ranks import HostArray
+from nccl_ranks import HostArray, Job
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS
 from lanterne.collectives.communicator import core_of
@@ -42,6 +43,34 @@ def test_world_sizes(path, world_size, algorithm):
         same(comm, "all_reduce", 5003, algorithm=algorithm)
 
     assert PATHS[path](world_size, program) == [None] * world_size
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_streams_that_stall_at_random_change_nothing(seed):
+    """Each stream pauses before some of what it is given: what lacks an event or a group reads too early."""
+    job = Job(5)
+    for rank, runtime in enumerate(job.runtimes):
+        draw, new_stream = random.Random(f"{seed} {rank}"), runtime.new_stream
+
+        def stalling(draw=draw, new_stream=new_stream):
+            stream = new_stream()
+            put = stream.put
+
+            def put_late(item):
+                delay_s = draw.choice((0, 0, 0, 0.002, 0.006))
+                put((lambda: (time.sleep(delay_s), item())) if delay_s and stream.captured is None else item)
+
+            stream.put = put_late
+            return stream
+
+        runtime.new_stream = stalling
+
+    def program(comm):
+        for algorithm, chunks in (("ring", None), ("late_join", 2), ("late_join", 9), ("rhd", None), ("late_chain", 3)):
+            for segment_nbytes in (None, 4096):
+                same(comm, "all_reduce", 9001, algorithm=algorithm, num_chunks=chunks, segment_nbytes=segment_nbytes)
+
+    assert over_nccl(5, program, job=job) == [None] * 5
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,10 +1,12 @@
 """From programs to streams: nothing lost, every dependency kept, groups that all ranks can issue without deadlock."""
 
+from bisect import bisect_right
 from collections import deque
 
 import pytest
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS
+from lanterne.collectives.execute import stream_program
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Message
@@ -13,8 +15,10 @@ from lanterne.collectives.execute.stream_program import MESSAGES, WORK, lower
 LINES = [line for line in ALGORITHMS if line[0] != "barrier"]
 
 
-def program_of(collective, algorithm, rank, world_size=5, count=4000, segment_nbytes=600, in_place=False, align=1):
-    checked = checked_schedule(collective, algorithm, world_size)
+def program_of(
+    collective, algorithm, rank, world_size=5, count=4000, segment_nbytes=600, in_place=False, align=1, chunks=None
+):
+    checked = checked_schedule(collective, algorithm, world_size, chunks)
     return compile_program(checked, rank, count, 4, segment_nbytes=segment_nbytes, in_place=in_place, align=align)
 
 
@@ -50,8 +54,12 @@ def test_every_dependency_is_kept(collective, algorithm, in_place):
                 assert steps[step.waits_for].lane != step.lane and steps[step.waits_for].records, (rank, number, step)
                 assert step.waits_for < number, (rank, number, step)
             kinds = {type(program.actions[index]) is Message for index in step.actions}
-            assert kinds == {step.lane == MESSAGES}, (rank, number, step)
-            assert step.lane == MESSAGES or len(step.actions) == 1, (rank, number, step)
+            assert kinds == {True} or len(step.actions) == 1, (rank, number, step)
+            assert kinds == {False} or step.lane == MESSAGES, (rank, number, step)
+
+
+def groups_of(program, steps):
+    return [step for step in steps if type(program.actions[step.actions[0]]) is Message]
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), LINES, ids=lambda value: value)
@@ -68,8 +76,7 @@ def test_groups_meet_without_deadlock(collective, algorithm):
                     for m in (program.actions[index] for index in step.actions)
                     if m.nbytes
                 ]
-                for step in lower(program)
-                if step.lane == MESSAGES
+                for step in groups_of(program, lower(program))
             )
         )
     seen = [[0] * len(queue) for queue in groups]
@@ -113,6 +120,47 @@ def test_the_join_is_a_part_of_its_own():
         ]  # fmt: skip
         assert not late or rank == 4, rank
         assert all(step.waits_for is None or step.waits_for < len(join) for step in join), rank
+
+
+@pytest.mark.parametrize(("algorithm", "chunks", "most"), [("ring", None, 1.0), ("late_join", 2, 0.7)])
+def test_short_messages_that_need_nothing_of_each_other_share_a_group(monkeypatch, algorithm, chunks, most):
+    """In a ring each round needs the one before; in a late join few do. Long messages stay apart."""
+    counts = {}
+    for merged_nbytes in (0, 1 << 20):
+        monkeypatch.setattr(stream_program, "MERGED_NBYTES", merged_nbytes)
+        counts[merged_nbytes] = 0
+        for rank in range(8):
+            program = program_of("all_reduce", algorithm, rank, 8, segment_nbytes=1 << 20, chunks=chunks)
+            groups = groups_of(program, lower(program))
+            counts[merged_nbytes] += len(groups)
+            messages = sum(type(action) is Message for action in program.actions)
+            assert sum(len(step.actions) for step in groups) == messages, rank
+    assert counts[1 << 20] <= most * counts[0], counts
+    assert (counts[1 << 20] < counts[0]) == (most < 1), counts
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), LINES, ids=lambda value: value)
+def test_messages_of_several_rounds_share_a_group_where_nccl_runs_all_of_them_at_once(collective, algorithm):
+    """Else one that has to wait for another may be waited for by that, through other ranks."""
+    world_size = 4 if algorithm in ("rhd", "stragglar") else 5
+    for rank in range(world_size):
+        program = program_of(collective, algorithm, rank, world_size)
+        for step in groups_of(program, lower(program)):
+            rounds = {bisect_right(program.batches, index) for index in step.actions}
+            messages = [program.actions[index] for index in step.actions]
+            ways = {(message.sends, message.peer) for message in messages}
+            assert len(rounds) == 1 or len(messages) == len(ways) <= 8, (rank, messages)
+
+
+def test_what_has_to_be_between_two_groups_is_on_their_stream(monkeypatch):
+    """Of a ring, all; where a segment is folded while the next one arrives, not."""
+    monkeypatch.setattr(stream_program, "MERGED_NBYTES", 0)
+    for segment_nbytes, lanes in ((1 << 20, {MESSAGES}), (600, {MESSAGES, WORK})):
+        program = program_of("all_reduce", "ring", 0, segment_nbytes=segment_nbytes)
+        steps = lower(program, 0, program.batches[-1])  # But for the copy of the rank's own part at the end.
+        assert {step.lane for step in steps} == lanes, segment_nbytes
+        if lanes == {MESSAGES}:
+            assert not any(step.records or step.waits_for is not None for step in steps)
 
 
 def test_receives_that_wait_for_each_other_cannot_be_grouped():

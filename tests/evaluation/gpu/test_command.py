@@ -96,23 +96,26 @@ def test_some_sections(measured, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ends", [3, TransportTimeout("rank 1 still ran after 55 s")])
-def test_a_job_that_ends_badly_has_told_what_it_had_found(monkeypatch, ends):
-    found = [vars(FIGURE)]
+def test_a_job_that_ends_badly_has_told_what_it_had_found(monkeypatch, tmp_path, ends):
+    found, file = [vars(FIGURE)], tmp_path / "gpu-x.groups.json"
+    file.write_text("of a job before")
 
     def launch(command, *arguments, **options):
+        assert command[-3:-1] == [str(file), "groups"] and not file.exists()
         if found:
-            Path(command[-1]).write_text(json.dumps(found))
+            Path(command[-3]).write_text(json.dumps(found))
         if isinstance(ends, Exception):
             raise ends
         return ends
 
     monkeypatch.setattr(arrays, "require_device", lambda: 1)
     monkeypatch.setattr("lanterne.transport.job.launch.launch", launch)
-    kept, failed = gpu.collective_figures()
-    assert kept == FIGURE and not failed.ok and "the job of 3 ranks over nccl: " in failed.name
+    kept, failed = gpu.collective_figures("groups", file)
+    assert kept == FIGURE and not failed.ok and "groups: the job of 3 ranks over nccl: " in failed.name
+    assert not file.exists()
     found.clear()
     with pytest.raises(LanterneError, match=r"ended with 3|still ran after 55 s"):
-        gpu.collective_figures()
+        gpu.collective_figures("groups", file)
 
 
 def test_no_gpu(monkeypatch, capsys, tmp_path):

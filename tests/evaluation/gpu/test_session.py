@@ -77,6 +77,71 @@ def is_alive(pid):
         return False
 
 
+KEPT = """
+import json, os, sys, time
+from pathlib import Path
+from evaluation.gpu import session
+from evaluation.gpu.session import SessionStep
+folder = Path(sys.argv[1])
+found = [{"name": "found", "value": 2e-6, "unit": "s", "bar": "-", "ok": True, "samples": []}]
+ends = f"import json, time; json.dump({found}, open({str(folder / 'gpu-x.groups.json')!r}, 'w'));" + sys.argv[2]
+count = f"open({str(folder / 'runs')!r}, 'a').write('1'); print('all is well')"
+session.run(folder, 60.0, [SessionStep("first", ("-c", count), 30), SessionStep("second", ("-c", ends), 50)])
+"""
+
+
+def test_a_session_that_is_killed_has_lost_nothing_and_goes_on(tmp_path):
+    """Killed in its second step: the first one's verdict is kept, and what the second had found; then both end."""
+    command = [sys.executable, "-c", KEPT, str(tmp_path)]
+    process = subprocess.Popen([*command, "time.sleep(600)"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    file, deadline = tmp_path / "gpu-x.groups.json", time.monotonic() + 50
+    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    below = gpu_session._descendants(process.pid)
+    for pid in (process.pid, *below):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    (step,) = json.loads((tmp_path / "session.json").read_text())["steps"]
+    assert (step["name"], step["code"], step["lines"]) == ("first", 0, ["all is well"])
+    assert "| first | ok |" in (tmp_path / "session.md").read_text()
+    assert gpu_session.figure_lines(tmp_path) == ["found: 2 us (-)"]
+    subprocess.run([*command, ""], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    steps = json.loads((tmp_path / "session.json").read_text())["steps"]
+    assert [(step["name"], step["code"]) for step in steps] == [("first", 0), ("second", 0)]
+    assert (tmp_path / "runs").read_text() == "1"
+
+
+def test_steps_of_another_choice_stay(tmp_path, capsys):
+    """As with --only in a folder of a whole session."""
+    run(tmp_path, SessionStep("first", ("-c", "print('of before')"), 30))
+    (first, after), text, log = run(tmp_path, STEP)
+    assert (first.name, first.last, after.name) == ("first", "of before", "after")
+    assert "| first | ok |" in text and "of before" in log
+
+
+def test_output_that_is_the_result_is_in_the_report(tmp_path, capsys):
+    code = "print('algorithm busbw'); print('ring 300')"
+    _, text, _ = run(tmp_path, SessionStep("a late rank", ("-c", code), 30, shown=True), STEP)
+    assert "## a late rank\n\n    algorithm busbw\n    ring 300\n" in text and "## after" not in text
+
+
+def test_ranks_share_a_gpu_where_there_are_fewer(tmp_path, monkeypatch):
+    found = {}
+    for devices in (1, 8):
+        monkeypatch.setattr(gpu_session, "num_devices", lambda devices=devices: devices)
+        steps = {step.name: step for step in gpu_session.steps("x", tmp_path)}
+        arguments = steps["a late rank"].arguments
+        shared = gpu_session.environment(60.0).get("NCCL_MULTI_RANK_GPU_ENABLE")
+        found[devices] = arguments[arguments.index("-n") + 1], arguments[arguments.index("--late-rank") + 1], shared
+    assert found == {1: ("3", "2", "1"), 8: ("8", "7", None)}
+
+
+def test_what_tells_most_comes_first(tmp_path):
+    names = [step.name for step in gpu_session.steps("x", tmp_path)]
+    expected = ["environment", "torch", "figures of schedules", "figures of groups", "figures of launches"]
+    assert names[: len(expected)] == expected
+
+
 def test_the_budget_bounds_all(tmp_path, capsys):
     (step,), text, _ = run(tmp_path, STEP, budget_s=1.0)
     assert step.code is None and "not begun" in step.last

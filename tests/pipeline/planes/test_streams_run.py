@@ -9,8 +9,8 @@ from host_device import array_module
 from host_spins import HostSpins, Waiting
 from nccl_ranks import Job
 
+from evaluation.gpu import breakdown
 from evaluation.gpu import emulated_links as gpu_links
-from evaluation.gpu import ranks as gpu_ranks
 from evaluation.gpu.figures import Figure
 from lanterne.bench.cli import LANTERNE
 from lanterne.bench.pipeline import measure as pipeline_measure
@@ -117,7 +117,7 @@ def test_the_figures_of_emulated_links(monkeypatch):
     def rank_main(transport):
         with Communicator(transport, closes=(transport,)) as comm:
             device = device_stage.Device(array_module(), transport.runtime)
-            slowest = partial(gpu_ranks._slowest, comm)
+            slowest = partial(breakdown.slowest, comm)
             return [Figure(**record) for record in gpu_links.link_figures(comm, device, slowest, 10_000, 2)]
 
     results = Job(3).run(rank_main, close=False)
