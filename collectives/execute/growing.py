@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
-from lanterne.collectives.execute.compile_program import NEIGHBOUR_CREDITS, RoundCompiler
+from lanterne.collectives.auto.pacing import NEIGHBOUR_CREDITS
+from lanterne.collectives.execute.compile_program import RoundCompiler
 from lanterne.collectives.execute.executor import Execution, first_order
 from lanterne.collectives.execute.messages import MessageCutter
 from lanterne.collectives.execute.rank_program import Message, RankProgram
