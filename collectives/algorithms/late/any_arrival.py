@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lanterne.collectives.algorithms.hierarchical.compose import Nodes, each_alone, num_rails
 from lanterne.collectives.schedule.ir import CollectiveSchedule, ScheduleBuilder
 from lanterne.errors import InputError
 
 if TYPE_CHECKING:
+    from lanterne.collectives.algorithms.hierarchical.compose import Nodes
     from lanterne.collectives.algorithms.late.any_arrival_nodes import Step
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -61,13 +61,13 @@ def any_arrival_all_reduce(
     Paper: none; related: StragglAR (arXiv 2505.23523), for one late rank.
     """
     num_chunks = num_chunks or max(LEAST_CHUNKS, CHUNKS_A_RANK * world_size)
-    return _over("any_arrival", each_alone(world_size), num_chunks, arrivals)
+    return _over("any_arrival", _each_alone(world_size), num_chunks, arrivals)
 
 
 def hier_any_arrival_all_reduce(
     world_size: int,
     num_chunks: int | None = None,
-    nodes: Nodes | None = None,
+    nodes: "Nodes | None" = None,
     arrivals: ArrivalRounds | None = None,
 ) -> CollectiveSchedule:
     """The same of nodes, which take part once all their ranks have arrived, on every rail (any_arrival_nodes.py).
@@ -80,13 +80,17 @@ def hier_any_arrival_all_reduce(
     Cost (p = world_size, m = num_chunks; one rank on each node): rounds <= 2*(p - 1)*m/p + 6; load <= 2*(p - 1)/p + 6/m
     """
     if nodes is None or len(nodes) == 1:
-        nodes = each_alone(world_size)
-    num_chunks = num_chunks or max(LEAST_CHUNKS, CHUNKS_A_RANK * len(nodes)) * num_rails(nodes)
+        nodes = _each_alone(world_size)
+    num_chunks = num_chunks or max(LEAST_CHUNKS, CHUNKS_A_RANK * len(nodes)) * max(map(len, nodes))
     return _over("hier_any_arrival", nodes, num_chunks, arrivals)
 
 
-def _over(algorithm: str, nodes: Nodes, num_chunks: int, arrivals: ArrivalRounds | None) -> CollectiveSchedule:
-    world_size, rails = sum(map(len, nodes)), num_rails(nodes)
+def _each_alone(world_size: int) -> "Nodes":
+    return tuple((rank,) for rank in range(world_size))
+
+
+def _over(algorithm: str, nodes: "Nodes", num_chunks: int, arrivals: ArrivalRounds | None) -> CollectiveSchedule:
+    world_size, rails = sum(map(len, nodes)), max(map(len, nodes))
     first, lag = arrivals or ArrivalRounds((0,) * world_size)
     if len(first) != world_size or min(first) < 0 or lag < 0:
         raise InputError(f"arrivals: got joins {first}, lag {lag}, expected {world_size} rounds, none negative")
@@ -109,7 +113,7 @@ def _over(algorithm: str, nodes: Nodes, num_chunks: int, arrivals: ArrivalRounds
 
 
 def plan_rounds(
-    nodes: Nodes, num_chunks: int, ranks: Sequence[int], joins: Sequence[int], lag: int
+    nodes: "Nodes", num_chunks: int, ranks: Sequence[int], joins: Sequence[int], lag: int
 ) -> tuple[list[list["Step"]], list[int]]:
     """Return the steps of each round, and the round in which each rank joins.
 

@@ -6,11 +6,13 @@ rounds waits for no rank beside it. Once the owner has a result it gives it to t
 """
 
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
 from lanterne.collectives.algorithms.late.any_arrival_rounds import Planner
 from lanterne.collectives.schedule.ir import COPY, REDUCE
+
+if TYPE_CHECKING:
+    from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 
 # Source and target, ranks; chunk; op; whether that completes a sum.
 Transfer: TypeAlias = tuple[int, int, int, int, bool]
@@ -25,11 +27,11 @@ class NodeRounds:
         present: how many ranks have arrived.
     """
 
-    def __init__(self, nodes: Nodes, num_chunks: int, lag: int = 0) -> None:
+    def __init__(self, nodes: "Nodes", num_chunks: int, lag: int = 0) -> None:
         self.present = 0
         self._nodes = nodes
         self._num_chunks = num_chunks
-        self._rails = num_rails(nodes)
+        self._rails = max(map(len, nodes))
         self._planner = Planner(len(nodes), -(-num_chunks // self._rails), lag)
         self._node_of = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
         self._absent = [len(ranks) for ranks in nodes]
