@@ -110,7 +110,7 @@ def run_arrivals(args: argparse.Namespace) -> int:
     results = [
         record
         for nbytes in sizes
-        for record in after_arrivals(lines, arrivals_from(args, args.collective, nbytes), nbytes, links)
+        for record in after_arrivals(lines, arrivals_from(args, args.collective, nbytes, links), nbytes, links)
     ]
     progress("")
     if args.json:

@@ -44,6 +44,7 @@ from lanterne.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
+    from lanterne.collectives.auto.predict import Links
     from lanterne.collectives.schedule.check_schedule import CheckedSchedule
     from lanterne.collectives.schedule.cost import CostModel
     from lanterne.collectives.schedule.ir import CollectiveSchedule
@@ -87,17 +88,18 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> list[list[float]]:
+def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int, links: Links) -> list[list[float]]:
     """Return the arrivals of --arrivals at all-reduces of `nbytes` in seconds: by call and rank, the first at 0.
 
     Raises:
         InputError: no numbers, or options beside it that say otherwise.
     """
     from lanterne.collectives.auto.predict import equal_ports
+    from lanterne.collectives.topology.topology import Topology
 
     if collective != "all_reduce" or not nbytes:
         raise InputError(f"--arrivals: got them beside {collective} of {nbytes} bytes, expected an all_reduce of some")
-    topology = topology_from(args)
+    topology = links if isinstance(links, Topology) else None
     if topology is not None and equal_ports(topology, topology.world_size) is None:
         raise InputError(f"--arrivals: got them beside {topology.name}, expected several nodes with equal links")
     if Path(args.arrivals).suffix == ".json":
@@ -105,7 +107,7 @@ def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> lis
         if not calls:
             raise InputError(f"--arrivals: got {args.arrivals}, which has no call with the arrivals of all ranks")
     else:
-        calls = [_given_arrivals(args, [text.strip() for text in args.arrivals.split(",")], nbytes, topology)]
+        calls = [_given_arrivals(args, [text.strip() for text in args.arrivals.split(",")], nbytes, links)]
     if topology is not None and topology.world_size != len(calls[0]):
         raise InputError(f"--arrivals: got {len(calls[0])}, expected one for each of {topology.world_size} ranks")
     if args.ranks is not None and str(args.ranks) != str(len(calls[0])):
@@ -113,21 +115,19 @@ def arrivals_from(args: argparse.Namespace, collective: str, nbytes: int) -> lis
     return [[value - min(values) for value in values] for values in calls]
 
 
-def _usual_arrivals(args: argparse.Namespace, collective: str, nbytes: int) -> list[float]:
+def _usual_arrivals(args: argparse.Namespace, collective: str, nbytes: int, links: Links) -> list[float]:
     """Return the arrivals of --arrivals by rank; of a profile the median of each."""
-    return [median(times_s) for times_s in zip(*arrivals_from(args, collective, nbytes), strict=True)]
+    return [median(times_s) for times_s in zip(*arrivals_from(args, collective, nbytes, links), strict=True)]
 
 
-def _given_arrivals(
-    args: argparse.Namespace, texts: Sequence[str], nbytes: int, topology: Topology | None
-) -> list[float]:
+def _given_arrivals(args: argparse.Namespace, texts: Sequence[str], nbytes: int, links: Links) -> list[float]:
     """Return the seconds that `texts` give."""
     from lanterne.collectives.auto.predict import port_pass_s
 
     if len(texts) < 2:
         raise InputError(f"--arrivals: got {args.arrivals!r}, expected at least two, separated by commas, or FILE.json")
     if are_bare(texts, "--arrivals"):
-        unit_s = port_pass_s(topology or model_from(args), nbytes)[1]
+        unit_s = port_pass_s(links, nbytes)[1]
         for text in texts:
             if not 0 <= float(text) <= MOST_BUFFERS:
                 raise InputError(f"--arrivals: got {text!r}, expected multiples of s/rate from 0 to {MOST_BUFFERS}")
@@ -168,7 +168,8 @@ def run(args: argparse.Namespace) -> int:
     topology = topology_from(args)
     arrivals_s = None
     if args.arrivals is not None and args.what in CONTRACTS:
-        arrivals_s = _usual_arrivals(args, args.what, parse_nbytes(args.nbytes, "--nbytes"))
+        links = topology or model_from(args)
+        arrivals_s = _usual_arrivals(args, args.what, parse_nbytes(args.nbytes, "--nbytes"), links)
     ranks = 8 if args.ranks is None else args.ranks
     if topology is not None or arrivals_s is not None:
         ranks = topology.world_size if topology is not None else len(arrivals_s or ())
@@ -257,7 +258,7 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
 
     schedule, links = checked.schedule, model_from(args) if topology is None else topology
     nbytes = parse_nbytes(args.nbytes, "--nbytes")
-    start_s, since, beyond = _start(args, schedule, nbytes)
+    start_s, since, beyond = _start(args, schedule, nbytes, topology)
     cost = price(schedule, nbytes, links, start_s)
     lines = [
         f"{schedule.name}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks, "
@@ -278,15 +279,18 @@ def _table(checked: CheckedSchedule, args: argparse.Namespace, topology: Topolog
     return "\n".join(lines) + "\n\n" + drawing
 
 
-def _start(args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int) -> tuple[Sequence[float], str, str]:
+def _start(
+    args: argparse.Namespace, schedule: CollectiveSchedule, nbytes: int, topology: Topology | None
+) -> tuple[Sequence[float], str, str]:
     """Return when each rank starts in seconds, the last arrival in words ("" for none), and its bound in words."""
     from lanterne.collectives.schedule.cost import late_start
 
     if args.arrivals is not None:
         from lanterne.collectives.late.any_arrivals import bound_s
 
-        arrivals_s = _usual_arrivals(args, schedule.collective, nbytes)
-        least_s = bound_s(arrivals_s, nbytes, topology_from(args) or model_from(args))
+        links = topology or model_from(args)
+        arrivals_s = _usual_arrivals(args, schedule.collective, nbytes, links)
+        least_s = bound_s(arrivals_s, nbytes, links)
         return arrivals_s, "the last arrival", f"; ports allow {format_time(least_s)}"
     late, delay_s = (
         args.late_rank if schedule.late_rank is None else schedule.late_rank,

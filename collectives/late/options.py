@@ -363,11 +363,14 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
 def any_option(join: Option, ports: Nodes, nbytes: int) -> Option | None:
     """Return the Option that takes in ranks as they arrive, from `join`, late_join's, which joins in a port's pass.
 
-    None where ports do not have as many ranks each, are too few or too many, or chunks would be too few, or too short.
+    None where ports are too few or too many, or chunks would be too few, or too short.
+
+    Args:
+        ports: of equal_ports.
     """
     rails, size = len(ports[0]), len(ports)
     chunks = min(max(LEAST_CHUNKS, CHUNKS_A_RANK * size), nbytes // (2 * LEAST_HALF_NBYTES * rails))
-    if not 3 < size <= MAX_RANKS or any(len(ranks) != rails for ranks in ports) or chunks < 2 * size:
+    if not 3 < size <= MAX_RANKS or chunks < 2 * size:
         return None
     ahead = 2 * ceil(AHEAD_S * chunks / join.join_s)
     more = (ROUNDS_MORE + OF_AHEAD * ahead) / chunks

@@ -24,8 +24,9 @@ UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD = OF_STAGE = "UNSHARD", "RESHARD
 OVERLAP = "OVERLAP_F_B"
 _WORDS = "|".join(sorted((*_KINDS, *SEND, *RECV, *WAIT_SEND), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d{{1,9}})(?:({_WORDS})(\d{{1,9}})|({'|'.join(OF_STAGE)}))", re.ASCII)
-# Two actions that torch runs one after the other, as one: (0F1;3B0)OVERLAP_F_B.
+# An action in our words: B1.0.
 _OWN_ACTION = re.compile(r"\b(BW|F|B|W)(\d+)\.(\d+)\b", re.ASCII)
+# Two actions that torch runs one after the other, as one: (0F1;3B0)OVERLAP_F_B.
 _PAIR = re.compile(rf"\(([^()]*)\){OVERLAP}", re.ASCII)
 
 

@@ -32,7 +32,9 @@ class NodeRounds:
         self._nodes = nodes
         self._num_chunks = num_chunks
         self._rails = max(map(len, nodes))
-        self._planner = Planner(len(nodes), -(-num_chunks // self._rails), lag)
+        # Of each rail.
+        self._chunks = range(-(-num_chunks // self._rails))
+        self._planner = Planner(len(nodes), len(self._chunks), lag)
         self._node_of = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
         self._absent = [len(ranks) for ranks in nodes]
         # By role, the node's ranks; and the roles that have had no round yet.
@@ -62,8 +64,9 @@ class NodeRounds:
     def round(self) -> list[Step]:
         """Return the steps of the next round; none where nothing can be done."""
         transfers = self._planner.round().tolist()
-        chunks = range(-(-self._num_chunks // self._rails))
-        sums = {role: [step for chunk in chunks for step in self._inside(role, chunk, REDUCE)] for role in self._fresh}
+        sums = {
+            role: [step for chunk in self._chunks for step in self._inside(role, chunk, REDUCE)] for role in self._fresh
+        }
         self._fresh.clear()
         across: Step = []
         results: dict[int, list[Step]] = {}

@@ -95,6 +95,10 @@ def test_an_invalid_file_names_round_and_transfer(capsys, tmp_path):
         (["all_reduce", "--algorithm", "ring", "--chunks", "3"], "got 3 chunks, expected a multiple of 8"),
         (["all_reduce", "--algorithm", "ring", "-n", "4", "--late-rank", "4"], "--late-rank: got 4, expected 0 to 3"),
         (["all_reduce", "--delay", "-1s"], "expected"),
+        (
+            ["all_reduce", "--topology", "dgx-2x2", "--arrivals", "0,1"],
+            "--arrivals: got 2, expected one for each of 4 ranks",
+        ),
         (["all_reduce", "--arrivals", "0,-1"], "--arrivals: got '-1', expected multiples of s/rate from 0 to 1000000"),
         (["all_reduce", "--arrivals", "0,nan"], "--arrivals: got 'nan', expected a number, or a time with its unit"),
         (

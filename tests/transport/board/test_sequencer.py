@@ -436,6 +436,26 @@ def test_past_gaps_are_those_of_the_signatures_used_last(monkeypatch):
     assert [[*gaps.of(signature)] for signature in ("a", "b", "c", "")] == [[(1.0,), (3.0,)], [], [(0.5,)], []]
 
 
+def test_gaps_between_ports_are_those_of_the_last_rank_of_each():
+    gaps = board.PastGaps()
+    gaps.share_ports((0, 0, 1))
+    gaps.note("a", {0: 0.0, 1: 0.25, 2: 0.5})
+    assert [*gaps.of_ports("a")] == [(0.25,)] and [*gaps.of("a")] == [(0.25, 0.25)]
+    gaps.note("a", {0: 0.5, 1: 0.0, 2: 0.25})
+    assert [*gaps.of_ports("a")] == [(0.25,)] and [*gaps.of("a")] == [(0.25, 0.25)]
+
+
+def test_the_board_goes_by_the_ports_of_a_policy():
+    """Of each call the last rank of both ports comes at the same time: to the ports nobody is late."""
+    sequencer, policy = Sequencer(4), POLICY._replace(port_of=(0, 0, 1, 1))
+    for number in (1, 2):
+        for rank, at_s in enumerate((0.0, 0.5, 0.25, 0.5)):
+            sequencer.arrive(rank, number, "f", policy, 10.0 * number + at_s)
+    assert [*sequencer._gaps.of_ports("f")] == [(0.0,)] and len(sequencer._gaps.of("f")[0]) == 3
+    with pytest.raises(ValueError, match="policy: got ports of 3 ranks, expected 4"):
+        sequencer.arrive(0, 3, "f", POLICY._replace(port_of=(0, 1, 1)), 99.0)
+
+
 def test_a_call_is_reported_once_all_have():
     reports = board.Reports(2)
     assert not [*reports.add(0, [(1.0, "f"), (2.0, "g")])]
