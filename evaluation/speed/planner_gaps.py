@@ -23,8 +23,8 @@ from lanterne.bench.output import report
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.placement import PLACEMENTS
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.optimal import solve
 from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.planners.solver import is_whole, polish
 from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
@@ -109,9 +109,8 @@ def measure(
     makespan = known = simulate(check(made, problem), problem).makespan
     bound = made.proved_bound
     if solver_s and makespan > bound * (1 + 1e-9):
-        whole = not any(action.parts > 1 or action.kind == "BW" for rank in made.ranks for action in rank)
-        hint = made if whole else None
-        solution = solve(problem, placement=placement, hint=hint, time_limit_s=solver_s)
+        start = made if is_whole(made) else plan(problem, "best", placement=placement, whole=True)
+        solution = polish(start, problem, time_limit_s=solver_s)
         known, bound = min(known, solution.makespan), max(bound, solution.lower_bound)
     return {
         "kind": kind,

@@ -15,6 +15,7 @@ from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.loops import are_compiled, compile_in_background
 from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, Improvement, Progress, fitting, is_same
 from lanterne.pipeline.planners.search import has_little_memory, improve
+from lanterne.pipeline.planners.solver import is_whole, least_limit_s, polish
 from lanterne.pipeline.planners.words import has_parts
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
@@ -194,14 +195,12 @@ def _polished(
     plan: Plan, problem: Problem, bound: float, time_limit_s: float, progress: Progress
 ) -> tuple[Plan, float]:
     """Return (plan, bound) after the solver went on from `plan` for the rest of the time."""
-    from lanterne.pipeline.planners.optimal import least_limit_s, solve
-
-    made = simulate(plan, problem).makespan
-    whole = not any(action.parts > 1 or action.kind == "BW" for rank in plan.ranks for action in rank)
-    unequal = problem.microbatch_lengths is not None
-    if unequal or made <= bound * (1 + 1e-9) or time_limit_s < least_limit_s(problem, plan.placement):
+    if problem.microbatch_lengths is not None or time_limit_s < least_limit_s(problem, plan.placement):
         return plan, bound
-    solution = solve(
-        problem, placement=plan.placement, hint=plan if whole else None, time_limit_s=time_limit_s, progress=progress
-    )
+    made, began = simulate(plan, problem).makespan, time.monotonic()
+    if made <= bound * (1 + 1e-9):
+        return plan, bound
+    start = plan if is_whole(plan) else best(problem, placement=plan.placement, whole=True)
+    left_s = time_limit_s - (time.monotonic() - began)
+    solution = polish(start, problem, time_limit_s=left_s, progress=progress)
     return (solution.plan if solution.makespan < made else plan), max(bound, solution.lower_bound)

@@ -61,7 +61,8 @@ SCHEDULERS: dict[str, Scheduler] = {
     "crosspipe": Scheduler("planners.crosspipe", "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces"),
     "crosspipe_wave": Scheduler("planners.crosspipe", "the same with two half-size stages per rank, there and back"),
     "optimal": Scheduler(
-        "planners.optimal", "CrossPipe's optimal of whole actions: a constraint solver, within a time limit"
+        "planners.optimal",
+        "CrossPipe's optimal of whole actions: a solver from the plan of best, within a time limit",
     ),
     "best": Scheduler(
         "planners.best", "ours: the best of many, then searched, with a bound; one stage per rank unless told"

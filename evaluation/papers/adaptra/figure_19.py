@@ -19,7 +19,8 @@ from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, at_most
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adaptra
-from lanterne.pipeline.planners.optimal import Solution, solve
+from lanterne.pipeline.planners.optimal import solve
+from lanterne.pipeline.planners.solver import Solution
 from lanterne.pipeline.simulate.simulate import simulate
 
 SIZES = ((3, 6), (4, 12), (6, 24), (8, 32))
