@@ -1,6 +1,6 @@
 """Whether the loops of the search are compiled, and compiling them in the background.
 
-It takes some 15 s once per machine; the compiled loops then come from Numba's cache. A caller that cannot wait takes
+It takes some 20 s once per machine; the compiled loops then come from Numba's cache. A caller that need not wait takes
 the best of the other schedulers' plans, and has the loops made meanwhile.
 """
 

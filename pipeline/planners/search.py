@@ -27,7 +27,6 @@ from lanterne.pipeline.planners.words import (
     words_of,
 )
 from lanterne.pipeline.simulate.program import runs_of_a_row
-from lanterne.pipeline.simulate.simulate import simulate
 
 # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
 RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
@@ -69,6 +68,7 @@ MANY_STAGES = Heats(1 / 40, (0.2, 1.0), ((0.6, 1.0), (0.2, 0.2)))
 
 def improve(
     plans: Sequence[Plan],
+    least: tuple[float, Plan],
     problem: Problem,
     target: float,
     effort: float,
@@ -84,6 +84,7 @@ def improve(
 
     Args:
         plans: checked plans on one placement, at least one.
+        least: the makespan of the best of them, latencies being as given, and that plan.
         target: the makespan at which to stop, latencies being as given.
         quantile: None to plan for latencies and durations as given; else over sampled ones, -1 for the mean.
         jitter, duration_jitter: as for `sampled`.
@@ -94,18 +95,17 @@ def improve(
     letters = letters_of(table)
     if quantile is not None:
         half_s = until_s if until_s == math.inf else (time.monotonic() + until_s) / 2
-        plain = improve(plans, problem, target, effort, seed, None, jitter, lambda found: None, until_s=half_s)
-        plans = [*plans, plain[0]]
+        plain, _ = improve(plans, least, problem, target, effort, seed, None, jitter, lambda _: None, until_s=half_s)
+        plans, least = [*plans, plain], (math.inf, plain)
         letters, target = sampled(letters, jitter, duration_jitter, seed), 0.0
     search = _WordSearch(letters, quantile, target, seed, tell, until_s)
-    # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
-    pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
     for plan in plans:
         if not has_parts(plan):
             search.add(with_message_words(words_of(plan, letters), letters))
     search.add_rules(table.placement, problem, effort)
     search.anneal(table.placement, problem, effort)
-    made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, plans[-1]))
+    # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
+    made, plan = least
     if search.found and search.makespan < made * (1 + 1e-12):
         return plan_of(search.found[0][1], table, "best"), search.makespan
     return plan, made

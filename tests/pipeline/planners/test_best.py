@@ -232,14 +232,38 @@ def test_a_wave_with_little_memory_is_grown_from_few_microbatches():
     assert makespan(best(problem, placement="wave"), problem) <= 13273 * 1.03
 
 
-@pytest.mark.parametrize("placement", ["unidirectional", "any"])
-def test_the_first_plan_on_a_machine_does_not_wait_for_compiling(monkeypatch, placement):
+def test_the_first_plan_on_a_machine_does_not_wait_for_compiling_where_it_is_near_the_bound(monkeypatch):
     asked = []
+    near = Problem(4, 12, 102, 100, 97, [0, 90, 0], max_inflight_activations=4)
+    later = best(near)
     monkeypatch.setattr("lanterne.pipeline.planners.best.are_compiled", lambda: False)
     monkeypatch.setattr("lanterne.pipeline.planners.best.compile_in_background", lambda: asked.append(True))
-    monkeypatch.setattr("lanterne.pipeline.planners.best.improve", lambda *args, **options: pytest.fail("it waited"))
-    made = best(HARD, placement=placement, wait=False)
-    assert asked and makespan(made, HARD) <= 1.15 * made.proved_bound
+    with monkeypatch.context() as patch:
+        patch.setattr("lanterne.pipeline.planners.best.improve", lambda *args, **options: pytest.fail("it waited"))
+        made = best(near, wait=False)
+    assert asked and made.proved_bound < makespan(made, near) <= 1.01 * makespan(later, near)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.data(), problems(stages=5, microbatches=9))
+def test_a_plan_hardly_depends_on_whether_the_search_is_compiled(data, problem):
+    """Whether it must wait or not."""
+    placement = data.draw(placements(problem))
+    later = best(problem, placement=placement, effort=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lanterne.pipeline.planners.best.are_compiled", lambda: False)
+        patch.setattr("lanterne.pipeline.planners.best.compile_in_background", lambda: None)
+        first = best(problem, placement=placement, effort=0.1, wait=False)
+    assert makespan(first, problem) <= 1.01 * makespan(later, problem) * (1 + 1e-9)
+
+
+# Over all placements 0.6 % behind the wave: once each was searched less than by itself.
+BEHIND = Problem(8, 32, 100, 110, 80, [0, 0, 0, 200, 0, 0, 0], max_inflight_activations=8)
+
+
+def test_over_all_placements_it_is_not_behind_any_of_them():
+    alone = [makespan(best(BEHIND, placement=name), BEHIND) for name in ("unidirectional", "wave", "loop")]
+    assert makespan(best(BEHIND, placement="any"), BEHIND) <= min(alone) * (1 + 1e-9)
 
 
 def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
