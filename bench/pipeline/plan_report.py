@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,7 +148,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_options(words: Iterable[str]) -> dict[str, Any]:
-    """{name: value} of words such as stages_per_rank=4; values are JSON, or text where they are none.
+    """{name: value} of words such as stages_per_rank=4; values are JSON, a list without brackets, or else text.
 
     Raises:
         InputError: a word without "=".
@@ -157,8 +158,9 @@ def parse_options(words: Iterable[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
             raise InputError(f"--option: got {word!r}, expected NAME=VALUE such as stages_per_rank=4")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        options[name] = value
+        for text in (value, f"[{value}]" if "," in value else value):
+            with suppress(ValueError):
+                options[name] = json.loads(text)
+                break
     return options

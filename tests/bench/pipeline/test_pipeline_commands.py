@@ -111,6 +111,16 @@ def test_pictures_and_traces_are_written(capsys, tmp_path):
     assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(375_000)
 
 
+@pytest.mark.parametrize("scheduler", ["adaptra", "alternating"])
+def test_a_list_needs_no_brackets(capsys, scheduler):
+    bare, bracketed = (
+        answer(capsys, "plan", *FLAGS, "--scheduler", scheduler, "--option", f"warmups={text}")["ranks"]
+        for text in ("12,9,6,3", "[12,9,6,3]")
+    )
+    usual = answer(capsys, "plan", *FLAGS, "--scheduler", scheduler)["ranks"]
+    assert bare == bracketed != usual
+
+
 def test_scheduler_options(capsys):
     found = answer(capsys, "plan", *FLAGS, "--scheduler", "interleaved_1f1b", "--option", "stages_per_rank=3")
     assert found["makespan"] == pytest.approx((12 + 3 / 3) * 30) and len(found["stage_to_rank"]) == 12
@@ -194,6 +204,10 @@ def test_what_a_problem_file_lacks_names_the_file(capsys, tmp_path):
         (
             ["plan", *FLAGS, "--scheduler", "interleaved_1f1b", "--option", "stages_per_rank=0"],
             "placement: got 0 stages",
+        ),
+        (
+            ["plan", *FLAGS, "--scheduler", "adaptra", "--option", "warmups=3,x"],
+            "warm-up counts: got '3,x', expected initial, adapted or 4 that do not rise",
         ),
         (
             ["plan", *FLAGS, "--scheduler", "adaptra", "--option", "warmups=5"],
