@@ -59,7 +59,7 @@ crosspipe-table-6  the same in four datacenters
 import argparse
 from collections.abc import Sequence
 from importlib import import_module
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.bench.output import report
@@ -131,15 +131,15 @@ class Experiment(Protocol):
 
     It may also have `findings(records) -> list[str]`, lines below the table, `paper_values(records) ->
     list[PaperValue]`, ours beside what the paper prints, and `bars(records) -> list[Bar]`, what its figures have to
-    reach.
+    reach. Where a solver plans, SOLVER_S is its time for each problem, (in full, quick), and `run` takes it as well.
     """
 
     COLUMNS: Columns
     NOTES: str
     FIGURE_INCHES: tuple[float, float]
 
-    def run(self, quick: bool) -> list[Record]:
-        """Measure or simulate; `quick`: fewer points and shorter time limits."""
+    def run(self, quick: bool, *limit_s: float) -> list[Record]:
+        """Measure or simulate; `quick`: fewer points. `limit_s`: one, of the solver, where there is SOLVER_S."""
         ...
 
     def row(self, record: Record) -> Sequence[object]:
@@ -186,6 +186,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", default="list", metavar="NAME", help="one of those above (default: list them)"
     )
     parser.add_argument("--quick", action="store_true", help="fewer points and shorter time limits")
+    parser.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="for the solver on each problem, where there is one"
+    )
     parser.add_argument("--check", action="store_true", help="print the bars, where there are some; exit 1 if missed")
     parser.add_argument("--plot", metavar="FILE", help="draw it (png, svg, pdf)")
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
@@ -200,8 +203,14 @@ def run(args: argparse.Namespace) -> int:
     bars_of = getattr(experiment, "bars", None)
     if args.check and bars_of is None:
         raise InputError(f"--check: got {args.name}, which has no bar, expected it without --check")
+    solver_s: tuple[float, float] | None = getattr(experiment, "SOLVER_S", None)
+    if args.time_limit is not None and solver_s is None:
+        raise InputError(f"--time-limit: got {args.name}, which asks no solver, expected it without --time-limit")
+    if args.time_limit is not None and not 0 < args.time_limit < inf:
+        raise InputError(f"--time-limit: got {args.time_limit:g}, expected more than 0 seconds")
+    limits = () if solver_s is None else (args.time_limit or solver_s[args.quick],)
     meter = LoadMeter()
-    records = experiment.run(args.quick)
+    records = experiment.run(args.quick, *limits)
     report.progress("")
     cores = meter.foreign_cores()
     # Only what ran in processes of its own was measured; else it was computed, and is the same on a busy machine.

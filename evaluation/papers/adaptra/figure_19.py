@@ -25,6 +25,7 @@ from lanterne.pipeline.simulate.simulate import simulate
 
 SIZES = ((3, 6), (4, 12), (6, 24), (8, 32))
 STEPS = (1, 3, 10, 30, None)
+SOLVER_S = (5.0, 2.0)
 FIGURE_INCHES = (11, 4.2)
 NOTES = """
 gap: makespan over the proved lower bound, less 1
@@ -43,15 +44,15 @@ COLUMNS: Columns = [
 ]
 
 
-def run(quick: bool) -> list[Record]:
+def run(quick: bool, limit_s: float) -> list[Record]:
     """One record per size, memory limit and step."""
-    profiles, time_limit_s = (3, 2.0) if quick else (10, 5.0)
+    profiles = 3 if quick else 10
     records = []
     for memory in (False, True):
         for stages, microbatches in SIZES:
             report.progress(f"{stages} stages, {microbatches} microbatches")
             cases = [random_problem(random.Random(seed), stages, microbatches, memory) for seed in range(profiles)]
-            solutions = [solve(problem, time_limit_s=time_limit_s) for problem in cases]
+            solutions = [solve(problem, time_limit_s=limit_s) for problem in cases]
             for steps in STEPS:
                 records.append(_record(cases, solutions, steps) | {"stages": stages, "microbatches": microbatches})
     return records

@@ -8,6 +8,7 @@ layer and microbatch 34 s h bytes over the tensor-parallel ranks, on devices of 
 
 from collections.abc import Sequence
 
+from evaluation.papers.crosspipe.solved import SOLVED, over_bound, solved
 from evaluation.papers.experiment import Columns, Figure, Record
 from lanterne.bench.output import report
 from lanterne.pipeline.plan.problem import Problem
@@ -21,9 +22,11 @@ STAGES, MICROBATCHES_PER_STAGE = (4, 8, 16), 4
 SETTINGS = ((1, 0.25, 0.25), (0.125, 2, 0.25), (1, 0.25, 0.5), (0.125, 2, 0.5))
 STATIC = ("1f1b", "zb_h1", "zb_v")
 PLANNED = ("adaptra", "crosspipe", "crosspipe_wave")
+SOLVER_S = (20.0, 2.0)
 FIGURE_INCHES = (13, 3.8)
 NOTES = """
 time: of one iteration, in forwards of a stage at 4 stages; best: of the planned schedules; work: of one device
+UD, Wave: the solver's, of whole actions, with one stage on each rank and two; over bound: of the least proved
 paper, no figures printed: planned schedules take about as long at 4, 8 and 16 stages in all four settings
 """
 COLUMNS: Columns = [
@@ -33,7 +36,8 @@ COLUMNS: Columns = [
     ("stages", ""),
     ("memory", "activations"),
     ("work", "F"),
-    *((name, "F") for name in (*STATIC, *PLANNED)),
+    *((name, "F") for name in (*STATIC, *PLANNED, *SOLVED)),
+    *((name, "over bound") for name in SOLVED),
     ("best", "F"),
 ]
 
@@ -58,7 +62,7 @@ def problem_of(latency: float, message: float, parameters: float, stages: int) -
     )
 
 
-def run(quick: bool) -> list[Record]:
+def run(quick: bool, limit_s: float) -> list[Record]:
     """One record per setting and number of stages."""
     records = []
     for latency, message, parameters in SETTINGS[:2] if quick else SETTINGS:
@@ -67,6 +71,8 @@ def run(quick: bool) -> list[Record]:
             problem = problem_of(latency, message, parameters, stages)
             plans = {name: plan(problem, name) for name in (*STATIC, *PLANNED)}
             times = {name: simulate(check(made, problem), problem).makespan for name, made in plans.items()}
+            solutions = solved(problem, limit_s)
+            times |= {name: solution.makespan for name, solution in solutions.items()}
             records.append(
                 {
                     "latency": latency,
@@ -76,7 +82,8 @@ def run(quick: bool) -> list[Record]:
                     "max_inflight_activations": problem.limits.capacity[0],
                     "work": problem.microbatches * 3 * problem.forward[0],
                     "makespan": times,
-                    "best": min(times[name] for name in PLANNED),
+                    "bound": {name: solution.lower_bound for name, solution in solutions.items()},
+                    "best": min(times[name] for name in (*PLANNED, *SOLVED)),
                 }
             )
     return records
@@ -84,9 +91,11 @@ def run(quick: bool) -> list[Record]:
 
 def row(record: Record) -> list[object]:
     """One line of the table."""
-    times = [record["work"], *record["makespan"].values(), record["best"]]
+    times = [record["work"], *record["makespan"].values()]
     place = [f"{record['latency']:g}", f"{record['message']:g}", f"{100 * record['parameters']:g}", record["stages"]]
-    return [*place, f"{record['max_inflight_activations']:g}", *(f"{value:.1f}" for value in times)]
+    cells = [f"{value:.1f}" for value in times]
+    cells += [over_bound(record["makespan"][name], bound) for name, bound in record["bound"].items()]
+    return [*place, f"{record['max_inflight_activations']:g}", *cells, f"{record['best']:.1f}"]
 
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:
@@ -95,7 +104,7 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
     axes = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]
     for axis, setting in zip(axes, settings, strict=True):
         mine = [r for r in records if (r["latency"], r["message"], r["parameters"]) == setting]
-        for name in (*STATIC, *PLANNED):
+        for name in (*STATIC, *PLANNED, *SOLVED):
             axis.plot(
                 [str(r["stages"]) for r in mine],
                 [r["makespan"][name] for r in mine],

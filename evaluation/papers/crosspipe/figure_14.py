@@ -29,6 +29,7 @@ Solved: TypeAlias = tuple[float | None, float, list[list[float]]]
 Start: TypeAlias = tuple[str, int, int]
 GAP = 0.01
 SIZES = (4, 6, 8, 16, 32)
+SOLVER_S = (30.0, 10.0)
 FIGURE_INCHES = (12, 4.2)
 NOTES = """
 makespan, bound: of the best plan and what was proved, in 1 % of F; time: until both were within 1 %, or the limit
@@ -53,9 +54,8 @@ def problem_of(stages: int) -> Problem:
     return Problem(stages, 2 * stages, 100, 110, 80, delays, max_inflight_activations=stages)
 
 
-def run(quick: bool) -> list[Record]:
+def run(quick: bool, limit_s: float) -> list[Record]:
     """One record per size and solver, with the moments of improvement."""
-    limit_s = 10.0 if quick else 30.0
     # Here, or the first solver timed would pay for it.
     import_module("ortools.sat.python.cp_model")
     records = []

@@ -22,6 +22,7 @@ GREEDY: dict[str, Callable[[Problem], Plan]] = {"crosspipe": crosspipe, "crosspi
 OPTIMAL = {"optimal": "unidirectional", "optimal_wave": "wave"}
 NAMES = (*STATIC, *GREEDY, *OPTIMAL)
 RATIOS = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4)
+SOLVER_S = (10.0, 2.0)
 FIGURE_INCHES = (12, 4.8)
 NOTES = """
 slowdown: makespan over that of zb_v without delay; ratio: the link's latency, or time per message, over a stage's F
@@ -41,9 +42,8 @@ def problem_of(kind: str, ratio: float) -> Problem:
     return Problem(4, 8, 1, 1, 1, max_inflight_activations=4, **(delays if ratio else {}))
 
 
-def run(quick: bool) -> list[Record]:
+def run(quick: bool, limit_s: float) -> list[Record]:
     """One record per kind of delay and ratio."""
-    time_limit_s = 2.0 if quick else 10.0
     base = simulate(plan(problem_of("latency", 0), "zb_v"), problem_of("latency", 0)).makespan
     records = []
     for kind in ("latency", "bandwidth"):
@@ -56,7 +56,7 @@ def run(quick: bool) -> list[Record]:
             }
             proved = 0
             for name, placement in OPTIMAL.items():
-                solution = solve(problem, placement=make_placement(placement, 4), time_limit_s=time_limit_s)
+                solution = solve(problem, placement=make_placement(placement, 4), time_limit_s=limit_s)
                 check(solution.plan, problem)
                 makespans[name] = solution.makespan
                 proved += solution.is_optimal

@@ -51,7 +51,7 @@ def few_published_runs():
 SMALL = {
     "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
     "crosspipe-8": {"RATIOS": (0, 1, 4)},
-    "crosspipe-9": {"LATENCIES_S": (4e-3,), "BANDWIDTHS": (4e9, 1024e9, 1024e9)},
+    "crosspipe-9": {"LATENCIES_S": (4e-3,), "BANDWIDTHS": (4e9, 1024e9, 1024e9), "SOLVER_S": (1.0, 1.0)},
     "crosspipe-12": {"SETTINGS": ((1, 0.25, 0.25),), "STAGES": (4, 8)},
     "crosspipe-14": {"SIZES": (4,)},
     "crosspipe-15": {"NAMES": ("1f1b", "zb_v", "crosspipe")},
@@ -62,7 +62,6 @@ SMALL = {
     "crosspipe-table-6": {
         "papers.crosspipe.table_5:DELAYS": ((2, 0.25),),
         "papers.crosspipe.table_5:CASES": {1: (16, 8, False, True)},
-        "papers.crosspipe.table_5:DYNAMIC": dict.fromkeys(("UDSub", "UD", "Wave", "best"), crosspipe),
         "PAPER": ".268 .248 .337 .200 .197 .214",
     },
     "h800": {"QUICK_EVERY": 16},
@@ -234,6 +233,7 @@ def the_choice_of_stages_hardly_matters(records):
     assert (few["stages"], many["stages"]) == (4, 8) and few["work"] == many["work"]
     assert many["best"] == pytest.approx(few["best"], rel=0.02) and min(few["best"], many["best"]) >= few["work"]
     assert max(record["best"] / record["makespan"]["zb_v"] for record in records) < 0.9
+    assert max(record["makespan"]["crosspipe"] / record["makespan"]["1f1b"] for record in records) < 0.9
 
 
 def all_solvers_agree(records):
@@ -554,6 +554,20 @@ def test_an_unknown_experiment(capsys):
     assert EVALUATE.main(["experiment", "list"]) == 0
     listed = capsys.readouterr().out
     assert [name for name in EXPERIMENTS if name not in listed] == []
+
+
+def test_the_time_limit_is_the_solvers(capsys, monkeypatch):
+    module = import_module("evaluation.papers.crosspipe.figure_12")
+    limits = []
+    monkeypatch.setattr(module, "run", lambda quick, limit_s: limits.append(limit_s) or [])
+    for words, expected in (([], 20.0), (["--quick"], 2.0), (["--time-limit", "7"], 7.0)):
+        assert EVALUATE.main(["experiment", "crosspipe-12", *words]) == 0 and limits.pop() == expected
+    for name, text, message in (
+        ("adaptra-8", "7", "got adaptra-8, which asks no"),
+        ("crosspipe-12", "0", "got 0, exp"),
+    ):
+        assert EVALUATE.main(["experiment", name, "--time-limit", text]) == 2
+        assert f"--time-limit: {message}" in capsys.readouterr().err
 
 
 def test_values_are_judged_on_both_sides_of_the_papers():

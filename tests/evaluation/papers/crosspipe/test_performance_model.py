@@ -34,15 +34,15 @@ def test_what_the_link_carries():
 
 
 def test_a_slow_link_favours_the_pipeline_by_half_not_threefold():
-    found = compare(SLOW)
-    assert found.scheduler == "crosspipe"
+    found = compare(SLOW, 1.0)
+    assert found.scheduler == "UD"
     assert found.speedup == pytest.approx(1.47, abs=0.01)
     # The plan is as fast as the link allows: 137 s of messages, the way there and back.
     assert found.pipeline_s == pytest.approx(lower_bound(SLOW.pipeline_problem, unidirectional(16)), rel=0.02)
 
 
 def test_a_wide_link_makes_them_equal():
-    wide = compare(TwoDatacenters(latency_s=4e-3, bandwidth_bytes_per_s=1024e9))
+    wide = compare(TwoDatacenters(latency_s=4e-3, bandwidth_bytes_per_s=1024e9), 1.0)
     assert wide.slowdown < 1.02 and 1 < wide.speedup < 1.1
-    medium = compare(TwoDatacenters(latency_s=4e-3, bandwidth_bytes_per_s=64e9))
-    assert medium.slowdown == pytest.approx(1.3, abs=0.06)  # printed: 1.3
+    medium = compare(TwoDatacenters(latency_s=4e-3, bandwidth_bytes_per_s=64e9), 1.0)
+    assert medium.slowdown == pytest.approx(1.25, abs=0.03)  # printed: 1.3, of a longer plan
