@@ -162,6 +162,7 @@ def delays_cost_more_beyond_the_threshold(records):
         for delay, makespan in zip(range(10, 70, 10), slow, strict=True):
             cost = (makespan - quiet) / delay
             assert cost == 1 if delay <= record["threshold_ms"] else cost >= 1.25, (record, delay)
+    assert records[0]["two_links_cost_ms"] == [840, 900, 960]
 
 
 def gaps_are_within_a_percent_without_a_memory_limit(records):
@@ -416,7 +417,10 @@ def _finds_no_plan(problem, limit_s):
 WORKING = {
     **dict.fromkeys(("adaptra-1", "adaptra-3", "adaptra-14", "adaptra-18"), (takes_as_predicted, no_links)),
     **dict.fromkeys(("adaptra-15", "adaptra-16", "adaptra-17"), (adapting_wins, no_links)),
-    "adaptra-8": (delays_cost_more_beyond_the_threshold, called_with("adaptra.figure_8._problem", lambda delay: (0,))),
+    "adaptra-8": (
+        delays_cost_more_beyond_the_threshold,
+        called_with("adaptra.figure_8._problem", lambda delay, slow=(0,): (0,)),
+    ),
     "adaptra-19": (
         gaps_are_within_a_percent_without_a_memory_limit,
         replaced("adaptra.figure_19.adaptra", one_f_one_b),
