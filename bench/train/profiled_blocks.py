@@ -1,12 +1,13 @@
-"""The problem that a training job is, as its own iterations show it: what F, B and W take, and what they hold.
+"""The problem that a training job is: what F, B and W take and hold in its iterations, and what its links cost.
 
-Paper: Chen et al. 2025 (CrossPipe), section 6.1; differs: links are not measured here, `bench p2p` does that.
+Paper: Chen et al. 2025 (CrossPipe), section 6.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from lanterne.pipeline.execute.measured import gather
 from lanterne.pipeline.plan.problem import Problem
 
 if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.execute.execute import Measured
     from lanterne.pipeline.execute.stage import Stage
     from lanterne.pipeline.plan.action import Action
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 KINDS = ("F", "B", "W")
+# Round trips of each size on each link, of which the shortest counts.
+PINGS = 20
 
 
 class BlockRecorder:
@@ -84,13 +88,17 @@ class BlockRecorder:
         profile = profile_ms_of(plan, np.median(self._took_ms, axis=0))
         stage = next(iter(trainer.stages.values()))
         shape = stage.output_shape or stage.input_shape or (0,)
+        nbytes = prod(shape) * stage.dtype.itemsize
+        links = link_costs(trainer.pipeline, nbytes)
         problem = Problem(
             plan.placement.num_stages,
             plan.microbatches,
             profile["forward"],
             profile["backward_input"],
             profile["backward_weight"],
-            message_nbytes=prod(shape) * stage.dtype.itemsize,
+            link_latency=[1e3 * latency_s for latency_s, _ in links],
+            link_bandwidth=[1 / (1e3 * s_per_byte) if s_per_byte else None for _, s_per_byte in links],
+            message_nbytes=nbytes,
             memory={
                 "forward": forward.tolist(),
                 "backward_input": (-forward - weight).tolist(),
@@ -98,3 +106,39 @@ class BlockRecorder:
             },
         )
         return problem.to_dict() | {"unit": "ms"}
+
+
+def link_costs(comm: Communicator, nbytes: int) -> list[tuple[float, float]]:
+    """Return (latency in s, s per byte) of each link between neighbouring ranks, one way; every rank calls it.
+
+    By two sizes, a byte and `nbytes`: a message of `nbytes` costs what was measured. Links are measured in turn.
+    """
+    if comm.world_size == 1:
+        return []
+    own = np.zeros((comm.world_size - 1, 2))
+    for link in range(comm.world_size - 1):
+        if comm.rank in (link, link + 1):
+            own[link] = [_one_way_s(comm, link, size) for size in (1, nbytes)]
+        comm.barrier()
+    every = np.empty((comm.world_size, *own.shape))
+    comm.all_gather(own, every.reshape(-1))
+    costs = []
+    for short_s, long_s in every.max(axis=0).tolist():
+        s_per_byte = max(long_s - short_s, 0.0) / max(nbytes - 1, 1)
+        costs.append((max(short_s - s_per_byte, 0.0), s_per_byte))
+    return costs
+
+
+def _one_way_s(comm: Communicator, link: int, nbytes: int) -> float:
+    """Return half of the shortest round trip over a link, as this end of it sees it."""
+    message, took_s = np.zeros(nbytes, np.uint8), []
+    for _ in range(PINGS):
+        began_s = perf_counter()
+        if comm.rank == link:
+            comm.send(message, link + 1)
+            comm.recv(message, link + 1)
+        else:
+            comm.recv(message, link)
+            comm.send(message, link)
+        took_s.append(perf_counter() - began_s)
+    return min(took_s) / 2 if comm.rank == link else 0.0

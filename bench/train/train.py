@@ -104,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write runs for `pipeline calibrate`: iterations with and without --slow-link, over delegates",
     )
     parser.add_argument(
-        "--profile", metavar="FILE", help="write the problem that this job is, for `pipeline plan`: times, memory"
+        "--profile",
+        metavar="FILE",
+        help="write the problem that this job is, for `pipeline plan`: times, memory, latency and bandwidth of links",
     )
     add_event_arguments(parser)
     group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")

@@ -13,10 +13,14 @@ import pytest
 from processes import MARK, assert_none_left, marked, new_mark
 
 from lanterne.bench import cli
+from lanterne.bench.train.profiled_blocks import link_costs
+from lanterne.collectives.jobs import spawn
 from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.check_plan import check
+from lanterne.transport.shaped import Link
 
 SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 --iterations 6".split()
 LAUNCHERS = {"mpi": "mpi", "ucx": "direct"}
@@ -166,8 +170,26 @@ def test_a_profiled_job_is_a_problem_with_the_memory_that_blocks_take(text, tmp_
         # Of both ranks: where the model is cut depends on how long its layers took.
         held[rows] = sum(problem.limits.forward)
         assert min(problem.forward + problem.backward_input + problem.backward_weight) > 0, rows
+        assert problem.latency(0, 1) > 0 and problem.occupancy(0, 1, problem.message_nbytes[0]) < 1000, rows
     assert held[4] == pytest.approx(2 * held[2], rel=0.05)
     assert cli.main(["pipeline", "plan", str(out), "--scheduler", "zb_h1"]) == 0
+
+
+def costs_on(comm, links, nbytes):
+    with shaped(comm, links) as slow:
+        return link_costs(slow, nbytes)
+
+
+def test_two_message_sizes_tell_latency_from_bandwidth():
+    """Load prolongs messages, the short ones too: by both sizes one takes no less than on the link that is asked for."""
+    links = {(0, 1): Link(5e-3, 1e7), (1, 0): Link(5e-3, 1e7), (1, 2): Link(10e-3), (2, 1): Link(10e-3)}
+    first, *_ = found = spawn(3, costs_on, links, 200_000)
+    assert found == [first] * 3
+    (near_s, near_s_per_byte), (far_s, far_s_per_byte) = first
+    assert 4.9e-3 <= near_s < 9e-3 and near_s + 200_000 * near_s_per_byte >= 24.9e-3
+    assert 0.5e-7 <= near_s_per_byte < 1.5e-7
+    assert 9.9e-3 <= far_s < 15e-3 and far_s_per_byte < 2e-8
+    assert spawn(1, costs_on, {}, 100) == [[]]
 
 
 BAD = {
