@@ -181,7 +181,7 @@ def costs_on(comm, links, nbytes):
 
 
 def test_two_message_sizes_tell_latency_from_bandwidth():
-    """Load prolongs messages, the short ones too: by both sizes one takes no less than on the link that is asked for."""
+    """Load prolongs messages, the short ones too: only the cost of a long one has a sharp lower limit."""
     links = {(0, 1): Link(5e-3, 1e7), (1, 0): Link(5e-3, 1e7), (1, 2): Link(10e-3), (2, 1): Link(10e-3)}
     first, *_ = found = spawn(3, costs_on, links, 200_000)
     assert found == [first] * 3
