@@ -121,7 +121,7 @@ def judge(values: Sequence[PaperValue]) -> list[str]:
     differing: dict[str, list[str]] = {}
     for value in values:
         if not value.agrees:
-            off = f"by {value.off:+.0%}" if isfinite(value.ours) else "no value"
+            off = f"by {value.off:+.1%}" if isfinite(value.ours) else "no value"
             differing.setdefault(value.reason or "reason unknown", []).append(f"{value.what} {off}")
     return [*lines, *(f"differs: {', '.join(found)}: {reason}" for reason, found in differing.items())]
 

@@ -580,9 +580,9 @@ def test_values_are_judged_on_both_sides_of_the_papers():
     values += [PaperValue("odd", 3.0, 2.0)]
     assert judge(values) == [
         "agrees with the paper within 5%: 2 of 6 values",
-        "differs: above by +7%, below by -10%: links",
+        "differs: above by +7.0%, below by -10.0%: links",
         "differs: lost no value: no GPU",
-        "differs: odd by +50%: reason unknown",
+        "differs: odd by +50.0%: reason unknown",
     ]
     assert judge([]) == []
 
