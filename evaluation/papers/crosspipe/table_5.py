@@ -42,7 +42,8 @@ FIGURE_INCHES = (13, 5)
 NOTES = """
 ours/paper, seconds per microbatch; delay: latency and time of a message on the slow links, both over F
 static schedules post their receives late (data plane `paired`), the planned ones ahead; UDSub: greedy, W in pieces;
-UD, Wave: the solver's, of whole actions; over bound: of the least that was proved; best: ours, on the better placement
+UD, Wave: the solver's, of whole actions; over bound: of the least that was proved; best: ours, on the better placement,
+whose W may be in pieces
 """
 COLUMNS: Columns = [
     ("delay", "lat, bw"),
