@@ -45,6 +45,9 @@ adaptra-19         gap of ADAPTRA's plans to the optimum, and how long they take
 adaptra-21         1,200 iterations through the events of table 3
 stragglar-5        all-reduces with a late rank on eight GPUs, by buffer size and delay
 stragglar-6        the same on 4 to 256 GPUs, and from which delay on a late rank's algorithm is faster
+stragglar-10       the same on a mesh of four GPUs
+stragglar-13, stragglar-14
+                   iterations of BERT-large on 8 to 64 GPUs, one of them late before each all-reduce
 stragglar-8        who was late, and how late, in the authors' log of four A100; what all-reduces would have cost
 stragglar-table-2  how much faster training gets where one rank is mostly late
 crosspipe-8        static, greedy and optimal schedules over the delay of one slow link
@@ -154,7 +157,7 @@ class Experiment(Protocol):
 FIGURES: dict[str, tuple[str, ...]] = {
     "adaptra": ("1", "3", "8", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
-    "stragglar": ("5", "6", "8", "table-2"),
+    "stragglar": ("5", "6", "8", "10", "13", "table-2"),
     "greyhound": (
         *("13", "14", "15", "16", "17", "18", "19"),
         *("table-3", "table-4", "table-5", "table-6", "table-6-mild"),
@@ -173,6 +176,8 @@ EXPERIMENTS: dict[str, str] = {
 }
 # The figure that shows what the table sums up.
 EXPERIMENTS["greyhound-20"] = EXPERIMENTS["greyhound-table-6"]
+# One table with two latencies of a message.
+EXPERIMENTS["stragglar-14"] = EXPERIMENTS["stragglar-13"]
 EXPERIMENTS["h800"] = "adaptra.h800"
 EXPERIMENTS["adaptra-setting"] = "adaptra.fixed_setting"
 EXPERIMENTS["adaptra-large"] = "adaptra.large_models"
