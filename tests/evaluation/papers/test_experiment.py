@@ -90,6 +90,11 @@ SMALL = {
     },
     "greyhound-table-6": EVENTFUL,
     "greyhound-table-6-mild": {f"papers.greyhound.table_6:{key}": value for key, value in EVENTFUL.items()},
+    "greyhound-table-6-published": {
+        "papers.greyhound.table_6:MICROBATCHES": 16,
+        "papers.greyhound.table_6:PACE_S": 2.5e-3,
+        "QUICK_EVENTS": 1,
+    },
     "greyhound-13": WATCHED,
     "greyhound-14": {"COPIES": (2, 4), "SEVERITIES": {"medium": 1.7}, "QUICK_LENGTH": 8} | FAST,
     "greyhound-15": {"COPIES": 3, "MICROBATCHES": 6, "QUICK_LENGTH": 6} | FAST,
@@ -103,7 +108,7 @@ SMALL = {
     "adaptra-21": {"EVENTS": ((15, 85, (2,), 60),), "QUIET": Problem(4, 6, 22, 26, 14, 0)},
 }
 # The ranks of the others are threads: no program starts, and what SMALL shrinks is shrunk on the ranks too.
-BETWEEN_PROCESSES = ("greyhound-13", "greyhound-18", "greyhound-table-6")
+BETWEEN_PROCESSES = ("greyhound-13", "greyhound-18", "greyhound-table-6", "greyhound-table-6-published")
 
 
 def on_threads(function, work, ranks):
@@ -324,6 +329,19 @@ def the_call_log_gives_the_iteration_time(records):
     assert record["estimated_s"] == pytest.approx(record["iteration_s"], rel=0.2)
 
 
+def the_published_events_are_named(records):
+    """Of the artifact's schedule: onsets, factors and the simulation at full size."""
+    *events, total = records
+    assert [(event["what"], event["first"], event["last"]) for event in events] == [("rank 6", 20, 32)]
+    assert events[0]["severity"] == pytest.approx(1 + 0.2 / (60 / 37.4 / 9)) and events[0]["named_after"]
+    module = import_module("evaluation.papers.greyhound.table_6_published")
+    rates = module.simulated()
+    assert rates["healthy"] == pytest.approx(37.4) and rates["mitigated"] / rates["plain"] == pytest.approx(
+        1.55, abs=0.02
+    )
+    assert len(module.schedule(False)) == 11 and total["same_losses"]
+
+
 def slow_ranks_and_links_are_named(records):
     """The first spell alone counts: the later ones are too short to be named."""
     measured = [record for record in records if "simulated" not in record["job"]]
@@ -499,6 +517,7 @@ WORKING = {
         lambda patch: patch.setattr("lanterne.pipeline.train.trainer.put_state", lambda *args: None),
     ),
     **dict.fromkeys(("greyhound-table-3", "greyhound-table-4"), (every_slow_job_is_found, no_detector)),
+    "greyhound-table-6-published": (the_published_events_are_named, no_mitigation),
     "greyhound-table-5": (distributions_are_near_the_bound, replaced("greyhound.table_5.rebalance", _evenly)),
     **dict.fromkeys(
         ("greyhound-table-6", "greyhound-table-6-mild", "greyhound-20"), (the_slow_rank_is_validated, no_mitigation)
@@ -520,6 +539,7 @@ ALIKE = (
     "greyhound-table-4",
     "greyhound-table-6",
     "greyhound-table-6-mild",
+    "greyhound-table-6-published",
 )
 
 
