@@ -11,6 +11,7 @@ loss.
   lanterne pipeline train -n 4 --data book.txt --device cuda --adapt
   lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # ran on ranks of one H200
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
+  lanterne pipeline train -n 4 --stages 2 --data README.md --mitigate --adapt --cap 4M --slow-link 0-1=40ms@30:60
   lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
   lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --mitigate --kill 1@30
   lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --adapt --kill 1@30
