@@ -60,7 +60,7 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, print_bars
@@ -80,13 +80,58 @@ Record: TypeAlias = dict[str, Any]
 Columns: TypeAlias = Sequence[tuple[str, str]]
 Figure: TypeAlias = "figure.Figure"
 Axes: TypeAlias = "axes.Axes"
+# A value this near to the paper's, as a share of it, agrees with it.
+AGREES = 0.05
+
+
+class PaperValue(NamedTuple):
+    """A value of ours and the one that the paper prints.
+
+    Attributes:
+        what: the paper's name of the value, such as "ZB at 60 ms".
+        ours: NaN where there is none; `reason` then says why.
+        paper: not 0.
+        reason: why the two differ, where they may; values with the same reason share a line.
+    """
+
+    what: str
+    ours: float
+    paper: float
+    reason: str = ""
+
+    @property
+    def off(self) -> float:
+        """Difference as a share of the paper's value."""
+        return self.ours / self.paper - 1
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.off) <= AGREES * (1 + 1e-9)
+
+
+def judge(values: Sequence[PaperValue]) -> list[str]:
+    """Return the lines that say which values agree with the paper's and which differ, by how much and why.
+
+    The first line counts those that agree. Each further line is one reason and the values that it explains.
+    """
+    if not values:
+        return []
+    agreeing = sum(value.agrees for value in values)
+    lines = [f"agrees with the paper within {AGREES:.0%}: {agreeing} of {len(values)} values"]
+    differing: dict[str, list[str]] = {}
+    for value in values:
+        if not value.agrees:
+            off = f"by {value.off:+.0%}" if isfinite(value.ours) else "no value"
+            differing.setdefault(value.reason or "reason unknown", []).append(f"{value.what} {off}")
+    return [*lines, *(f"differs: {', '.join(found)}: {reason}" for reason, found in differing.items())]
 
 
 class Experiment(Protocol):
     """What the module of an experiment holds; the first line of its docstring is the title of its table.
 
-    It may also have `findings(records) -> list[str]`, lines below the table, and `bars(records) -> list[Bar]`, what its
-    figures have to reach.
+    It may also have `findings(records) -> list[str]`, lines below the table, `paper_values(records) ->
+    list[PaperValue]`, ours beside what the paper prints, and `bars(records) -> list[Bar]`, what its figures have to
+    reach.
     """
 
     COLUMNS: Columns
@@ -162,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
     # Only what ran in processes of its own was measured; else it was computed, and is the same on a busy machine.
     busy = busy_note(cores) if meter.started_s else ""
     bars: list[Bar] = bars_of(records) if bars_of is not None else []
+    values: list[PaperValue] = getattr(experiment, "paper_values", lambda _: [])(records)
     if args.json:
         # JSON has no infinity, which is what a bar finds that nothing came near.
         reached = [
@@ -169,7 +215,12 @@ def run(args: argparse.Namespace) -> int:
             for bar in bars
         ]
         document = report.envelope(
-            experiment=args.name, quick=args.quick, foreign_cores=cores, results=records, bars=reached
+            experiment=args.name,
+            quick=args.quick,
+            foreign_cores=cores,
+            results=records,
+            bars=reached,
+            paper_values=[_judged(value, busy) for value in values],
         )
         report.write_json(args.json, document)
     if args.json != "-":
@@ -178,6 +229,9 @@ def run(args: argparse.Namespace) -> int:
         report.print_table(experiment.COLUMNS, rows, title=title, notes=experiment.NOTES.strip().splitlines())
         for line in getattr(experiment, "findings", lambda _: [])(records):
             print(line)
+        if not busy:
+            for line in judge(values):
+                print(line)
         if args.check and not busy:
             print_bars(bars)
         if busy:
@@ -196,6 +250,12 @@ def _load(name: str) -> Experiment:
         raise InputError(f"experiment: got {name!r}{hint}, {expected}")
     module: Any = import_module(f"evaluation.papers.{EXPERIMENTS[name]}")
     return module
+
+
+def _judged(value: PaperValue, busy: str) -> Record:
+    """Return the value for JSON, which has no NaN; no verdict where others kept the machine busy."""
+    found = value._asdict() | {"off": value.off, "agrees": None if busy else value.agrees}
+    return found if isfinite(value.ours) else found | {"ours": None, "off": None}
 
 
 def _draw(experiment: Experiment, path: str, records: Sequence[Record]) -> None:

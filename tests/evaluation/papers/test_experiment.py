@@ -11,7 +11,7 @@ import pytest
 
 from evaluation.__main__ import EVALUATE
 from evaluation.papers.adaptra.fixed_setting import published_runs
-from evaluation.papers.experiment import EXPERIMENTS
+from evaluation.papers.experiment import EXPERIMENTS, PaperValue, judge
 from evaluation.papers.study import UNIT_S, case_of, slowed
 from lanterne.bench.pipeline import measure as pipeline_measure
 from lanterne.bench.pipeline.calibrate import PredictedRun
@@ -554,6 +554,44 @@ def test_an_unknown_experiment(capsys):
     assert EVALUATE.main(["experiment", "list"]) == 0
     listed = capsys.readouterr().out
     assert [name for name in EXPERIMENTS if name not in listed] == []
+
+
+def test_values_are_judged_on_both_sides_of_the_papers():
+    values = [PaperValue("first", 1.05, 1.0), PaperValue("second", 0.95, 1.0), PaperValue("above", 1.07, 1.0, "links")]
+    values += [PaperValue("below", 1.8, 2.0, "links"), PaperValue("lost", float("nan"), 3.0, "no GPU")]
+    values += [PaperValue("odd", 3.0, 2.0)]
+    assert judge(values) == [
+        "agrees with the paper within 5%: 2 of 6 values",
+        "differs: above by +7%, below by -10%: links",
+        "differs: lost no value: no GPU",
+        "differs: odd by +50%: reason unknown",
+    ]
+    assert judge([]) == []
+
+
+def test_judged_values_are_printed_and_written(tmp_path, capsys, monkeypatch):
+    module = import_module("evaluation.papers.crosspipe.figure_15")
+    monkeypatch.setattr(module, "NAMES", ("1f1b",))
+    values = [PaperValue("kept", 2.0, 2.0), PaperValue("lost", float("nan"), 1.0, "no GPU")]
+    monkeypatch.setattr(module, "paper_values", lambda records: values, raising=False)
+    command = ["experiment", "crosspipe-15", "--json", f"{tmp_path}/out.json"]
+    assert EVALUATE.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "agrees with the paper within 5%: 1 of 2 values\ndiffers: lost no value: no GPU\n" in printed
+    kept, lost = json.loads((tmp_path / "out.json").read_text())["paper_values"]
+    assert kept == {"what": "kept", "ours": 2.0, "paper": 2.0, "reason": "", "off": 0.0, "agrees": True}
+    assert lost["ours"] is None and lost["off"] is None and lost["agrees"] is False
+
+
+def test_busy_machine_judges_no_value(tmp_path, capsys, monkeypatch):
+    module = import_module("evaluation.papers.crosspipe.figure_15")
+    monkeypatch.setattr(module, "NAMES", ("1f1b",))
+    monkeypatch.setattr(module, "paper_values", lambda records: [PaperValue("kept", 2.0, 2.0)], raising=False)
+    monkeypatch.setattr("evaluation.papers.experiment.LoadMeter.started_s", 1.0, raising=False)
+    monkeypatch.setattr("evaluation.papers.experiment.busy_note", lambda cores: "busy")
+    assert EVALUATE.main(["experiment", "crosspipe-15", "--json", f"{tmp_path}/out.json"]) == 0
+    assert "agrees" not in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text())["paper_values"][0]["agrees"] is None
 
 
 def test_a_picture_that_cannot_be_drawn(capsys, monkeypatch):
