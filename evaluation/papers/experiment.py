@@ -35,7 +35,7 @@ greyhound-19       putting ranks elsewhere, peer to peer against through the dis
 Simulated, but for the seconds that planning takes:
 
 adaptra-setting    figures 14 to 18 and 20 under one setting, fixed by figure 14; where it misses, the published runs
-adaptra-large      slow links of the 30B, 60B and 140B models, predicted from runs of other models
+adaptra-large      slow links of the 30B and 140B models, predicted from runs of other models
 h800               ADAPTRA's published runs on H800 and A10 GPUs: predicted over measured
 greyhound-table-3  detectors on jobs of which few have a slow rank
 greyhound-table-4  the same, of which many have a congested link
