@@ -45,7 +45,8 @@ def run(quick: bool) -> list[Record]:
 
 def findings(records: Sequence[Record]) -> list[str]:
     """How far ours are ahead."""
-    return [f"over best: ZB {ratio(records, 'ZB', 'best'):.2f}, ADAPTRA-CPU {ratio(records, 'ADAPTRA-CPU', 'best'):.2f}"]
+    over = ", ".join(f"{name} {ratio(records, name, 'best'):.2f}" for name in PAPER_RATIOS)
+    return [f"over best: {over}"]
 
 
 def paper_values(records: Sequence[Record]) -> list[PaperValue]:

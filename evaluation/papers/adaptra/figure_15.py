@@ -36,7 +36,8 @@ def paper_values(records: Sequence[Record]) -> list[PaperValue]:
     at_last = {record["system"]: record["slowdown"] for record in records if record["point"] == last}
     reasons = {"ZB": setting.BLOCKS_MORE}
     told = [
-        PaperValue(name, at_last[name], paper, reasons.get(name, setting.UNPRINTED)) for name, paper in PAPER[60].items()
+        PaperValue(name, at_last[name], paper, reasons.get(name, setting.UNPRINTED))
+        for name, paper in PAPER[60].items()
     ]
     delegated = 1 - ratio(records, "ADAPTRA-CPU", "ZB", last)
     adapted = 1 - ratio(records, "ADAPTRA", "ADAPTRA-CPU", last)

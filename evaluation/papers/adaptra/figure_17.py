@@ -4,7 +4,6 @@ The paper's section 4.1 says that the delays of several slow links add up. Simul
 has both.
 """
 
-import statistics
 from collections.abc import Sequence
 
 from evaluation.papers.adaptra import setting

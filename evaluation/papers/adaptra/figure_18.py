@@ -30,6 +30,8 @@ def paper_values(records: Sequence[Record]) -> list[PaperValue]:
     time_s = {r["system"]: r["measured_s"] for r in records if r["packet_delay_s"] == longest}
     moved, adapted = time_s["all-reduce"] / time_s["Falcon"], time_s["Falcon"] / time_s["ADAPTRA"]
     return [
-        PaperValue("all-reduce over Falcon", moved, 3.6, "the paper's two slowdowns of figure 3, 8.04 and 2.24, give it"),
+        PaperValue(
+            "all-reduce over Falcon", moved, 3.6, "the paper's two slowdowns of figure 3, 8.04 and 2.24, give it"
+        ),
         PaperValue("Falcon over ADAPTRA", adapted, 1.96, setting.BLOCKS_MORE),
     ]

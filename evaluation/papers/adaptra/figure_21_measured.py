@@ -7,9 +7,8 @@ fourth of the paper's, 12 microbatches; the delays keep their ratio to the durat
 import statistics
 from collections.abc import Sequence
 
-from evaluation.papers.adaptra.figure_21 import DEAD_NIC_AT, EVENTS, ITERATIONS, PAPER_MIN, QUIET, RESTART_S
 from evaluation.papers.adaptra import setting
-from evaluation.papers.adaptra.figure_21 import REASON
+from evaluation.papers.adaptra.figure_21 import DEAD_NIC_AT, EVENTS, ITERATIONS, PAPER_MIN, QUIET, REASON, RESTART_S
 from evaluation.papers.experiment import Columns, Figure, PaperValue, Record
 from lanterne.bench.output.bars import Bar, at_least
 from lanterne.bench.output.units import format_count
