@@ -39,8 +39,8 @@ durations: 2.5 times those of figure 14, fitted to ADAPTRA's minutes
 """
 REASON = (
     "the paper prints no durations, nor the seconds of a restart; in 720 settings (16 to 64 microbatches, 3 shares and "
-    "4 lengths of F, B and W, ZB-H1 and -H2, 0 or 1 sends, restarts of 0 to 240 s) the nearest to its 1.37 and 1.41 are "
-    "1.46 and 1.30: its 1F1B loses less and its ZB more than is simulated"
+    "4 lengths of F, B and W, ZB-H1 and -H2, 0 or 1 sends, restarts of 0 to 240 s) the nearest to its 1.37 and 1.41 "
+    "are 1.46 and 1.30: its 1F1B loses less and its ZB more than is simulated"
 )
 COLUMNS: Columns = [
     ("system", ""),
