@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Sequence
 
 from evaluation.papers.adaptra import setting
-from evaluation.papers.adaptra.figure_15 import QUIET, SLOW_LINK
+from evaluation.papers.adaptra.figure_15 import SLOW_LINK
+from evaluation.papers.adaptra.setting import GPT_14B as QUIET
 from evaluation.papers.experiment import Columns, Figure, Record
 from evaluation.papers.study import Point, System, slowed, study
 from lanterne.bench.output.bars import Bar, near_simulator
