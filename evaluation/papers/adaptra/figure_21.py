@@ -95,8 +95,8 @@ def paper_values(records: Sequence[Record]) -> list[PaperValue]:
     values = []
     for record in records:
         name, paper = record["system"], record["paper_min"]
+        fitted = " (fitted)" if name == "ADAPTRA" else ""
         if paper:
-            fitted = " (fitted)" if name == "ADAPTRA" else ""
             values.append(PaperValue(f"{name}, minutes{fitted}", record["total_s"] / 60, paper, REASON))
         if paper and not fitted:
             over = paper / PAPER_MIN["ADAPTRA"]
