@@ -37,12 +37,12 @@ greyhound-19       putting ranks elsewhere, peer to peer against through the dis
 Simulated, but for the seconds that planning takes:
 
 adaptra-setting    figures 14 to 18 and 20 under one setting, fixed by figure 14; where it misses, the published runs
-adaptra-large      slow links of the 30B, 60B and 140B models, predicted from runs of other models
+adaptra-large      slow links of the 30B and 140B models, predicted from runs of other models
 h800               ADAPTRA's published runs on H800 and A10 GPUs: predicted over measured
 greyhound-table-3  detectors on jobs of which few have a slow rank
 greyhound-table-4  the same, of which many have a congested link
 greyhound-table-5  how long it takes to find the best distribution of microbatches
-adaptra-8          what a slow link costs by the slack between stages
+adaptra-8          figures 4, 5 and 8: what a slow link costs by the slack between stages
 adaptra-19         gap of ADAPTRA's plans to the optimum, and how long they take to make
 adaptra-21         1,200 iterations through the events of table 3
 stragglar-5        all-reduces with a late rank on eight GPUs, by buffer size and delay

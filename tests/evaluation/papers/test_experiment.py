@@ -208,8 +208,8 @@ def published_runs_are_met(records):
 
 def adaptra_loses_least(records):
     slowdowns = [record["predicted_ms"] / record["healthy_ms"] for record in records]
-    assert [record["system"] for record in records] == ["1F1B", "ZB", "ADAPTRA-CPU", "ADAPTRA"] * 3
-    for at in range(0, 12, 4):
+    assert [record["system"] for record in records] == ["1F1B", "ZB", "ADAPTRA-CPU", "ADAPTRA"] * 2
+    for at in range(0, 8, 4):
         assert min(slowdowns[at : at + 4]) == slowdowns[at + 3] > 1.3, records[at]
 
 
