@@ -67,7 +67,7 @@ TOC = {
     ],
     "Find who is slow": ["docs/finding-slow", "docs/operators"],
     "Run it": ["docs/launching", "docs/launch/*", "docs/gpu", "docs/environment", "SECURITY"],
-    "Reference": ["docs/api", "docs/commands", "docs/limits"],
+    "Reference": ["docs/api", "docs/commands", "docs/glossary", "docs/limits", "docs/comparison"],
     "Measured": ["docs/figures", "docs/lab", "evaluation/README", "evaluation/results/*"],
     "Change it": [
         *("docs/architecture", "docs/simulation", "CONTRIBUTING", "CHANGELOG", "CODE_OF_CONDUCT"),
