@@ -26,7 +26,8 @@ FIGURES = {"h800": "the authors' published runs", "adaptra-8": "figures 4, 5, 8"
 ELSEWHERE: dict[str, dict[str, str]] = {
     "stragglar": {
         "figure 2a": "whole in figure 8",
-        "figures 2b, 7, 9": "`lanterne cost all_reduce --plot FILE`",
+        "figures 2b, 7": "`lanterne cost all_reduce --plot FILE`",
+        "figure 9": "whole in figure 6",
         "figure 4": "`lanterne schedule all_reduce -n 4 --algorithm stragglar`",
         "figure 11": "cannot be run here: steps of NCCL between GPUs; `lanterne bench p2p --device cuda` there",
         "figure 12, appendix I": "cannot be run here: training on GPUs; `./run evaluate ddp` on CPUs",
@@ -47,7 +48,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "table 4": "its two models by their times, in tables 5 and 6: no GPU trains them",
     },
     "greyhound": {
-        "table 1, figures 1 to 6": "cannot be run here: a census of a cluster, whose trace is not public",
+        "table 1, figures 1 to 6": "a census of a cluster, whose trace is not public; of one's own cluster: "
+        "`lanterne validate --every 10m --history FILE`, then `lanterne history FILE`",
         "figures 7 to 12, table 2": "designs: failslow/record, failslow/validate, failslow/mitigate",
     },
 }
