@@ -36,6 +36,11 @@ def _signature(value):
     return str(found.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
+def test_every_public_name_is_on_the_page_of_the_api():
+    page = (RECORDED.parent.parent / "docs" / "api.md").read_text()
+    assert [name for name in lanterne.__all__ if name not in page and name != "__version__"] == []
+
+
 def test_the_api_is_the_recorded_one():
     assert described() == RECORDED.read_text().splitlines()
 

@@ -32,6 +32,7 @@ NOT_HERE = {
     r"\blab\b|--hosts": "root",
     r"--attach PID|--ras": "a job to attach to",
     r"(run|lanterne) serve|--listen": "it serves until Ctrl-C, at a port that may be taken; tests of its own",
+    r"--every": "it sweeps until Ctrl-C; tests of its own",
     r"(run|lanterne) history|--admit": "a history that jobs have kept; tests of its own",
     r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
     r"evaluat|run test|run figures|--seconds": "minutes, and tests of its own",

@@ -192,8 +192,8 @@ def test_continuous_integration_tests_one_version_of_pytorch_by_turn(tmp_path):
     for _ in TORCH:
         subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one more"], check=True)
         ended = subprocess.run(["sh", tmp_path / ".ci" / "run"], capture_output=True, text=True, check=True)
-        types, torch, tests = ended.stdout.splitlines()
-        assert (types, tests) == ("types", "test")
+        types, docs, torch, tests = ended.stdout.splitlines()
+        assert (types, docs, tests) == ("types", "docs", "test")
         tested.add(torch)
     assert tested == {f"test -m torch-{version}" for version in TORCH}
 

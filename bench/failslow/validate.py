@@ -8,11 +8,16 @@
   lanterne validate -n 4 --slow-rank 2=1.5x --slow-link 0-1=20ms       a rehearsal
 
   lanterne validate -n 8 --admit hosts.jsonl           may this node join? 1: it may not
+  lanterne validate -n 8 --every 10m --history probes.jsonl            a probing job, until Ctrl-C
 
 --admit also compares with what a history (`lanterne history`) has: earlier sweeps of the same host, else other hosts',
 and whether the host was named in several jobs. What is 15 % worse, and by more than sweeps differ, speaks against it;
 that takes 5 sweeps of its own, or 3 of others. Where other work used the cores, a host is not held against them, and
 the sweep is not kept.
+
+--history keeps what each sweep found, and --every sweeps again and again: `lanterne history probes.jsonl` then counts
+how many of such jobs met contention for cores, slow computing or a slow network, how often and for how long. --json has
+the latest sweep.
 
 First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
 links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
@@ -83,6 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--slow-link", action="append", default=[], metavar="A-B=T|RATE", help="rehearse a slow link")
     parser.add_argument("--admit", metavar="WHERE", help="compare with this history, a file, and keep the sweep")
+    parser.add_argument("--history", metavar="WHERE", help="keep what is found in this file")
+    parser.add_argument("--every", metavar="T", help="with --history: sweep every so often, until Ctrl-C")
     add_json(parser)
 
 
@@ -95,12 +102,15 @@ def run(args: GivenOptions) -> int:
     if n is not None and not 2 <= n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {n}, expected 2 to {MAX_WORLD_SIZE}")
     options = parse(args)
-    if args.admit is not None:
-        from lanterne.failslow.operate.history import open_to_add
+    if args.every is not None and args.history is None:
+        raise InputError("--every: got no --history beside it, expected a file that keeps the sweeps")
+    for option, where in (("--admit", args.admit), ("--history", args.history)):
+        if where is not None:
+            from lanterne.failslow.operate.history import open_to_add
 
-        if args.slow_rank or args.slow_link:
-            raise InputError("--admit: got a rehearsal beside it, expected no --slow-rank and no --slow-link")
-        open_to_add(args.admit, "--admit")
+            if args.slow_rank or args.slow_link:
+                raise InputError(f"{option}: got a rehearsal beside it, expected no --slow-rank and no --slow-link")
+            open_to_add(where, option)
     if args.device == "cuda":
         from lanterne.kernels.arrays import require_device
 
@@ -126,10 +136,13 @@ def run(args: GivenOptions) -> int:
 
 
 def parse(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of failslow.validate, and `slow_ranks`, `slow_links` to rehearse, from the command line's."""
+    """The arguments of failslow.validate, `every_s`, and `slow_ranks`, `slow_links` to rehearse, as given."""
     limit_s = parse_time_s(args.limit, "--limit")
     if limit_s <= 0 or args.repetitions < 1:
         raise InputError(f"--limit, --repetitions: got {args.limit} and {args.repetitions}, expected more than 0")
+    every_s = 0.0 if args.every is None else parse_time_s(args.every, "--every")
+    if args.every is not None and every_s <= 0:
+        raise InputError(f"--every: got {args.every}, expected more than 0")
     sizes = parse_sizes(args.bytes, "--bytes", copies=4 * (args.world_size or 1))
     if min(sizes) < 1:
         raise InputError(f"--bytes: got {args.bytes}, expected sizes of at least 1")
@@ -141,6 +154,7 @@ def parse(args: argparse.Namespace) -> dict[str, Any]:
         "limit_s": limit_s,
         "sizes": sizes,
         "repetitions": args.repetitions,
+        "every_s": every_s,
         "slow_ranks": dict(slow_rank(text) for text in args.slow_rank),
         "slow_links": {ends: link for text in args.slow_link for ends, link in slow_link(text).items()},
     }
@@ -194,9 +208,8 @@ def _number(text: str, what: str) -> int:
 
 
 def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespace) -> int:
-    """Validate on this rank; rank 0 prints and writes. The exit code."""
-    from lanterne.failslow.validate import loads as gemm
-    from lanterne.failslow.validate.validate import Injected, validate
+    """Validate on this rank, once or every so often; rank 0 prints and writes. The exit code."""
+    from lanterne.failslow.validate.validate import Injected
     from lanterne.pipeline.planes.plane_makers import shaped
 
     if args.world_size not in (None, comm.world_size):
@@ -204,7 +217,7 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
     if comm.world_size < 2:
         raise InputError("validate: got a job of 1 rank, expected at least 2: a rank is slow beside others only")
     options = dict(options)
-    slow_ranks, slow_links = options.pop("slow_ranks"), options.pop("slow_links")
+    slow_ranks, slow_links, every_s = (options.pop(name) for name in ("slow_ranks", "slow_links", "every_s"))
     for rank in {*slow_ranks, *(end for ends in slow_links for end in ends)}:
         if rank >= comm.world_size:
             raise InputError(f"--slow-rank, --slow-link: got rank {rank}, expected 0 to {comm.world_size - 1}")
@@ -213,13 +226,36 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
 
         own_device(comm.rank)
     under_test = shaped(comm, slow_links) if slow_links else comm
+    options["injected"] = slow_ranks.get(comm.rank, Injected())
+    names = host_names(comm) if args.admit is not None or args.history is not None else ()
+    job = f"probe-{os.getpid()}-{int(time.time())}"
+    while True:
+        began_s = time.monotonic()
+        code, found = _sweep(comm, under_test, options, args, names)
+        if args.history is not None and comm.rank == 0:
+            keep_probe(args.history, found, names, job, every_s)
+        if not every_s:
+            return code
+        time.sleep(max(0.0, began_s + every_s - time.monotonic()))
+        comm.barrier()
+
+
+def _sweep(
+    comm: Communicator,
+    under_test: Communicator,
+    options: dict[str, Any],
+    args: argparse.Namespace,
+    names: Sequence[str],
+) -> tuple[int, Validation]:
+    """Validate once; rank 0 prints and writes. The exit code, and what was found."""
+    from lanterne.failslow.validate import loads as gemm
+    from lanterne.failslow.validate.validate import validate
 
     def tick(text: str) -> None:
         if comm.rank == 0:
             report.progress(text)
 
-    names = host_names(comm) if args.admit is not None else ()
-    found = validate(under_test, **options, injected=slow_ranks.get(comm.rank, Injected()), tick=tick)
+    found = validate(under_test, **options, tick=tick)
     report.progress("")
     against: dict[str, list[str]] = {}
     untold: dict[str, str] = {}
@@ -237,7 +273,17 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
             for text in texts or ["; ".join(filter(None, ("may join: nothing speaks against it", untold[host])))]:
                 said = f"{'AGAINST ' if texts else ''}{host}: {text}"
                 print(said, file=sys.stderr if args.json == "-" else sys.stdout)
-    return int(bool(found.findings) or any(against.values()))
+        sys.stdout.flush()
+    return int(bool(found.findings) or any(against.values())), found
+
+
+def keep_probe(where: str, found: Validation, names: Sequence[str], job: str, every_s: float) -> None:
+    """Add what a sweep found to the history at `where`: what is slow, and cores that other work used."""
+    from lanterne.failslow.operate.census import probe_entry
+    from lanterne.failslow.operate.history import open_history
+
+    hosts = [names[rank] for rank in found.ranks]
+    open_history(where).add([probe_entry(job, time.time(), every_s, hosts, (*found.findings, *found.busy))])
 
 
 def host_names(comm: Communicator) -> tuple[str, ...]:

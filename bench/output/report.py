@@ -8,9 +8,10 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib import metadata
 from itertools import takewhile
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -137,14 +138,42 @@ def read_json(path: str | Path) -> Any:
 def write_json(path: str | Path, document: object) -> None:
     """Write `document` to file `path` ("-" for standard output), whole or not at all.
 
+    JSON has neither NaN nor infinity: where `document`, an object, holds one, null is written, and its key `not_finite`
+    lists these places with the reason.
+
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    text = _as_json(document) + "\n"
     if str(path) == "-":
         write_text(text)
         return
     write_atomically(path, text.encode())
+
+
+def _as_json(document: object) -> str:
+    try:
+        return json.dumps(document, indent=1, allow_nan=False)
+    except ValueError:
+        # Rare, so only then is all of it looked through.
+        places: list[dict[str, str]] = []
+        found = _finite(document, "", places)
+        if isinstance(found, dict):
+            found["not_finite"] = places
+        return json.dumps(found, indent=1, allow_nan=False)
+
+
+def _finite(value: object, at: str, places: list[dict[str, str]]) -> object:
+    """Return `value` with None for NaN and infinity, and append to `places` where these are and why."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each, f"{at}.{key}".lstrip("."), places) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each, f"{at}[{index}]", places) for index, each in enumerate(value)]
+    if isinstance(value, float) and not isfinite(value):
+        reason = "nan: nothing was measured there" if isnan(value) else f"{value:g}: there is no limit"
+        places.append({"at": at, "reason": reason})
+        return None
+    return value
 
 
 def write_text(text: str) -> None:

@@ -212,7 +212,7 @@ class _ModeRun:
         down = self.replay.begin(number)
         before_s = time.monotonic()
         if self.adapter:
-            self.adapter.avoid(down)
+            self.adapter.avoid([down])
         if number in self.known:
             document, slow = self.known[number]
             self.checked = check(Plan.from_dict(document), self.checked.problem, memory=False)

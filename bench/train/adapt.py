@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from lanterne.bench.output.units import format_time
 from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, SlowStage
 from lanterne.pipeline.execute.execute import Measured, execute
-from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planes.plane_makers import make_plane
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
+    from lanterne.failslow.mitigate.closed_loop import ClosedLoop
     from lanterne.pipeline.adapt.adapter import Adapter
     from lanterne.pipeline.adapt.decide import Change, Held
     from lanterne.pipeline.execute.stage import Stage
@@ -21,17 +20,8 @@ if TYPE_CHECKING:
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 
-def observed_plane(pipeline: Communicator) -> ObservedPlane:
-    """The data plane of a pipeline's ranks: inline over links that can be slowed, delegates for those that are slow."""
-    return ObservedPlane(
-        pipeline.rank,
-        make_plane("inline", pipeline, {}),
-        lambda pair: make_plane("delegate", pipeline, {}, pairs=[pair]),
-    )
-
-
 class Disturbed:
-    """A Training under events, whose Trainer has an `observed_plane`; it adapts if asked to.
+    """A Training under events, whose Trainer has an ObservedPlane; it adapts if asked to.
 
     Args:
         trainer: it runs its iterations through this from now on; closed with this.
@@ -44,23 +34,12 @@ class Disturbed:
         self.replay: Replay = Replay(events, trainer.plane.set_link, trainer.place)
         self.stages: dict[int, SlowStage] = self.replay.wrap(trainer.running)
         self.adapter: Adapter | None = None
-        self._told = 0, 0
         if adapts:
             # It loads the compiler.
             from lanterne.pipeline.adapt.adapter import Adapter
 
-            where = trainer.copy, trainer.place, trainer.part
-            assert isinstance(trainer.plane, ObservedPlane)
-            self.adapter = Adapter(
-                trainer.comm,
-                trainer.plans,
-                trainer.plane,
-                where=where,
-                durations_s=trainer.device.durations_s if trainer.device else None,
-                held_nbytes=self._kept_nbytes if trainer.spill else None,
-                memory_nbytes=trainer.spill.room_nbytes if trainer.spill else None,
-            )
-            self.adapter.iteration = trainer.iterations
+            self.adapter = Adapter.of(trainer)
+        self._adapted = Adapted(self.adapter)
         trainer.use(self._execute)
 
     @property
@@ -78,7 +57,7 @@ class Disturbed:
         """The next iteration is about to begin."""
         down = self.replay.begin(self.trainer.iterations)
         if self.adapter:
-            self.adapter.avoid(down)
+            self.adapter.avoid([down] * len(self.trainer.plans))
 
     def end(self) -> list[Change]:
         """An iteration has ended: the Changes that come of it."""
@@ -95,6 +74,40 @@ class Disturbed:
 
     def news(self) -> list[str]:
         """Lines about what came of it since the last call."""
+        return self._adapted.news()
+
+    def adapted(self) -> dict[str, list[dict[str, Any]]]:
+        """For JSON: the Changes and the Helds."""
+        return self._adapted.summary()
+
+    def close(self) -> None:
+        """Release the trainer, and what adapting holds."""
+        try:
+            if self.adapter:
+                self.adapter.close()
+        finally:
+            self.trainer.close()
+
+    def _execute(
+        self, checked: CheckedPlan, stages: Mapping[int, Stage], comm: Communicator, *args: Any, **options: Any
+    ) -> Measured:
+        run = self.adapter.execute if self.adapter else execute
+        return run(checked, self.stages, comm, *args, **options)
+
+
+class Adapted:
+    """What came of adapting, for people and for JSON.
+
+    Args:
+        source: an Adapter, or a ClosedLoop with its Adapters; None: nothing adapts.
+    """
+
+    def __init__(self, source: Adapter | ClosedLoop | None) -> None:
+        self._source = source
+        self._told = 0, 0
+
+    def news(self) -> list[str]:
+        """Lines about what came since the last call."""
         changes, held = self._known()
         (known, others), self._told = self._told, (len(changes), len(held))
         return [*map(told_held, held[others:]), *map(told, changes[known:])]
@@ -106,25 +119,7 @@ class Disturbed:
 
     def _known(self) -> tuple[list[Change], list[Held]]:
         """The Changes and the Helds so far."""
-        return (self.adapter.changes, self.adapter.held) if self.adapter else ([], [])
-
-    def close(self) -> None:
-        """Release the trainer, and what adapting holds."""
-        try:
-            if self.adapter:
-                self.adapter.close()
-        finally:
-            self.trainer.close()
-
-    def _kept_nbytes(self) -> int:
-        assert self.trainer.spill is not None
-        return self.trainer.spill.kept_nbytes
-
-    def _execute(
-        self, checked: CheckedPlan, stages: Mapping[int, Stage], comm: Communicator, *args: Any, **options: Any
-    ) -> Measured:
-        run = self.adapter.execute if self.adapter else execute
-        return run(checked, self.stages, comm, *args, **options)
+        return (self._source.changes, self._source.held) if self._source is not None else ([], [])
 
 
 def told(change: Change) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from lanterne.pipeline.execute.stage import Stage
     from lanterne.pipeline.plan.action import Action
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
-    from lanterne.pipeline.train.trainer import Trainer
+    from lanterne.pipeline.train.trainer import Iteration, Trainer
+    from lanterne.transport.base import Transport
 
 Record: TypeAlias = dict[str, Any]
 
@@ -50,17 +51,21 @@ class RailCutter:
     """Makes cuts come true in a Trainer's iterations, and notes when messages moved to spare rails.
 
     Args:
-        trainer: on a transport with spare rails; it runs its iterations through this from now on.
+        transport: of the job; cuts need one with spare rails, and without them nothing moves.
         cuts: those to make.
     """
 
-    def __init__(self, trainer: "Trainer", cuts: Sequence[Cut]) -> None:
-        assert isinstance(trainer.comm.transport, SpareTransport)
-        self.trainer = trainer
-        self.transport: SpareTransport = trainer.comm.transport
+    def __init__(self, transport: "Transport", cuts: Sequence[Cut]) -> None:
+        self.transport = transport if isinstance(transport, SpareTransport) else None
         self.cuts = cuts
-        self._run = trainer.use(self._execute)
         self._moves: list[tuple[int, int, int]] = []
+
+    def follow(self, trainer: "Trainer") -> "Trainer":
+        """`trainer`, which runs its iterations through this from now on where there are cuts to make."""
+        if self.cuts:
+            self.trainer = trainer
+            self._run = trainer.use(self._execute)
+        return trainer
 
     def _execute(
         self,
@@ -71,6 +76,8 @@ class RailCutter:
         after: "After | None" = None,
         **options: Any,
     ) -> "Measured":
+        transport = self.transport
+        assert transport is not None, "the command line asks for spare rails"
         now = [cut for cut in self.cuts if cut.iteration == self.trainer.iterations]
         left = len(checked.plan.ranks[comm.rank]) // 2
 
@@ -79,21 +86,25 @@ class RailCutter:
             left -= 1
             if not left:
                 for cut in now:
-                    if self.transport.rank in cut[:2]:
-                        self.transport.cut(sum(cut[:2]) - self.transport.rank, cut.how)
+                    if transport.rank in cut[:2]:
+                        transport.cut(sum(cut[:2]) - transport.rank, cut.how)
             if after is not None:
                 after(action)
 
         return self._run(checked, stages, comm, *args, after=ended, **options)
 
-    def ended(self, iteration: int) -> None:
+    def ended(self, done: "Iteration") -> None:
         """An iteration has ended."""
+        if self.transport is None:
+            return
         rails = self.transport.rails
         for peer, rail, _why, _at_s in self.transport.moved[len(self._moves) :]:
-            self._moves.append((iteration, peer, rails.index(rail)))
+            self._moves.append((done.number, peer, rails.index(rail)))
 
     def moves(self, comm: "Communicator") -> list[Record]:
         """[{iteration, ranks, rail}] of all ranks; a collective call."""
+        if self.transport is None:
+            return []
         mine = np.full((comm.world_size * len(self.transport.rails), 3), -1, np.int64)
         mine[: len(self._moves)] = self._moves or np.empty((0, 3), np.int64)
         every = np.empty((comm.world_size, *mine.shape), np.int64)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 # What the losses of many ranks and of one may differ by, relative, over 50 iterations.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 GPT = "gpt"
-# The other ranks wait so long for the plans of rank 0: some schedulers search for a minute.
-PLANNING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ def planned(
     """(a CheckedPlan per copy, the layers that stages begin with): rank 0 times the layers and plans, all check."""
     import numpy as np
 
-    from lanterne.pipeline.adapt.agreement import from_first
+    from lanterne.pipeline.adapt.agreement import PLANNING_S, from_first
     from lanterne.pipeline.plan.plan import Plan
     from lanterne.pipeline.plan.problem import Problem
     from lanterne.pipeline.planners.layer_times import layer_times_s

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lanterne.bench.output.units import format_time
+from lanterne.bench.train.adapt import Adapted
 from lanterne.bench.train.job import Setup
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.baseline import NOBODY
@@ -11,11 +12,13 @@ from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.pipeline.adapt.injection import InjectedEvent, Replay
 from lanterne.pipeline.adapt.suspect import Suspect
+from lanterne.pipeline.planes.observed import ObservedPlane
+from lanterne.pipeline.planes.plane_makers import adapting
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.state import TrainingState
 from lanterne.pipeline.train.trainer import Iteration, Trainer
-from lanterne.transport.shaped import ShapedTransport
+from lanterne.transport.shaped import Link, ShapedTransport
 
 
 class Mitigated:
@@ -28,6 +31,7 @@ class Mitigated:
         pace_s: what an action takes at least.
         state: URL of where rank 0 keeps what it knows; None for the job's store.
         acts: False: it only trains, and nothing is watched.
+        adapts: see ClosedLoop.
         before: see ClosedLoop.
         prepare: gives what to train with of each Trainer that is made.
     """
@@ -42,12 +46,14 @@ class Mitigated:
         pace_s: float = 0.0,
         *,
         acts: bool = True,
+        adapts: bool = False,
         before: Mapping[int, float] = NOBODY,
         prepare: Callable[[Trainer], Trainer] = lambda trainer: trainer,
     ) -> None:
-        transport = ShapedTransport(comm.transport, {}, separate=True)
-        self.replay: Replay = Replay(events, transport.set_link, comm.rank, pace_s=pace_s)
-        options = {**options, "plane": observed, "transport": transport}
+        self._transport = transport = ShapedTransport(comm.transport, {}, separate=True)
+        self._plane: ObservedPlane | None = None
+        self.replay: Replay = Replay(events, self._set_link, comm.rank, pace_s=pace_s)
+        options = {**options, "plane": self._adapting if adapts else observed, "transport": transport}
         options.pop("layout", None)
 
         def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
@@ -55,9 +61,23 @@ class Mitigated:
 
         self.loop: ClosedLoop = ClosedLoop(
             comm, make, plans, setup.layout, settings=ControllerSettings(), transport=transport,
-            wrap=self.replay.wrap, slowdown=lambda: self.replay.slowdown, acts=acts, before=before,
+            wrap=self.replay.wrap, slowdown=lambda: self.replay.slowdown, acts=acts, adapts=adapts, before=before,
         )  # fmt: skip
         self._told = 0
+        self._adapted = Adapted(self.loop)
+
+    def _adapting(self, pipeline: Communicator) -> ObservedPlane:
+        """The data plane of a pipeline's ranks, which emulates its links by itself, as they are now."""
+        self._plane, self._ranks = adapting(pipeline), pipeline.ranks
+        for pair, link in self._transport.ends.links.items():
+            self._set_link(*pair, link)
+        return self._plane
+
+    def _set_link(self, source: int, destination: int, link: Link) -> None:
+        """Change the link between two ranks of the job."""
+        self._transport.set_link(source, destination, link)
+        if self._plane is not None and {source, destination} <= set(self._ranks):
+            self._plane.set_link(self._ranks.index(source), self._ranks.index(destination), link)
 
     @property
     def trainer(self) -> Trainer | None:
@@ -69,7 +89,7 @@ class Mitigated:
 
     def iteration(self) -> Iteration | None:
         """An Iteration; None on a rank that is out."""
-        self.replay.begin(self.loop.iterations)
+        self.loop.avoid(self.replay.begin(self.loop.iterations))
         return self.loop.iteration()
 
     def restore(self, state: TrainingState) -> None:
@@ -79,12 +99,16 @@ class Mitigated:
     def news(self) -> list[str]:
         """Lines about what was done since the last call."""
         acted, self._told = self.loop.acted[self._told :], len(self.loop.acted)
-        return [told(act) for act in acted]
+        return [*map(told, acted), *self._adapted.news()]
 
     def summary(self) -> dict[str, Any]:
         """On rank 0, for JSON: incidents, decisions, what they took."""
         assert self.loop.controller is not None
         return self.loop.controller.state() | {"acted": self.loop.acted}
+
+    def adapted(self) -> dict[str, list[dict[str, Any]]]:
+        """For JSON: the Changes and the Helds."""
+        return self._adapted.summary()
 
     def close(self) -> None:
         """Release the trainer and all else."""

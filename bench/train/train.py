@@ -11,6 +11,7 @@ loss.
   lanterne pipeline train -n 4 --data book.txt --device cuda --adapt
   lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # ran on ranks of one H200
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
+  lanterne pipeline train -n 4 --stages 2 --data README.md --mitigate --adapt --cap 4M --slow-link 0-1=40ms@30:60
   lanterne pipeline train -n 4 --data README.md --transport tcp --endure --copies 1 --restarts 1 --kill 3@20 --check
   lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --mitigate --kill 1@30
   lanterne pipeline train -n 4 --stages 2 --data README.md --transport tcp --endure --copies 1 --adapt --kill 1@30
@@ -48,7 +49,7 @@ from lanterne.bench.output.options import (
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train import endure
-from lanterne.bench.train.adapt import Disturbed, observed_plane
+from lanterne.bench.train.adapt import Disturbed
 from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
 from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
@@ -174,8 +175,6 @@ def _check(args: argparse.Namespace) -> None:
     _memory(args)
     check_publish(args)
     endure.check(args)
-    if args.mitigate and (args.adapt or args.cap):
-        raise InputError("--mitigate: got --adapt or --cap beside it, expected it without them")
     if args.mitigate and (args.checkpoint or args.resume) and not args.endure:
         raise InputError("--mitigate: got --checkpoint or --resume without --endure, expected all of them, or it alone")
     if args.record and (args.adapt or args.mitigate or args.cap or args.endure):
@@ -191,8 +190,8 @@ def _check(args: argparse.Namespace) -> None:
         from lanterne.kernels.arrays import require_device
 
         require_device()
-    if args.cut and (not args.spare_rails or args.mitigate):
-        raise InputError("--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone")
+    if args.cut and not args.spare_rails:
+        raise InputError("--cut: got no --spare-rails, expected both: else the job ends with the path")
     if args.ranks is not None:
         for text in args.cut:
             parse_cut(text, args.ranks)
@@ -229,18 +228,24 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     options: dict[str, Any] = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
     events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
     publisher, about = TrainingPublisher(args), asdict(setup.settings)
+    cutter = RailCutter(comm.transport, [parse_cut(text, comm.world_size) for text in args.cut])
     if args.mitigate:
         from lanterne.bench.train.mitigate import Mitigated
 
-        mitigated = Mitigated(comm, setup, plans, options, events, _pace_s(args))
+        mitigated = Mitigated(
+            comm, setup, plans, options, events, _pace_s(args), adapts=args.adapt, prepare=cutter.follow
+        )
         publisher.follow(comm, mitigated.loop.controller, must=True)
-        results = _iterate(mitigated, args, about, publisher, comm=lambda: comm, news=mitigated.news)
-        summary = mitigated.summary() if comm.rank == 0 else None
+        results = _iterate(
+            mitigated, args, about, publisher, comm=lambda: comm, news=mitigated.news, notes=[cutter.ended]
+        )
+        document = _described(setup, plans, starts, args, events) | mitigated.adapted()
+        document |= {"spill": _spilled(comm, mitigated.trainer, args), "moves": cutter.moves(comm)}
+        document["mitigation"] = mitigated.summary() if comm.rank == 0 else None
         mitigated.close()
-        document = _described(setup, plans, starts, args, events) | {"mitigation": summary}
         return {**document, "results": results} if comm.rank == 0 else None
     trainer = _plain_trainer(comm, args, setup, plans, options, events)
-    notes: list[Callable[[Iteration], object]] = []
+    notes: list[Callable[[Iteration], object]] = [cutter.ended]
     recorder = blocks = None
     if args.record:
         from lanterne.bench.train.recorded_training import RunRecorder
@@ -257,10 +262,7 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     elif args.checkpoint:
         _save(args.checkpoint, _to_write(trainer, trainer.state()), about)
     disturbed = Disturbed(trainer, events, adapts=args.adapt) if events or args.adapt else None
-    cutter = None
-    if args.spare_rails:
-        cutter = RailCutter(trainer, [parse_cut(text, comm.world_size) for text in args.cut])
-        notes.append(lambda done: cutter.ended(done.number))
+    cutter.follow(trainer)
     training, news = disturbed or trainer, disturbed.news if disturbed else list
 
     def state() -> TrainingState | None:
@@ -274,11 +276,10 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         problem = blocks.problem()
         if comm.rank == 0:
             report.write_json(args.profile, problem)
-    moves = cutter.moves(comm) if cutter else []
-    spilled = _spilled(comm, trainer)
+    moves, spilled = cutter.moves(comm), _spilled(comm, trainer, args)
     training.close()
     document = _described(setup, plans, trainer.starts, args, events)
-    document |= disturbed.summary() if disturbed else {"changes": [], "held": []}
+    document |= disturbed.adapted() if disturbed else {"changes": [], "held": []}
     document |= {"spill": spilled, "moves": moves}
     return {**document, "results": results} if comm.rank == 0 else None
 
@@ -292,7 +293,7 @@ def _plain_trainer(
     events: Sequence[InjectedEvent],
 ) -> Trainer:
     """Return a Trainer on the device and data plane that the options ask for."""
-    from lanterne.pipeline.planes.plane_makers import make_plane
+    from lanterne.pipeline.planes.plane_makers import adapting, make_plane
 
     if args.device == "cuda":
         from lanterne.pipeline.device.device_stage import cuda_device
@@ -306,7 +307,7 @@ def _plain_trainer(
         # Delegates of every link, whose delays can be told.
         options["plane"] = partial(make_plane, "delegate", links={})
     elif events or args.adapt:
-        options["plane"] = observed_plane
+        options["plane"] = adapting
     return setup.trainer(comm, plans, **options)
 
 
@@ -372,12 +373,12 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     one = _fitted(args, 1, 1, 1)
     about, layers = asdict(one.settings), len(one.model().layers)
     count = args.ranks or comm.world_size
-    events = events_from(args, fit_layout(count, args.stages, args.tp, layers).shape[1] if args.adapt else count)
+    by_place = args.adapt and not args.mitigate
+    events = events_from(args, fit_layout(count, args.stages, args.tp, layers).shape[1] if by_place else count)
     setups: dict[int, tuple[Setup, tuple[CheckedPlan, ...], tuple[int, ...]]] = {}
     # The one that runs now, if any; what those before it have done.
-    loops: list[Mitigated] = []
+    now: list[Mitigated | Disturbed] = []
     acted: list[Record] = []
-    adapting: list[Disturbed] = []
     adapted: dict[str, list[Record]] = {"changes": [], "held": []}
 
     def make(comm: Communicator) -> Trainer | Training:
@@ -387,25 +388,29 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         setups[comm.world_size] = setup, plans, starts
         options: dict[str, Any] = {"starts": starts, "sharded": args.zero1, **_memory(args)}
         prepare = partial(endure.kill_in, comm=comm, args=args)
-        if args.adapt:
-            trainer = setup.trainer(comm, plans, layout=setup.layout, plane=observed_plane, **options)
+        if not (args.mitigate or args.adapt):
+            return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
+        for old in now:
+            adapted.update({name: adapted[name] + found for name, found in old.adapted().items()})
+        if not args.mitigate:
+            from lanterne.pipeline.planes.plane_makers import adapting
+
+            trainer = setup.trainer(comm, plans, layout=setup.layout, plane=adapting, **options)
             # Of the places that there are now.
             here = renumbered(events, {place: place for place in range(places)})
-            for old in adapting:
-                adapted.update({name: adapted[name] + found for name, found in old.summary().items()})
-            adapting.clear()
-            adapting.append(Disturbed(trainer, here, adapts=True))
+            now[:] = [Disturbed(trainer, here, adapts=True)]
             prepare(trainer)
-            return adapting[0]
-        if not args.mitigate:
-            return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
+            return now[0]
         from lanterne.bench.train.mitigate import Mitigated
 
         here = renumbered(events, endure.numbers_of_places(comm))
-        before = endure.slow_before(comm, loops[0].loop.factor if loops else 1.0)
-        made = Mitigated(comm, setup, plans, options, here, _pace_s(args), before=before, prepare=prepare)
-        acted.extend(act for old in loops for act in old.loop.acted)
-        loops[:] = [made]
+        loops = [each.loop for each in now if isinstance(each, Mitigated)]
+        before = endure.slow_before(comm, loops[0].factor if loops else 1.0)
+        acted.extend(act for loop in loops for act in loop.acted)
+        made = Mitigated(
+            comm, setup, plans, options, here, _pace_s(args), adapts=args.adapt, before=before, prepare=prepare
+        )
+        now[:] = [made]
         return made
 
     def checkpoint() -> TrainingState | None:
@@ -420,13 +425,13 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     shown = 0
 
     def follow(*, must: bool = False) -> None:
-        publisher.follow(training.comm, loops[0].loop.controller if loops else None, must=must)
+        loops = [each.loop for each in now if not isinstance(each, Disturbed)]
+        publisher.follow(training.comm, loops[0].controller if loops else None, must=must)
 
     def news() -> list[str]:
         nonlocal shown
         changes, shown = training.changes[shown:], len(training.changes)
-        watched: list[Mitigated | Disturbed] = [*loops, *adapting]
-        return [*map(endure.told, changes), *(line for each in watched for line in each.news())]
+        return [*map(endure.told, changes), *(line for each in now for line in each.news())]
 
     def state() -> TrainingState | None:
         return _to_write(training.trainer, training.state())
@@ -441,12 +446,12 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         return None
     document = _described(*setups[training.comm.world_size], args, events)
     document |= {**endure.summary(training), "results": found}
-    for each in adapting:
-        document |= {name: adapted[name] + found for name, found in each.summary().items()}
-    if loops:
-        # Of what was blamed, that since the ranks changed last.
-        found_by = loops[0].summary()
-        document["mitigation"] = found_by | {"acted": [*acted, *found_by["acted"]]}
+    for each in now:
+        document |= {name: adapted[name] + found for name, found in each.adapted().items()}
+        if not isinstance(each, Disturbed):
+            # Of what was blamed, that since the ranks changed last.
+            found_by = each.summary()
+            document["mitigation"] = found_by | {"acted": [*acted, *found_by["acted"]]}
     return document
 
 
@@ -485,14 +490,16 @@ def _memory(args: argparse.Namespace) -> dict[str, int]:
     return {"cap_nbytes": cap_nbytes, "spill_nbytes": spill_nbytes}
 
 
-def _spilled(comm: Communicator, trainer: Trainer) -> dict[str, list[int]] | None:
+def _spilled(comm: Communicator, trainer: Trainer | None, args: argparse.Namespace) -> dict[str, list[int]] | None:
     """The most bytes that each rank held, and those moved to the host; None without --cap. A collective call."""
     import numpy as np
 
-    if trainer.spill is None:
+    if args.cap is None:
         return None
     found = np.empty((comm.world_size, 2), np.int64)
-    comm.all_gather(np.array([trainer.spill.peak_nbytes, trainer.spill.spilled_nbytes]), found.reshape(-1))
+    spill = trainer.spill if trainer is not None else None
+    mine = [spill.peak_nbytes, spill.spilled_nbytes] if spill is not None else [0, 0]
+    comm.all_gather(np.array(mine), found.reshape(-1))
     return {"peak_nbytes": found[:, 0].tolist(), "spilled_nbytes": found[:, 1].tolist()}
 
 

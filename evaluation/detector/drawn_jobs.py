@@ -340,6 +340,17 @@ def make_job(kind: str, seed: int) -> DrawnJob:
     return DrawnJob(f"{kind}-{seed}", kind, tuple(seconds.tolist()), tuple(build.labels), loose, truth)
 
 
+def easy_job(seed: int, *, slow: bool) -> DrawnJob:
+    """A job as the figures of the GREYHOUND paper show them: Gaussian noise of 1 %, no spikes, one long slow spell."""
+    rng = np.random.default_rng([SEED, seed])
+    build = _JobBuilder(rng, 400, JobNoise(0.01, 2, 0.0, 0.0, 0))
+    if slow:
+        start, length = int(rng.integers(80, 150)), int(rng.integers(60, 200))
+        build.spell(start, start + length, log(rng.uniform(1.2, 1.8)))
+    seconds = np.exp(build.level + rng.normal(0.0, build.noise.sigma, build.rows))
+    return DrawnJob(f"easy-{seed}", "easy", tuple(seconds.tolist()), tuple(build.labels))
+
+
 def make_jobs(count: int, first_seed: int = 0) -> list[DrawnJob]:
     """`count` jobs of all kinds in turn; other values of `first_seed` give other jobs of the same distribution."""
     return [make_job(KINDS[i % len(KINDS)], first_seed + i) for i in range(count)]

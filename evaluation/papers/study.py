@@ -25,8 +25,6 @@ Key = TypeVar("Key", bound=Hashable)
 UNIT_S = 1e-3
 # Of each case, whose median counts: some 2 % of them are disturbed by 2 % or more.
 ITERATIONS = 3
-# Told by the papers' names; `best` is ours. ADAPTRA's baselines block while one message is under way.
-ZERO_BUBBLE = "zb_h2"
 
 
 def best_of_placements(problem: Problem) -> Plan:
@@ -42,18 +40,6 @@ class System(NamedTuple):
     plane: str
     adapts: bool = False
     options: dict[str, Any] = {}  # noqa: RUF012
-
-
-def adaptra_systems(queue: int) -> dict[str, System]:
-    """The systems of ADAPTRA section 7.2, the first two with so many sends under way; and ours."""
-    inline = {"queue": queue}
-    return {
-        "1F1B": System("1f1b", "inline", options=inline),
-        "ZB": System(ZERO_BUBBLE, "inline", options=inline),
-        "ADAPTRA-CPU": System(ZERO_BUBBLE, "delegate"),
-        "ADAPTRA": System("adaptra", "delegate", adapts=True),
-        "best": System("best", "delegate", adapts=True),
-    }
 
 
 class Point(NamedTuple):
@@ -174,7 +160,7 @@ def row(record: Record) -> list[object]:
     ]
 
 
-# Systems whose sends block, as adaptra_systems has them.
+# Systems whose sends block, by their names in ADAPTRA.
 BLOCKED = ("1F1B", "ZB")
 
 

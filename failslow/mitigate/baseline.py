@@ -6,6 +6,7 @@ is nobody's fault.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isfinite, nan, sqrt
 from statistics import mean, median
 from types import MappingProxyType
@@ -190,15 +191,20 @@ def in_words(found: Mapping[Suspect, float], suspects: Iterable[Suspect]) -> str
     return "; ".join(told)
 
 
+def pipeline_links(now: Arrangement) -> set[Link]:
+    """The links between neighbours of a pipeline, which carry activations."""
+    hops = (hop for pipeline in now.ranks for hop in pairwise(pipeline))
+    return {(min(pair), max(pair)) for hop in hops for pair in zip(*hop, strict=True)}
+
+
 def blamed_and_idle(now: Arrangement, slow: Slowness) -> tuple[Link, ...]:
     """The links that a Slowness blames and that carry nothing now: to be measured by themselves."""
-    seats = now.seats()
+    seats, hops = now.seats(), pipeline_links(now)
+    places = {rank: place for rank, (_, place) in seats.items()}
 
     def carries(link: Link) -> bool:
-        if not set(link) <= seats.keys():
-            return False
-        (copy, place), (other_copy, other_place) = (seats[rank] for rank in link)
-        return (copy == other_copy and abs(place - other_place) == 1) or place == other_place
+        a, b = link
+        return link in hops or (a in places and places[a] == places.get(b))
 
     return tuple(link for link in slow.links if not carries(link))
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import inf, isinf, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,13 +30,14 @@ from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, probl
 from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe_message import LinkProbes
 from lanterne.failslow.validate.suspects import Examiner
-from lanterne.pipeline.adapt.agreement import Agreement
+from lanterne.pipeline.adapt.agreement import PLANNING_S, Agreement, from_first
 from lanterne.pipeline.adapt.profile import report_length
 from lanterne.pipeline.adapt.suspect import Suspect
 from lanterne.pipeline.execute.execute import Measured
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.simulate.check_plan import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.state import TrainingState, move_state
 from lanterne.pipeline.train.trainer import Iteration, Trainer
@@ -43,6 +45,9 @@ from lanterne.pipeline.train.trainer import plans as make_plans
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.adapt.adapter import Adapter
+    from lanterne.pipeline.adapt.decide import Change, Held
+    from lanterne.pipeline.plan.problem import Problem
     from lanterne.transport.base import Transport
 
 # Of the messages that suspect links are tested with, at least.
@@ -67,11 +72,14 @@ class ClosedLoop:
         wrap: a function of {stage: Stage} that gives those to run; to slow them on purpose.
         slowdown: a function that gives this rank's, for experiments.
         acts: False: only train, and watch nothing.
+        adapts: whether the plan follows slow links between neighbours of a pipeline, by an Adapter; all else is left to
+            the Controller. The plane of `make_trainer` is then plane_makers' `adapting`. While rank 0 is out of the job
+            the plan stays as it is.
         before: rank -> factor of those that were blamed when the job had other ranks.
 
     Attributes: `trainer`, None on a rank that is out; `controller`, on rank 0; `iterations`; `acted`, dicts of what was
     carried out: kind, iteration, seconds; on every rank; `factor`, by which this rank is blamed for being slow, 1: it
-    is not.
+    is not; `changes` and `held`, of the Adapters so far.
 
     Cost in health: a message per rank and iteration to rank 0, for which nobody waits.
     """
@@ -88,11 +96,19 @@ class ClosedLoop:
         wrap: Wrap | None = None,
         slowdown: Callable[[], float] | None = None,
         acts: bool = True,
+        adapts: bool = False,
         before: Mapping[int, float] = NOBODY,
     ) -> None:
         self.comm = comm
         self._make = make_trainer
         self._acts = acts
+        self._adapts = acts and adapts
+        self._adapter: Adapter | None = None
+        # What the Adapters before have found, and the undisturbed Problem that they measured.
+        self._found: tuple[list[Change], list[Held]] = [], []
+        self._undisturbed: Problem | None = None
+        # The first iteration that says what is healthy: the plan that suits the measured stages runs from then on.
+        self._settled: float = inf if self._adapts else 0
         self.iterations: int = 0
         self.acted: list[dict[str, Any]] = []
         self.plans: Sequence[CheckedPlan] = plans
@@ -105,13 +121,17 @@ class ClosedLoop:
         self._team: Communicator | None = None
         self._decision: Decision | None = None
         self._judged = 0
+        # By iteration that is not judged yet, the plans that it ran by, and whether they are for slow links.
+        self._ran: dict[int, tuple[Sequence[CheckedPlan], bool]] = {}
         # Links whose delays are measured by themselves, and rank -> factor of those that are blamed, as rank 0 has it.
         self._probed: tuple[Link, ...] = ()
         self._slow: dict[int, float] = dict(before)
         self.controller: Controller | None = None
         if comm.rank == 0:
             planned_s = stage_work_s(self._problem)
-            self.controller = Controller(self.now, self._forecaster, settings, before=before, planned_s=planned_s)
+            self.controller = Controller(
+                self.now, self._forecaster, settings, before=before, planned_s=planned_s, adapts=self._adapts
+            )
         trainer = make_trainer(comm, plans, layout)
         self.trainer: Trainer | None = trainer
         nbytes = _largest_message(comm, trainer)
@@ -123,6 +143,22 @@ class ClosedLoop:
     def factor(self) -> float:
         return self._slow.get(self.comm.rank, 1.0)
 
+    @property
+    def changes(self) -> list[Change]:
+        return self._found[0] + (self._adapter.changes if self._adapter is not None else [])
+
+    @property
+    def held(self) -> list[Held]:
+        return self._found[1] + (self._adapter.held if self._adapter is not None else [])
+
+    def avoid(self, pairs: Collection[Link]) -> None:
+        """Between iterations: the usual path between these ranks of the job is dead; every rank is told so alike."""
+        if self._adapter is not None:
+            assert self.trainer is not None
+            part = self.trainer.part
+            copies = [{parts[part]: place for place, parts in enumerate(copy)} for copy in self.now.ranks]
+            self._adapter.avoid([[(at[a], at[b]) for a, b in pairs if {a, b} <= at.keys()] for at in copies])
+
     def iteration(self) -> Iteration | None:
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
         done, links = None, self._probed
@@ -132,10 +168,16 @@ class ClosedLoop:
             done = self.trainer.iteration()
         elif self._acts:
             self._observation.end_outside(self._examiner.retest())
+        if self.controller is not None:
+            latest = {change.copy: change for change in self._adapter.changes} if self._adapter is not None else {}
+            self._ran[self.iterations] = self.plans, any(change.delays_s for change in latest.values())
         self.iterations += 1
         if self._acts:
             # A rank that is out hears no votes, and asks every time.
+            adapter = self._adapter
             self._agree(urgent=len(self._members) < self.comm.world_size or done is None or done.votes > 0)
+            if adapter is not None and adapter is self._adapter:
+                self._follow(adapter)
         return done
 
     def restore(self, state: TrainingState) -> None:
@@ -143,9 +185,13 @@ class ClosedLoop:
         assert self.trainer is not None, "nobody is out at first"
         self.trainer.restore(state)
         self.iterations = self._judged = state.iteration
+        if self._adapter is not None:
+            self._adapter.iteration = state.iteration
 
     def close(self) -> None:
         """Release trainer, planes and communicators."""
+        if self._adapter is not None:
+            self._adapter.close()
         if self.trainer is not None:
             self.trainer.close()
         if self._team is not None:
@@ -168,6 +214,7 @@ class ClosedLoop:
             tables = self.agreement.collect(wait=urgent)
             self._decision = self._decision or self._judge(self.controller, tables, urgent)
             self._judged += len(tables)
+            self._ran = {number: ran for number, ran in self._ran.items() if number >= self._judged}
         if not urgent:
             return
         verdict = self._spread(self._decision)
@@ -206,21 +253,23 @@ class ClosedLoop:
     ) -> Decision | None:
         """The first Decision that iterations lead to, or None; what came after it is of no interest."""
         seen = (
-            see(number, rows, self.now, self.plans, self._lengths, urgent or controller.heeds_links)
+            see(number, rows, self.now, *self._ran[number], self._lengths, urgent or controller.heeds_links)
             for number, rows in enumerate(tables, self._judged)
+            if number >= self._settled
         )
         return next(filter(None, map(controller.update, seen)), None)
 
     def _forecaster(self, work_s: Sequence[float], gradients_s: float) -> Forecaster:
         """A Forecaster for stages that take `work_s` a microbatch."""
-        return Forecaster(problem_of(work_s, self._problem), self.scheduler, gradients_s)
+        return Forecaster(problem_of(work_s, self._problem), self.scheduler, gradients_s, adapts=self._adapts)
 
     # -- acting
 
     def _rearrange(self, verdict: dict[str, Any]) -> None:
         began_s = time.monotonic()
+        self._end_adapting()
         self.now = Arrangement.from_dict(verdict["arrangement"])
-        self.plans = make_plans(self._problem, self.scheduler, self.now.microbatches)
+        self.plans = self._planned(self.now.microbatches)
         members = tuple(sorted(self.now.seats()))
         if members == self._members:
             if self.trainer is not None:
@@ -234,6 +283,18 @@ class ClosedLoop:
         self._note(verdict, began_s)
         if self.controller is not None and verdict["kind"] == "mitigate":
             self.controller.took(verdict["strategy"], self.acted[-1]["seconds"])
+
+    def _planned(self, microbatches: Sequence[int]) -> Sequence[CheckedPlan]:
+        """The plan of each copy where nothing is slow: the scheduler's, or the best of what an Adapter has measured."""
+        if (problem := self._undisturbed) is None:
+            return make_plans(self._problem, self.scheduler, microbatches)
+        made = from_first(
+            self.comm, lambda: [each.plan.to_dict() for each in make_plans(problem, "best", microbatches)], PLANNING_S
+        )
+        return tuple(
+            check(Plan.from_dict(plan), replace(problem, microbatches=count))
+            for plan, count in zip(made, microbatches, strict=True)
+        )
 
     def _restart(self, members: tuple[int, ...]) -> None:
         """Go on with a trainer on other ranks, with the state of those before."""
@@ -260,7 +321,34 @@ class ClosedLoop:
         self._observation.adopt(trainer)
         if self._acts:
             trainer.use(vote=self._vote)
+        if self._adapts and 0 in self._members:
+            # It loads the compiler.
+            from lanterne.pipeline.adapt.adapter import Adapter
+
+            self._adapter = Adapter.of(trainer, self._undisturbed, self._observation.run)
+            self._observation.run = self._adapter.execute
         self._measure_profiles()
+
+    def _follow(self, adapter: Adapter) -> None:
+        """Take over what the Adapter changes."""
+        assert self.trainer is not None
+        if not (changes := adapter.agree()):
+            return
+        self.trainer.change(plans=adapter.plans)
+        self.plans = adapter.plans
+        self._observation.forget()
+        if adapter.is_calibrated and isinf(self._settled):
+            self._settled = max(change.running_from for change in changes)
+
+    def _end_adapting(self) -> None:
+        """Everything is as without the Adapter; another one begins with what this one has measured."""
+        if (adapter := self._adapter) is None:
+            return
+        self._found = self.changes, self.held
+        self._undisturbed, self._adapter = adapter.base, None
+        self._observation.run = adapter.run
+        adapter.finish()
+        adapter.close()
 
     def _measure_profiles(self) -> None:
         """How long the ranks' profiles are, by the plans of now."""

@@ -22,7 +22,15 @@ from typing import Any
 
 from lanterne.failslow.detect.tracker import WINDOW_ROWS, Tracker
 from lanterne.failslow.evidence.series import SHIFT
-from lanterne.failslow.mitigate.baseline import NOBODY, Health, MakeForecaster, blamed_and_idle, evidence
+from lanterne.failslow.mitigate.baseline import (
+    NOBODY,
+    Evidence,
+    Health,
+    MakeForecaster,
+    blamed_and_idle,
+    evidence,
+    pipeline_links,
+)
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, blamed
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
 from lanterne.failslow.mitigate.strategies import WELL, Arrangement, Slowness, arrange
@@ -42,6 +50,7 @@ class Controller:
         make_forecaster: makes the Forecaster once it is known what is healthy.
         before: rank -> factor of those that were slow when the job had other ranks: they may be so from the start.
         planned_s: (places,) of work on a microbatch by the plan, where `before` names any.
+        adapts: whether the schedule follows slow links between neighbours of a pipeline by itself: none is suspected.
 
     Attributes: `now`, what runs; `decisions`, all so far; `health`, the Health; `saved_s`: what iterations took less
     than they would have at home, by the forecast of that.
@@ -55,12 +64,14 @@ class Controller:
         *,
         before: Mapping[int, float] = NOBODY,
         planned_s: Sequence[float] = (),
+        adapts: bool = False,
     ) -> None:
         self.home = home
         self.now: Arrangement = home
         self.settings: ControllerSettings = settings or ControllerSettings()
         self.health: Health = Health(home, make_forecaster, self.settings.calibrate, before, planned_s)
         self._before = before
+        self._adapts = adapts
         self.decisions: list[Decision] = []
         self._tracker = Tracker()
         # What primes a Tracker when the job is home again.
@@ -115,6 +126,8 @@ class Controller:
             return self._learn(seen)
         self._count_saved(seen)
         found = evidence(seen, usual, self.now, self.slow, self.settings)
+        planned_for = self._planned_for(found)
+        found = found._replace(found={name: each for name, each in found.found.items() if name not in planned_for})
         self._suspicion.count(found)
         if not self.slow:
             self._tracker.update(seen.iteration_s)
@@ -137,7 +150,15 @@ class Controller:
             return self._decided(Decision("validate", seen.iteration, suspects, evidence=words))
         if self.slow:
             return self._more(seen)
+        if planned_for or seen.adapted:
+            self._unexplained = 0
+            return None
         return self._nobody(seen)
+
+    def _planned_for(self, found: Evidence) -> set[Suspect]:
+        """What is slow and left to the schedule."""
+        hops = pipeline_links(self.now) if self._adapts else set()
+        return {name for name in found.found if not name.is_rank and name.pair() in hops - self.slow.links.keys()}
 
     def validated(self, measured: Mapping[Suspect, float]) -> Decision | None:
         """What the validation of the suspects found; the Decision that it leads to, or None.

@@ -41,7 +41,8 @@ class Observation:
         world_size: of the agreement.
         wrap: a function of {stage: Stage} that gives those to run.
 
-    Attributes: `length`, entries of the longest profile of any rank; who changes the plans sets it.
+    Attributes: `length`, entries of the longest profile of any rank; who changes the plans sets it. `run`, what runs
+    the trainer's iterations, such as an Adapter's `execute`.
     """
 
     def __init__(self, agreement: Agreement, probes: LinkProbes, world_size: int, wrap: Wrap | None) -> None:
@@ -53,14 +54,14 @@ class Observation:
         self._recent_s: deque[float] = deque(maxlen=LATEST)
         self._began_s = 0.0
         self._trainer: Trainer | None = None
-        self._execute: Executor = execute
+        self.run: Executor = execute
 
     def adopt(self, trainer: Trainer) -> None:
         """The trainer, whose plane is an ObservedPlane, is another, or has other stages or planes."""
         assert isinstance(trainer.plane, ObservedPlane)
         if trainer is not self._trainer:
-            self._trainer, self._execute = trainer, trainer.use(self.execute)
-        self._stages = self._wrap(trainer.stages)
+            self._trainer, self.run = trainer, trainer.use(self.execute)
+        self._stages = self._wrap(trainer.running)
         self._profiler = Profiler(trainer.plane)
 
     def begin(self, link: Link | None, *, trains: bool) -> None:
@@ -87,7 +88,7 @@ class Observation:
             if after is not None:
                 after(action)
 
-        return self._execute(checked, self._stages, comm, *args, after=ended, **options)
+        return self.run(checked, self._stages, comm, *args, after=ended, **options)
 
     def end(self, trainer: Trainer, measured: Measured, gradients_s: tuple[float, float]) -> bool:
         """Hand over what this rank saw of the iteration that has ended: True if it took unusually long."""

@@ -49,6 +49,7 @@ def see(
     rows: Sequence[NDArray[np.float64]],
     now: Arrangement,
     plans: Sequence[CheckedPlan],
+    adapted: bool,
     lengths: Mapping[int, int],
     with_links: bool = True,
 ) -> Seen:
@@ -58,7 +59,7 @@ def see(
         iteration: its number.
         rows: by rank.
         now: what ran.
-        plans: one per copy.
+        plans: one per copy. adapted: whether they are for slow links.
         lengths: rank -> entries of its profile, of the ranks that are in.
         with_links: whether messages are of interest; it is they that take time: some 0.4 ms per pair of neighbours.
     """
@@ -79,7 +80,8 @@ def see(
             links[min(other, rank), max(other, rank)] = float(row[LEAST]), float(row[MOST])
     gradients_s = {rank: (float(rows[rank][BEGAN]), float(rows[rank][ENDED])) for rank in lengths}
     tested = {rank: float(row[TESTED]) for rank, row in enumerate(rows) if not isnan(row[TESTED])}
-    return Seen(iteration, float(np.nanmax([row[SECONDS] for row in rows])), compute_s, links, gradients_s, tested)
+    iteration_s = float(np.nanmax([row[SECONDS] for row in rows]))
+    return Seen(iteration, iteration_s, compute_s, links, gradients_s, tested, adapted)
 
 
 def _links(

@@ -23,6 +23,7 @@ from lanterne.failslow.mitigate.rebalance import rebalance, refine
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import TIMES, Problem
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import plans
@@ -95,9 +96,11 @@ class Forecaster:
         problem: the Problem of one copy in health, seconds.
         scheduler: whose plans the copies run.
         gradients_s: seconds of the gradients' all-reduces in health.
+        adapts: whether plans follow what is slow in a copy, where that is faster.
     """
 
-    def __init__(self, problem: Problem, scheduler: str, gradients_s: float = 0.0) -> None:
+    def __init__(self, problem: Problem, scheduler: str, gradients_s: float = 0.0, *, adapts: bool = False) -> None:
+        self._adapts = adapts
         self.problem = problem
         self.scheduler = scheduler
         self.gradients_s = gradients_s
@@ -165,7 +168,12 @@ class Forecaster:
         if any(extra_s):
             extended = tuple(problem.latency(i, i + 1) + extra for i, extra in enumerate(extra_s))
             problem = replace(problem, link_latency=extended)
-        return simulate(self._plan(count), _slowed(problem, factors)).makespan
+        problem = _slowed(problem, factors)
+        fixed = self._plan(count)
+        fixed_s = simulate(fixed, problem).makespan
+        if not self._adapts or fixed.placement.name != "unidirectional":
+            return fixed_s
+        return min(fixed_s, simulate(plan(problem, "adaptra"), problem).makespan)
 
     def _gradients_extra_s(self, arrangement: Arrangement, slow: Slowness) -> float:
         """Recursive halving and doubling: so many rounds, each as slow as the slowest of its links."""

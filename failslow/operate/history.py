@@ -1,8 +1,9 @@
 """What happened on which host, across jobs: kept in a file, and whether a host is bad or had a bad hour.
 
 An entry is a JSON object: `schema_version`, `what` ("job": it has ended, on `hosts`; "incident": of one host; "sweep"
-of one: admission.py), `time_s` of the Unix clock, `job`, and of an incident `id`, `host`, `kind`, `ratio` or `wait_s`,
-`ranks`, `gpus`, `nics`, `text`. More keys may be added. Of several entries of one incident and host the latest counts.
+of one: admission.py; "probe": census.py), `time_s` of the Unix clock, `job`, and of an incident `id`, `host`, `kind`,
+`ratio` or `wait_s`, `ranks`, `gpus`, `nics`, `text`. More keys may be added. Of several entries of one incident and
+host the latest counts.
 """
 
 import fcntl
@@ -164,6 +165,7 @@ def _check_entry(entry: dict[str, Any]) -> None:
         "job": {"hosts": list},
         "incident": {"id": str, "host": str, "kind": str, "text": str},
         "sweep": {"host": str, "values": dict},
+        "probe": {"hosts": list, "slow": dict},
     }
     for name, kind in {"job": str, **kinds[entry["what"]]}.items():
         if not isinstance(entry[name], kind):
@@ -173,6 +175,10 @@ def _check_entry(entry: dict[str, Any]) -> None:
             raise TypeError(name)
     if not 0.0 <= entry["time_s"] < END_S:
         raise ValueError("time_s")
+    if entry["what"] == "probe":
+        numbers = (entry["every_s"], *entry["slow"].values())
+        if not entry["hosts"] or not all(type(one) in (int, float) and 0.0 <= one < END_S for one in numbers):
+            raise ValueError("every_s, slow")
 
 
 def incident_entries(incident: Mapping[str, Any], time_s: float) -> list[dict[str, Any]]:

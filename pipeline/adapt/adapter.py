@@ -19,12 +19,12 @@ detector of slow iterations; a new plan must be predicted to gain; a link that h
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from lanterne.collectives.communicator import Communicator
-from lanterne.pipeline.adapt.agreement import Agreement, Report
+from lanterne.pipeline.adapt.agreement import PLANNING_S, Agreement, Report
 from lanterne.pipeline.adapt.clocks import Offsets, clock_offsets, share_a_clock
 from lanterne.pipeline.adapt.decide import AdaptSettings, Change, Decider, Held
 from lanterne.pipeline.adapt.link_delay import Pair
@@ -38,8 +38,9 @@ from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 
-# How long the other ranks wait for the coordinator's compiler.
-COMPILE_S = 600.0
+if TYPE_CHECKING:
+    from lanterne.pipeline.train.trainer import Executor, Trainer
+
 # Iterations after which the clocks of several hosts are compared again: they drift, some 50 us a second at most.
 CLOCKS_EVERY = 50
 
@@ -58,12 +59,15 @@ class Adapter:
         durations_s, held_nbytes: of the Profiler.
         memory_nbytes: of each rank for what `held_nbytes` tells; where the problem is measured, new plans fit in it.
             None: no limit.
+        run: what runs an iteration.
 
     Attributes:
         plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
         iteration: its number, from 0.
         changes: the Changes so far, on every rank; held: the Helds, likewise.
         profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
+        run: as above.
+        base: on every rank, the undisturbed Problem of a copy, once it is known.
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
@@ -78,6 +82,7 @@ class Adapter:
         durations_s: Durations | None = None,
         held_nbytes: Callable[[], float] | None = None,
         memory_nbytes: float | None = None,
+        run: "Executor" = execute,
     ) -> None:
         mine = (0, comm.rank, 0) if where is None else where
         self.comm = comm
@@ -88,10 +93,14 @@ class Adapter:
         self.iteration: int = 0
         self.changes: list[Change] = []
         self.held: list[Held] = []
+        self.base: Problem | None = problem
+        self.run = run
+        self._uncalibrated = set(range(len(self.plans))) if problem is None else set()
         self.profiles: list[list[Profile]] = [[] for _ in self.plans]
         self.profiler: Profiler = Profiler(plane, durations_s, held_nbytes)
         self._slow: set[Pair] = set()
-        self._dead: set[Pair] = set()
+        # Of each copy.
+        self._dead: list[set[Pair]] = [set() for _ in self.plans]
         everyone = np.empty((comm.world_size, 3), np.int64)
         comm.all_gather(np.array(mine, np.int64), everyone.reshape(-1))
         self._where = [(copy, place, part) for copy, place, part in everyone.tolist()]
@@ -108,14 +117,42 @@ class Adapter:
                 from lanterne.pipeline.planners.best import load_search
 
                 load_search()
-        self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.
+        self.agreement.comm.barrier(timeout_s=PLANNING_S)  # Else they would wait in the middle of the first iteration.
         self.clocks: Offsets | None = None
         self._shares_a_clock = share_a_clock(self.agreement.comm)
         self._compare_clocks()
 
+    @classmethod
+    def of(cls, trainer: "Trainer", problem: Problem | None = None, run: "Executor" = execute) -> Self:
+        """The Adapter of a Trainer on an ObservedPlane, whose new plans keep to the cap of its saved activations.
+
+        Args:
+            problem, run: as above.
+        """
+        assert isinstance(trainer.plane, ObservedPlane)
+        spill, device = trainer.spill, trainer.device
+        made = cls(
+            trainer.comm,
+            trainer.plans,
+            trainer.plane,
+            problem,
+            where=(trainer.copy, trainer.place, trainer.part),
+            durations_s=device.durations_s if device else None,
+            held_nbytes=(lambda: spill.kept_nbytes) if spill else None,
+            memory_nbytes=spill.room_nbytes if spill else None,
+            run=run,
+        )
+        made.iteration = trainer.iterations
+        return made
+
     @property
     def checked(self) -> CheckedPlan:
         return self.plans[self.copy]
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the undisturbed Problem of every copy is known, and planned for."""
+        return not self._uncalibrated
 
     def execute(
         self,
@@ -137,7 +174,7 @@ class Adapter:
             if after is not None:
                 after(action)
 
-        measured = execute(
+        measured = self.run(
             checked, stages, comm, inputs, targets, plane=plane or self.plane, timeout_s=timeout_s, after=ended
         )
         if self._lengths is None:
@@ -158,6 +195,9 @@ class Adapter:
         plans, changes = list(self.plans), []
         for verdict in (verdict for verdict in verdicts if "change" in verdict):
             changes.append(Change(**verdict["change"]))
+            if verdict["base"]:
+                self.base = Problem.from_dict(verdict["base"])
+                self._uncalibrated.discard(changes[-1].copy)
             if verdict["plan"]:
                 made = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
                 plans[changes[-1].copy] = made
@@ -168,16 +208,30 @@ class Adapter:
         for change in changes:
             if change.copy == self.copy:
                 self._slow = {(one, other) for one, other in change.slow_links}
-                self.plane.divert(self._slow | self._dead)
+                self._divert()
         self.changes += changes
         return changes
 
-    def avoid(self, pairs: Iterable[Pair]) -> None:
-        """Between iterations: the usual path between these pairs of ranks is dead; every rank is told so alike."""
-        if self._dead != (dead := set(pairs)):
+    def avoid(self, pairs: Sequence[Iterable[Pair]]) -> None:
+        """Between iterations: the usual path between pairs of ranks is dead; every rank is told so alike.
+
+        Args:
+            pairs: (copies,) of ranks of that copy's pipeline.
+        """
+        if self._dead != (dead := list(map(set, pairs))):
             self._dead = dead
             self.agreement.comm.barrier()
-            self.plane.divert(self._slow | self._dead)
+            self._divert()
+
+    def _divert(self) -> None:
+        self.plane.divert(self._slow | self._dead[self.copy])
+
+    def finish(self) -> None:
+        """Between iterations, on all ranks, before `close` in a job that goes on: every link is on its usual path."""
+        if self.agreement.is_root:
+            self.agreement.collect(wait=True)
+        self.agreement.comm.barrier()
+        self.plane.divert(())
 
     def close(self) -> None:
         """Release what the agreement holds; not the plane."""

@@ -18,6 +18,8 @@ from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.collectives.message_lanes import Lane
 from lanterne.errors import InputError, LanterneError
 
+# The other ranks wait so long for the plans of the first: some schedulers search for a minute.
+PLANNING_S = 600.0
 # What a rank measured in an iteration, packed; see profile.py.
 Report: TypeAlias = NDArray[np.float64]
 

@@ -236,7 +236,8 @@ class Decider:
         told = {"calibrated": 1} if found is None else _told(found)
         change = Change(noticed, next_iteration, told, delays_s, links, scheduler, before_s, predicted_s, planning_s)
         made = self.running.plan.to_dict() if swaps else None
-        return {"change": change._asdict(), "plan": made, "problem": self.running.problem.to_dict()}
+        base = self.base.to_dict() if calibrated else None
+        return {"change": change._asdict(), "plan": made, "problem": self.running.problem.to_dict(), "base": base}
 
     def _choose(self, plan: Plan, problem: Problem, slow: Collection[Pair]) -> tuple[list[list[int]], bool, float]:
         """(links off the usual plane, whether `plan` is worth running, seconds of an iteration predicted then)."""

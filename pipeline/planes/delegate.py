@@ -270,13 +270,15 @@ def measured_queues(
     produced_bytes_per_s: float,
     nbytes: int = PROBE_NBYTES,
     rails: Sequence[str] = DEFAULT_RAILS,
+    pairs: Sequence[tuple[int, int]] | None = None,
 ) -> int:
     """How many queues keep up with stages that send `produced_bytes_per_s` to one peer: over what one queue carries.
 
-    Measured between neighbours, all at once, as in a pipeline; the same number on every rank. All of them call it.
+    Measured on all pairs at once, as in a pipeline; the same number on every rank. All of them call it.
 
     Args:
         nbytes: of a message.
+        pairs: of ranks; None for neighbours.
 
     Raises:
         InputError: a rate that is not positive, or that no number of queues carries.
@@ -285,8 +287,9 @@ def measured_queues(
     Paper: ADAPTRA, section 5.2.
     """
     slowest = np.full(1, np.inf)
-    peers = [peer for peer in (comm.rank - 1, comm.rank + 1) if 0 <= peer < comm.world_size]
-    pairs = [(rank, rank + 1) for rank in range(comm.world_size - 1)]
+    if pairs is None:
+        pairs = [(rank, rank + 1) for rank in range(comm.world_size - 1)]
+    peers = [sum(pair) - comm.rank for pair in pairs if comm.rank in pair]
     with DelegatePlane(comm.split(0, comm.rank), Inline(comm), None, pairs, rails=rails) as plane:
         # The second time no page is new.
         for _ in range(2):
@@ -299,7 +302,8 @@ def measured_queues(
             for receive in receives:
                 plane.release(receive.wait())
             plane.finish()
-            slowest[0] = PROBES * nbytes / (time.monotonic() - start_s)
+            if peers:
+                slowest[0] = PROBES * nbytes / (time.monotonic() - start_s)
     comm.all_reduce(slowest, slowest, op="min")
     return queues_needed(produced_bytes_per_s, float(slowest[0]))
 

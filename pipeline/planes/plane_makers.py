@@ -8,12 +8,15 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.data_plane import DataPlane
-from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
+from lanterne.pipeline.planes.delegate import DelegatePlane, measured_queues, near_pairs
 from lanterne.pipeline.planes.inline import Inline
+from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planes.paired import Paired
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
@@ -93,15 +96,35 @@ def shaped(
         links, in_order, rendezvous: as ShapedTransport has them, but ranks of `comm`.
     """
     own = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
-    return _own(comm, ShapedTransport(comm.transport, own, in_order=in_order, separate=True, rendezvous=rendezvous))
+    return _own(comm, ShapedTransport(_unshaped(comm), own, in_order=in_order, separate=True, rendezvous=rendezvous))
 
 
 def _own(comm: Communicator, transport: Transport | None = None) -> Communicator:
     """A Communicator of the ranks of `comm` for a plane alone. Who waits late for a message delays all that follow."""
-    own: Communicator = comm.split(0, comm.rank, transport)
+    own: Communicator = comm.split(0, comm.rank, transport or _unshaped(comm))
     core = core_of(own)
     core.pauses = core.pauses.finer()
     return own
+
+
+def _unshaped(comm: Communicator) -> Transport:
+    """The transport of `comm` without emulated links: a plane emulates its own."""
+    transport = comm.transport
+    return transport.inner if isinstance(transport, ShapedTransport) else transport
+
+
+def adapting(comm: Communicator) -> ObservedPlane:
+    """Inline over emulated links; a pair of ranks that is diverted has delegates, as many as its messages need."""
+
+    def delegates(pair: tuple[int, int]) -> DataPlane:
+        produced = np.array([plane.produced_bytes_per_s if comm.rank in pair else 0.0])
+        comm.all_reduce(produced, produced, op="max")
+        # Neighbours in memory hand messages over themselves.
+        queues = 1 if pair in near_pairs(comm) else measured_queues(comm, produced[0], pairs=[pair])
+        return make_plane("delegate", comm, {}, pairs=[pair], queues=queues)
+
+    plane = ObservedPlane(comm.rank, make_plane("inline", comm, {}), delegates)
+    return plane
 
 
 def inline(comm: Communicator, links: Links | None = None, queue: int | None = 1) -> DataPlane:

@@ -159,6 +159,8 @@ class Trainer:
         self._agree: Agree = lambda copies: 0.0
         self.iterations: int = 0
         self.spill: Spill | None = None
+        # The one before: of another layout.
+        self._spilled: Spill | None = None
         self._cap_nbytes = cap_nbytes
         self._spill_nbytes = spill_nbytes
         self._transport = transport
@@ -335,7 +337,7 @@ class Trainer:
         self._comms = []
         if self.spill:
             self.spill.store.close()
-            self.spill = None
+            self._spilled, self.spill = self.spill, None
 
     def _open(self, plans: Plans, layout: Layout, starts: Sequence[int] | None, seed: int | None) -> None:
         """Communicators and stages for these plans; seed None: their state is going to be put there."""
@@ -365,6 +367,8 @@ class Trainer:
         self.running: Mapping[int, Stage] = self.stages
         if self._cap_nbytes is not None:
             self.spill = Spill(self.stages, self._cap_nbytes, self._store())
+            if (before := self._spilled) is not None:
+                self.spill.peak_nbytes, self.spill.spilled_nbytes = before.peak_nbytes, before.spilled_nbytes
             self.running = self.spill.stages
         slots = max(map(len, map(placement.stages_of, range(places))))
         # Where microbatches go both ways the rank opposite has copies of the same stages.

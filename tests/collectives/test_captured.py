@@ -213,7 +213,7 @@ def test_what_one_rank_cannot_capture_is_refused_on_all(lacks):
 
     def program(comm):
         x, out = HostArray(np.ones(50_000, np.float32)), HostArray(np.zeros(50_000, np.float32))
-        comm.all_reduce(x, out, algorithm="rhd")
+        comm.all_reduce(x, out, algorithm="ring")
         synchronize(comm)
         runtime = comm.transport.runtime
         before = runtime.free_nbytes, runtime.end_capture

@@ -7,23 +7,26 @@ the slow link: the first difference is blocking, the second dependencies.
 import statistics
 from collections.abc import Sequence
 
-from evaluation.papers.adaptra.figure_15 import QUIET, SLOW_LINK
+from evaluation.papers.adaptra import setting
+from evaluation.papers.adaptra.figure_15 import SLOW_LINK
+from evaluation.papers.adaptra.setting import GPT_14B as QUIET
 from evaluation.papers.experiment import Columns, Figure, Record
 from evaluation.papers.study import Point, System, slowed, study
 from lanterne.bench.output.bars import Bar, near_simulator
 from lanterne.bench.output.units import format_time
 
 DELAYS_MS = (10, 20, 30, 40, 50, 60)
-SCHEDULERS = {"1F1B": "1f1b", "ZB": "zb_h2"}
+SCHEDULERS = {"1F1B": "1f1b", "ZB": setting.ZERO_BUBBLE}
 SYSTEMS = {
-    (name, plane): System(scheduler, plane, options={"queue": 0} if plane == "inline" else {})
+    (name, plane): System(scheduler, plane, options=options)
     for name, scheduler in SCHEDULERS.items()
-    for plane in ("inline", "delegate")
+    for plane, options in (("inline", setting.IN_ORDER), ("delegate", setting.DELEGATES))
 }
 PARTS = {"normal_s": "no slow link", "dependencies_s": "dependencies", "blocking_s": "blocking"}
 FIGURE_INCHES = (10, 4.5)
-NOTES = """
-paper, no figures printed but in section 7.2: over its settings dependencies are 39 % of the slowdown, blocking 23 %
+NOTES = f"""
+paper: the figure prints no values; section 7.2: over its settings dependencies are 39 % of the slowdown, blocking 23 %
+{setting.NOTES.strip()}
 """
 COLUMNS: Columns = [
     ("delay", ""),

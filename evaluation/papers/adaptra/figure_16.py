@@ -1,26 +1,24 @@
 """ADAPTRA figure 16: one slow link between the first or the last two stages, 30 or 60 ms, models of 7B and 14B.
 
-Problems as for figures 14 and 15. By table 2 of the paper, tensor parallelism keeps the stages of its 30B and 60B
-models as long as those of the 14B one, so these would be the same here.
+By table 2 of the paper, tensor parallelism keeps the stages of its 30B and 60B models as long as those of the 14B one:
+these would be the same here, and are left out.
 """
 
 import statistics
 from collections.abc import Sequence
 
-from evaluation.papers.adaptra.figure_14 import QUIET as GPT_7B
-from evaluation.papers.adaptra.figure_15 import QUIET as GPT_14B
-from evaluation.papers.experiment import Figure, Record
-from evaluation.papers.study import COLUMNS, Point, adaptra_systems, bars, draw_bars, ratio, row, slowed, study
+from evaluation.papers.adaptra import setting
+from evaluation.papers.adaptra.setting import GPT_7B, GPT_14B, SYSTEMS
+from evaluation.papers.experiment import Figure, PaperValue, Record
+from evaluation.papers.study import COLUMNS, Point, bars, draw_bars, ratio, row, slowed, study
 
 __all__ = ["COLUMNS", "bars", "row"]
 
-SYSTEMS = adaptra_systems(queue=1)
 MODELS = {"7B": GPT_7B, "14B": GPT_14B}
 DELAYS_MS = (30, 60)
 FIGURE_INCHES = (12, 5)
-NOTES = """
-paper, few figures printed: up to 3.71 times faster than 1F1B (7B, 60 ms, last) and 3.49 than ZB (14B, 60 ms, last)
-"""
+PAPER_GROWTH = {"1F1B": 1.49, "ZB": 1.69, "ADAPTRA-CPU": 1.30, "ADAPTRA": 1.07}
+NOTES = setting.NOTES
 
 
 def run(quick: bool) -> list[Record]:
@@ -35,20 +33,24 @@ def run(quick: bool) -> list[Record]:
     return [record | {"point": record["point"].replace("\n", " ")} for record in found]
 
 
-def findings(records: Sequence[Record]) -> list[str]:
-    """The paper's averages, and ours."""
+def paper_values(records: Sequence[Record]) -> list[PaperValue]:
+    """The values that the paper's text has, of the models that were run."""
     time_s = {(r["point"], r["system"]): statistics.median(r["measured_s"]) for r in records}
     pairs = [(point, point.replace(" 30 ms", " 60 ms")) for point, _ in time_s if point.endswith(" 30 ms")]
-    paper = {"1F1B": 1.49, "ZB": 1.69, "ADAPTRA-CPU": 1.30, "ADAPTRA": 1.07}
     growth = {name: statistics.mean(time_s[b, name] / time_s[a, name] for a, b in pairs) for name in SYSTEMS}
-    told = ", ".join(f"{name} {growth[name]:.2f} (paper {value:.2f})" for name, value in paper.items())
-    last = [point for point in dict.fromkeys(record["point"] for record in records) if point.endswith("last 60 ms")]
-    most = "; ".join(
-        f"{at}: {ratio(records, '1F1B', 'ADAPTRA', at):.2f} times faster than 1F1B, "
-        f"{ratio(records, 'ZB', 'ADAPTRA', at):.2f} than ZB"
-        for at in last
-    )
-    return [f"60 ms over 30 ms, mean: {told}", most]
+    values = [
+        PaperValue(f"{name}, 60 ms over 30 ms", growth[name], paper, setting.UNPRINTED)
+        for name, paper in PAPER_GROWTH.items()
+    ]
+    for other, at, paper in (("1F1B", "7B last 60 ms", 3.71), ("ZB", "14B last 60 ms", 3.49)):
+        if (at, other) in time_s:
+            gain = ratio(records, other, "ADAPTRA", at)
+            values.append(PaperValue(f"{other} over ADAPTRA, {at}", gain, paper, setting.BLOCKS_MORE))
+    for place, paper in (("first", 0.193), ("last", 0.384)):
+        points = [point for point in dict.fromkeys(point for point, _ in time_s) if point.endswith(f"{place} 60 ms")]
+        less = statistics.mean(1 - ratio(records, "ADAPTRA", "ADAPTRA-CPU", point) for point in points)
+        values.append(PaperValue(f"off ADAPTRA-CPU, {place}, 60 ms", less, paper, setting.UNPRINTED))
+    return values
 
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:

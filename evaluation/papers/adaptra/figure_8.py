@@ -1,4 +1,4 @@
-"""ADAPTRA figure 8: what a slow link costs by the slack between stages: iterations and bubbles, simulated.
+"""ADAPTRA figures 4, 5 and 8: what a slow link costs by the slack between stages: iterations and bubbles, simulated.
 
 Four stages, 30 microbatches, F, B and W of 10 ms each, as the paper has it; B and F strictly in turn, W last, and the
 delay on the first link. The paper prints no figures but its theorem 1: up to (slack - 1) x 10 ms a delay costs no more
@@ -8,7 +8,8 @@ simulated too, on two links.
 
 from collections.abc import Collection, Sequence
 
-from evaluation.papers.experiment import AGREES, Columns, Figure, Record
+from evaluation.papers.experiment import AGREES, Columns, Figure, PaperValue, Record
+from evaluation.papers.study import slowed
 from lanterne.bench.output.bars import Bar, at_least, at_most
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.schedules.alternating import alternating
@@ -74,6 +75,18 @@ def findings(records: Sequence[Record]) -> list[str]:
                 f"not the sum, {sum(alone):g} ms, as section 4.1 states: stages wait for both links at once"
             )
     return lines
+
+
+def paper_values(records: Sequence[Record]) -> list[PaperValue]:
+    """Figures 4 and 5: the same with 12 microbatches and a slack of 2."""
+    quiet = Problem(STAGES, 12, ACTION_MS, ACTION_MS, ACTION_MS)
+    plan, printed = alternating(quiet, slack=2), {0.0: 390.0, 10.0: 400.0, 20.0: 440.0}
+    return [
+        PaperValue(
+            f"figure {5 if delay else 4}, {delay:g} ms", simulate(plan, slowed(quiet, {0: delay})).makespan, paper
+        )
+        for delay, paper in printed.items()
+    ]
 
 
 def bars(records: Sequence[Record]) -> list[Bar]:

@@ -1,8 +1,8 @@
-"""ADAPTRA's models of 30B, 60B and 140B: what slow links cost each system, predicted from runs of other models.
+"""ADAPTRA's models of 30B and 140B: what slow links cost each system, predicted from runs of other models.
 
-Figure 16's links and delays for 30B and 60B, and figure 21's nine events for 140B, in the settings of table 2. Of 30B
-and 140B the profile and the healthy iteration are those of the authors' runs, whose slow iterations are not looked at.
-Of 60B nothing is published: its stages are as long as 30B's, by table 2 (as many parameters on a GPU).
+Figure 16's links and delays for 30B, and figure 21's nine events for 140B, in the settings of table 2. The profile and
+the healthy iteration are those of the authors' runs, whose slow iterations are not looked at. Of 60B nothing is
+published, and by table 2 its stages are as long as those of 30B.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from evaluation.papers.adaptra.figure_21 import EVENTS, ITERATIONS, PAPER_MIN, RESTART_S
 from evaluation.papers.adaptra.fixed_setting import POLICIES, delegates_of
 from evaluation.papers.adaptra.h800 import RUNS
-from evaluation.papers.experiment import Columns, Figure, Record
+from evaluation.papers.experiment import Columns, Figure, PaperValue, Record
 from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.pipeline.predict import read_calibration
 from lanterne.pipeline.calibrate.fit import calibrate, prepare
@@ -21,14 +21,13 @@ from lanterne.pipeline.calibrate.parameters import DeviceCalibration
 from lanterne.pipeline.calibrate.prediction import Forecast, healthy_run, predict_run, slow_run
 from lanterne.pipeline.calibrate.runs import RecordedRun, read_run, read_runs
 
-# Model -> (whose runs it is predicted from, ranks that compute a stage together).
-MODELS = {"30B": ("30B", 2), "60B": ("30B", 4), "140B": ("140B", 8)}
+# Model -> ranks that compute a stage together.
+MODELS = {"30B": 2, "140B": 8}
 OTHERS = tuple(system for system in POLICIES if system != "ADAPTRA")
 # Figure 16: (links, delay in ms).
 PLACES = tuple(((link,), delay) for link in (0, 6) for delay in (30, 60))
 # Of a run, what another policy or other links would change.
 CHANGED = ("id", "policy", "delayed_sends", "delegates", "order", "issue", "slow_ms", "doubtful")
-LIMIT = 0.15
 FIGURE_INCHES = (12, 5)
 NOTES = f"""
 slowdown: an iteration with slow links over a healthy one of the same system; published: where the authors ran that
@@ -52,15 +51,15 @@ def run(quick: bool) -> list[Record]:
     """One record per model, set of slow links and system; `quick`: by the calibration that all runs gave."""
     published: list[dict[str, Any]] = json.loads(RUNS.read_text())["runs"]
     records: list[Record] = []
-    for model, (of, together) in MODELS.items():
-        own = [document for document in published if document["model"] == of and document["slow_ms"]]
-        calibration = read_calibration(None) if quick else _without(of)
+    for model, together in MODELS.items():
+        own = [document for document in published if document["model"] == model and document["slow_ms"]]
+        calibration = read_calibration(None) if quick else _without(model)
         places = [(links, delay) for *_, links, delay in EVENTS] if model == "140B" else PLACES
         for links, delay_ms in places:
             for system, policy in POLICIES.items():
                 case = _case(own, policy, links, delay_ms, together)
                 found = _predicted(case, own, calibration)
-                same = [] if model != of else [run for run in map(read_run, own) if _is_same(run, case)]
+                same = [run for run in map(read_run, own) if _is_same(run, case)]
                 shown = [run.slow_ms / run.healthy_ms for run in same if run.slow_ms and run.healthy_ms]
                 records.append(
                     {
@@ -139,16 +138,33 @@ def total_min(records: Sequence[Record], system: str) -> float:
 
 
 def findings(records: Sequence[Record]) -> list[str]:
-    """What the paper says in words, and figure 21's minutes."""
+    """Where the paper's words, faster than all, hold and where they do not."""
     lines = []
-    for model in ("30B", "60B"):
-        gains = []
+    for model in MODELS:
+        behind, settings, gains = [], 0, []
         for other in OTHERS:
-            ratios = [one["predicted_ms"] / two["predicted_ms"] for one, two in _beside(records, model, other)]
+            pairs = _beside(records, model, other)
+            ratios = [one["predicted_ms"] / two["predicted_ms"] for one, two in pairs]
             gains.append(f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as {other}")
-        lines.append(f"{model}: ADAPTRA is {', '.join(gains)} (paper: faster than all, at most 3.71 and 3.49)")
-    told = ", ".join(f"{name} {total_min(records, name):.1f} ({paper})" for name, paper in PAPER_MIN.items())
-    return [*lines, f"140B, all 1,200 iterations, minutes (paper): {told}"]
+            settings += len(pairs)
+            for (one, _), ratio in zip(pairs, ratios, strict=True):
+                if ratio < 1:
+                    behind.append(f"{other} (links {', '.join(map(str, one['links']))}, {one['delay_ms']:g} ms)")
+        lines.append(f"{model}: ADAPTRA is {', '.join(gains)}")
+        if behind:
+            lines.append(f"  contradicts 'faster than all' in {len(behind)} of {settings}: behind {'; '.join(behind)}")
+    return lines
+
+
+def paper_values(records: Sequence[Record]) -> list[PaperValue]:
+    """Figure 21's minutes, all 1,200 iterations."""
+    seen = [r for r in records if r["model"] == "140B" and r["published"]]
+    off = max((abs(r["predicted_ms"] / r["healthy_ms"] / r["published"] - 1) for r in seen), default=float("nan"))
+    reason = f"a restart takes {RESTART_S:g} s, chosen; published runs of 140B are at most {off:.0%} off the predicted"
+    return [
+        PaperValue(f"140B, {name}, minutes", total_min(records, name), paper, reason)
+        for name, paper in PAPER_MIN.items()
+    ]
 
 
 def _beside(records: Sequence[Record], model: str, system: str) -> list[tuple[Record, Record]]:
@@ -159,23 +175,19 @@ def _beside(records: Sequence[Record], model: str, system: str) -> list[tuple[Re
 
 
 def bars(records: Sequence[Record]) -> list[Bar]:
-    """ADAPTRA is the fastest in every setting; figure 21's minutes are the paper's."""
+    """ADAPTRA is the fastest in every setting."""
     ratios = [
         two["predicted_ms"] / one["predicted_ms"]
         for model in MODELS
         for other in OTHERS
         for one, two in _beside(records, model, other)
     ]
-    off = {name: abs(total_min(records, name) / paper - 1) for name, paper in PAPER_MIN.items()}
-    return [
-        at_most("ADAPTRA over the others, at most", max(ratios), 1.0),
-        *(at_most(f"figure 21, {name}, off the paper", value, LIMIT, "{:.0%}") for name, value in off.items()),
-    ]
+    return [at_most("ADAPTRA over the others, at most", max(ratios), 1.0)]
 
 
 def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Slowdowns by model and slow links; crosses are published."""
-    for axis, model in zip(figure.subplots(1, len(MODELS), width_ratios=(1, 1, 2)), MODELS, strict=True):
+    for axis, model in zip(figure.subplots(1, len(MODELS), width_ratios=(1, 2)), MODELS, strict=True):
         own = [record for record in records if record["model"] == model]
         places = list(dict.fromkeys((*record["links"], record["delay_ms"]) for record in own))
         for i, system in enumerate(POLICIES):

@@ -5,8 +5,9 @@ its collectives, as `lanterne watch` records them.
 """
 
 from collections.abc import Sequence
+from math import nan
 
-from evaluation.papers.experiment import Columns, Figure, Record
+from evaluation.papers.experiment import Columns, Figure, PaperValue, Record
 from evaluation.papers.watched_training import records
 from lanterne.bench.output.units import format_time
 
@@ -40,6 +41,19 @@ def row(record: Record) -> list[object]:
         record["calls"] or "-",
         f"{100 * error:.2f}" if error is not None else "not found",
         record["paper"],
+    ]
+
+
+def paper_values(records: Sequence[Record]) -> list[PaperValue]:
+    """The errors, %."""
+    return [
+        PaperValue(
+            f"{record['setting']}, error",
+            100 * record["error"] if record["error"] is not None else nan,
+            record["paper"],
+            "the paper prints one figure for all settings on a node, as the most" if record["error"] else "not found",
+        )
+        for record in records
     ]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from math import isnan
 from typing import Any
 
-from evaluation.papers.experiment import Columns, Figure, Record
+from evaluation.papers.experiment import Columns, Figure, PaperValue, Record
 from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives.communicator import Communicator
@@ -31,6 +31,8 @@ PAPER: dict[str, tuple[tuple[float, ...], float]] = {
     "slow rank": ((1.94, 1.23, 0.87), 3.04),
     "slow link": ((), 3.04),
 }
+PAPER_ALL_S = 5.0
+CPUS = "ranks on CPU cores, which compute and transfer other amounts than the paper's GPUs"
 COLUMNS: Columns = [
     ("group", ""), ("computing", ""), ("paper", "s"), ("transfers", ""), ("paper", "s at most"), ("validate", "in all"),
     ("found", ""), ("validate", "suspects"), ("severity", ""),
@@ -100,6 +102,19 @@ def row(record: Record) -> list[object]:
         format_time(record["examined_s"]),
         ", ".join(severities),
     ]
+
+
+def paper_values(records: Sequence[Record]) -> list[PaperValue]:
+    """Seconds in all and of transfers, and how many times as long a slow rank computes."""
+    values, by_case = [], {record["case"]: record for record in records}
+    for case, record in by_case.items():
+        values.append(PaperValue(f"{case}, validate in all", record["took_s"], PAPER_ALL_S, CPUS))
+        values.append(PaperValue(f"{case}, transfers", record["transfer_s"], record["paper_s"][1], CPUS))
+    if {"healthy", "slow rank"} <= by_case.keys():
+        ratio = by_case["slow rank"]["compute_s"] / by_case["healthy"]["compute_s"]
+        papers = [a / b for a, b in zip(PAPER["slow rank"][0], PAPER["healthy"][0], strict=True)]
+        values.append(PaperValue("computing, slow over healthy", ratio, statistics.mean(papers), "mean of three GPUs"))
+    return values
 
 
 def _severity(name: str, value: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.papers.experiment import Columns, Figure, Record
+from evaluation.papers.experiment import Columns, Figure, PaperValue, Record
 from lanterne.bench.output.bars import Bar, at_least
 from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.bench.pipeline.measure import on_ranks
@@ -106,12 +106,21 @@ def row(record: Record) -> list[object]:
     return [format_nbytes(record["nbytes"]), format_time(peer_s), format_time(disk_s), f"{disk_s / peer_s:.1f}", told]
 
 
+def _ratios(records: Sequence[Record]) -> list[float]:
+    return [statistics.median(r["disk_s"]) / statistics.median(r["peer_to_peer_s"]) for r in records]
+
+
+def paper_values(records: Sequence[Record]) -> list[PaperValue]:
+    """The largest ratio, which the paper prints as the most."""
+    reason = "a rank's state is a thousandth of the paper's, and nothing waits for processes to start"
+    return [PaperValue("peer to peer over disk, most", max(_ratios(records)), PAPER_GAIN, reason)]
+
+
 def bars(records: Sequence[Record]) -> list[Bar]:
     """The least gain, and where losses are the same."""
-    ratios = [statistics.median(r["disk_s"]) / statistics.median(r["peer_to_peer_s"]) for r in records]
     same = sum(record["same"] for record in records)
     return [
-        at_least("through the disk over peer to peer, least", min(ratios), BAR),
+        at_least("through the disk over peer to peer, least", min(_ratios(records)), BAR),
         at_least("sizes whose losses are those of a job without moves", same, len(records)),
     ]
 

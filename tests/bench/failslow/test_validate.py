@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,10 +97,58 @@ def test_a_sweep_is_kept_and_judged_by_those_before(tmp_path):
     assert against["i"] == ["a, alone: 2.00 times other hosts' usual (5 sweeps)"] and set(untold.values()) == {""}
 
 
+def probing(comm, path):
+    """A probing job whose link is slow on purpose, until its second sweep."""
+    from lanterne.bench.failslow import validate as command
+
+    args = command_arguments("-n", "3", "--limit", "2s", "--bytes", "64K", "--history", path, "--every", "1ms")
+    options = command.parse(args) | {"slow_links": command.slow_link("1-2=30ms")}
+    kept = command.keep_probe
+
+    def keep_two(where, found, names, job, every_s):
+        kept(where, found, names, job, every_s)
+        if Path(where).read_text().count("\n") == 2:
+            raise KeyboardInterrupt
+
+    command.keep_probe = keep_two
+    try:
+        command.run_rank(comm, options, args)
+    finally:
+        command.keep_probe = kept
+
+
+def command_arguments(*words):
+    return cli.LANTERNE.build_parser("validate").parse_args(words)
+
+
+def test_a_probing_job_keeps_each_sweep_for_the_census(tmp_path, capsys):
+    from lanterne.collectives.jobs import spawn
+    from lanterne.failslow.operate.history import FileHistory
+
+    path = tmp_path / "probes.jsonl"
+    with pytest.raises(BaseException):  # noqa: B017 (Ctrl-C on one rank ends the others by an error)
+        spawn(3, probing, str(path), timeout_s=60.0)
+    entries, unused = FileHistory(path).read()
+    assert unused == 0 and len({entry["job"] for entry in entries}) == 1 and len(entries) == 2
+    assert entries[0]["every_s"] == 1e-3 and all(entry["slow"]["network"] > 2 for entry in entries)
+    capsys.readouterr()
+    assert cli.main(["history", str(path), "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["census"]
+    met = {row["cause"]: row["probes"] for row in rows}
+    assert met["network"] + met["several"] >= 2 and [row["scale"] for row in rows] == ["1 host"] * 5
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--admit", "."], "a folder, expected a file"), (["--admit", "x", "--slow-rank", "0=2x"], "got a rehearsal")],
+    [
+        (["--admit", "."], "a folder, expected a file"),
+        (["--admit", "x", "--slow-rank", "0=2x"], "got a rehearsal"),
+        (["--history", "."], "--history: got ., a folder, expected a file"),
+        (["--history", "x", "--slow-link", "0-1=2ms"], "--history: got a rehearsal"),
+        (["--every", "10m"], "--every: got no --history"),
+        (["--every", "0", "--history", "x"], "--every: got 0, expected more than 0"),
+    ],
 )
-def test_admit_that_cannot_be(words, said, capsys):
+def test_histories_that_cannot_be(words, said, capsys):
     assert cli.main(["validate", "-n", "2", *words]) == 2
     assert said in capsys.readouterr().err

@@ -23,6 +23,21 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
 
 
+def test_what_json_has_no_number_for_is_null_with_a_reason(tmp_path):
+    file = tmp_path / "result.json"
+    document = {"results": [{"seconds": 1.5, "ratios": (float("nan"), 2.0)}], "bars": [{"found": float("inf")}]}
+    write_json(file, document)
+    assert json.loads(file.read_text()) == {
+        "results": [{"seconds": 1.5, "ratios": [None, 2.0]}],
+        "bars": [{"found": None}],
+        "not_finite": [
+            {"at": "results[0].ratios[0]", "reason": "nan: nothing was measured there"},
+            {"at": "bars[0].found", "reason": "inf: there is no limit"},
+        ],
+    }
+    assert document["bars"] == [{"found": float("inf")}]
+
+
 @pytest.mark.parametrize(("path", "on_output", "on_error"), [(None, "table", ""), ("-", '{\n "a": 1\n}\n', "table")])
 def test_people_and_programs_are_told_apart(path, on_output, on_error, capsys):
     tell(path, {"a": 1}, lambda document, file: file.write("table"))

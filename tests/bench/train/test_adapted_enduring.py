@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.bench.train.adapt import Disturbed, observed_plane
+from lanterne.bench.train.adapt import Disturbed
 from lanterne.pipeline.adapt import adapter
 from lanterne.pipeline.adapt.decide import AdaptSettings
 from lanterne.pipeline.adapt.injection import InjectedEvent, renumbered
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.plane_makers import adapting
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.enduring import Enduring
 from lanterne.pipeline.train.rank_layout import fit_layout
@@ -52,7 +53,7 @@ def fallen(rank, at, where):
 
     def run(comm):
         def made(comm):
-            trainer = trainer_of(comm, plane=observed_plane)
+            trainer = trainer_of(comm, plane=adapting)
             places = range(trainer.layout.shape[1])
             disturbed = Disturbed(trainer, renumbered(EVENTS, {each: each for each in places}), adapts=True)
             agree, avoid = disturbed.adapter.agree, disturbed.adapter.avoid

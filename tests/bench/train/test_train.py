@@ -192,6 +192,29 @@ def test_two_message_sizes_tell_latency_from_bandwidth():
     assert spawn(1, costs_on, {}, 100) == [[]]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_one_job_works_around_a_slow_rank_a_slow_link_and_a_dead_rail_under_a_cap(text, tmp_path):
+    """ADAPTRA, figure 13: the orchestrator, the scheduler and the delegates in one job, whose losses do not change."""
+    need("mpi")
+    out = tmp_path / "out.json"
+    options = "-n 4 --stages 2 --mitigate --adapt --cap 1MiB --pace 8ms --iterations 90 --check --json".split()
+    options += [str(out), "--slow-rank", "3=2.5x@24:44", "--slow-link", "0-1=40ms@54:80"]
+    options += ["--spare-rails", "127.0.0.2,127.0.0.3", "--cut", "2-3@70=reset"]
+    small = "--blocks 4 --width 32 --heads 2 --length 32 --rows 4 --microbatches 8".split()
+    command = [*COMMAND, "--data", text, *small, *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["check"]["same"] and len(found["results"]) == 90
+    rank_3 = [act for act in found["mitigation"]["acted"] if act["kind"] == "mitigate" and "rank 3" in act["suspects"]]
+    assert rank_3 and rank_3[0]["iteration"] < 30
+    diverted = [change["running_from"] for change in found["changes"] if [0, 1] in change["slow_links"]]
+    assert diverted and 54 < diverted[0] < 62
+    assert found["moves"][0]["ranks"] == [2, 3] and found["moves"][0]["iteration"] == 70
+    assert 0 < max(found["spill"]["peak_nbytes"]) <= 1 << 20
+
+
 BAD = {
     "-n 5 --stages 2": "ranks: got 5 for 2 stages x 1 tensor parts, expected a multiple of 2",
     "-n 4 --stages 2 --data-parallel 3": "ranks: got 4 for 2 stages x 3 copies x 1 tensor parts, expected 6",
@@ -210,7 +233,7 @@ BAD = {
     "-n 0": "-n: got 0, expected 1 to",
     "-n 2 --iterations 0": "--iterations: got '0', expected a whole number of at least 1",
     "-n 2 --learning-rate 0": "--learning-rate: got 0, expected more than 0",
-    "-n 2 --cut 0-1@3": "--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone",
+    "-n 2 --cut 0-1@3": "--cut: got no --spare-rails, expected both: else the job ends with the path",
     "-n 2 --spare-rails 127.0.0.2 --cut 0-2@3": "--cut: got ranks 0 and 2, expected two different ones, 0 to 1",
     "-n 2 --spare-rails 127.0.0.2 --cut 0-1@3=loud": "--cut: got '0-1@3=loud', expected A-B@ITERATION",
     "-n 2 --timeout 0s": "--timeout: got 0s, expected more than 0",

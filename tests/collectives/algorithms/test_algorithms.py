@@ -113,6 +113,16 @@ def test_stragglar_golden_rounds(world_size, rounds):
     assert join.stop - join.start == rounds
 
 
+@pytest.mark.parametrize(
+    ("world_size", "load", "rounds"), [(6, 2.5, 6), (12, 2.75, 8), (24, 2.875, 10), (7, 2.5, 6), (14, 2.75, 8)]
+)
+def test_rhd_at_no_power_of_two_has_the_load_of_elimination(world_size, load, rounds):
+    """As StragglAR's simulation.py prices it at 6, 12 and 24 ranks; a fold of whole buffers would be 1 more."""
+    schedule = check(make_schedule("all_reduce", "rhd", world_size)).schedule
+    assert price(schedule, 1.0, CostModel(0.0, 1.0)).makespan_s == pytest.approx(load, rel=1e-12)
+    assert price(schedule, 1.0, CostModel(1.0, 0.0)).makespan_s == rounds
+
+
 # What the authors' own generator needs (re-measured), and the least that is possible, n - 2 + ceil(log2 n).
 AUTHORS_ROUNDS = {6: 7, 10: 12, 12: 15, 24: 27, 30: 38, 36: 43, 48: 55}
 

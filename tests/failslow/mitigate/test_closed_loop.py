@@ -10,9 +10,11 @@ import lanterne
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.failslow.validate.suspects import Examiner
+from lanterne.pipeline.adapt import decide
 from lanterne.pipeline.adapt.injection import SlowStage
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.plane_makers import adapting
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.rank_layout import make_layout
 from lanterne.pipeline.train.trainer import Trainer, plans
@@ -70,6 +72,48 @@ def test_what_is_done_changes_no_loss(steps, expected):
             if mine is not None:
                 np.testing.assert_allclose(mine, those, rtol=1e-5, err_msg=f"iteration {number}")
     assert len(expected) == ITERATIONS
+
+
+def test_the_plan_adapts_wherever_ranks_are_and_no_loss_changes(expected, monkeypatch):
+    """Calibrated once, then moved, rebalanced and without two ranks: each time an Adapter knows what is undisturbed."""
+    monkeypatch.setattr(decide, "CALIBRATED", 1)
+    moves = {3: ([[[3], [1]], [[2], [0]]], [4, 4]), 4: (HOME, [2, 6]), 5: (HOME[:1], [8])}
+
+    def job(comm):
+        def make(comm, planned, layout):
+            return Trainer(
+                comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=adapting,
+                cap_nbytes=600,
+            )  # fmt: skip
+
+        planned = plans(Problem(2, TOTAL // 2, 2, 2, 1), "zb_h1", (TOTAL // 2,) * 2)
+        loop, losses, seen = ClosedLoop(comm, make, planned, make_layout(4, 2, 2), adapts=True), [], []
+        for number in range(ITERATIONS):
+            if number in moves:
+                arrangement = dict(zip(("ranks", "microbatches"), moves[number], strict=True))
+                loop._rearrange(json.loads(json.dumps({"kind": "revert", "arrangement": arrangement})))
+            # Ranks of the job: the first place of copy 0 and its neighbour, or neighbours nowhere.
+            loop.avoid({(0, 1)})
+            done = loop.iteration()
+            losses.append(None if done is None else done.losses)
+            adapter, trainer = loop._adapter, loop.trainer
+            seen.append(trainer and (adapter.base, trainer.plane.pairs, trainer.spill.peak_nbytes))
+        loop.close()
+        return losses, seen, [change.copy for change in loop.changes if "calibrated" in change.findings]
+
+    found = lanterne.spawn(4, job)
+    for losses, _, calibrated in found:
+        assert calibrated in ([0, 1], [1, 0])
+        for number, (mine, those) in enumerate(zip(losses, expected, strict=True)):
+            if mine is not None:
+                np.testing.assert_allclose(mine, those, rtol=1e-5, err_msg=f"iteration {number}")
+    of_rank_0, of_rank_3 = found[0][1], found[3][1]
+    base = of_rank_0[2][0]
+    assert base is not None and [each[0] == base for each in of_rank_0[2:]] == [True] * 4
+    # Together in a pipeline but for iteration 3, when ranks 3 and 1 are, and 2 and 0.
+    assert [each[1] for each in of_rank_0] == [((0, 1),)] * 3 + [()] + [((0, 1),)] * 2
+    assert [each and each[1] for each in of_rank_3] == [()] * 5 + [None]
+    assert 0 < of_rank_0[-1][2] <= 600
 
 
 @pytest.mark.timing

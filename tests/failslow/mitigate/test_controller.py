@@ -25,15 +25,16 @@ class Job:
         silent: ranks that report nothing.
     """
 
-    def __init__(self, events, silent=(), settings=None, examines=True, sure_from=0, before=None):
+    def __init__(self, events, silent=(), settings=None, examines=True, sure_from=0, before=None, adapts=False):
         self.events, self.silent, self.examines, self.sure_from, self.number = events, silent, examines, sure_from, 0
-        self.truth = Forecaster(PROBLEM, "zb_h1", WAIT_S)
+        self.truth = Forecaster(PROBLEM, "zb_h1", WAIT_S, adapts=adapts)
         self.controller = Controller(
             HOME,
-            lambda work_s, wait_s: Forecaster(PROBLEM, "zb_h1", wait_s),
+            lambda work_s, wait_s: Forecaster(PROBLEM, "zb_h1", wait_s, adapts=adapts),
             settings,
             before=before or {},
             planned_s=(2.0, 2.0),
+            adapts=adapts,
         )
         self.now = HOME
 
@@ -103,6 +104,26 @@ def test_named_mitigated_and_reverted(what):
     assert any(decision.kind == "mitigate" for decision in controller.decisions)
     assert controller.now == HOME and not controller.slow
     assert "report" not in kinds(controller)
+
+
+def test_a_link_in_a_pipeline_is_left_to_a_schedule_that_adapts_and_all_else_is_not():
+    """Neither suspected nor reported as slow without a cause; a slow rank beside it is named and worked around."""
+    left = Job([(30, 70, "link 0-1", 40e-3)], adapts=True).run(100)
+    assert left.decisions == [] and left.incidents == []
+    # Once ranks move, link 0-1 may be one between copies.
+    stays = ControllerSettings(topology_s=100, restart_s=100)
+    for what, settings, named in (("rank 3", stays, ["rank 3"]), ("link 0-2", None, ["link 0-2", "link 0-1"])):
+        events = [(30, 70, "link 0-1", 40e-3), (35, 70, what, SLOW[what])]
+        both = Job(events, settings=settings, adapts=True).run(100)
+        assert [incident["what"] for incident in both.incidents] == named
+        assert "mitigate" in [decision.kind for decision in both.decisions] and both.now == HOME
+
+
+def test_a_forecast_counts_a_plan_that_adapts_where_it_is_faster():
+    fixed, adapts = (Forecaster(PROBLEM, "zb_h1", adapts=adapts) for adapts in (False, True))
+    slow = Slowness({}, {(0, 1): WORK_S})
+    assert adapts.iteration_s(HOME, slow) < 0.95 * fixed.iteration_s(HOME, slow)
+    assert adapts.iteration_s(HOME, Slowness({}, {})) == pytest.approx(fixed.iteration_s(HOME, Slowness({}, {})))
 
 
 def test_a_slow_rank_gets_fewer_microbatches_and_a_link_is_moved_out_of_the_way():

@@ -126,7 +126,8 @@ def verdict(problem, schedule, next_iteration, routed):
     change = (next_iteration - 1, next_iteration, {}, {}, links, "any", 1.0, 1.0, 0.0)
     names = ("noticed", "running_from", "findings", "delays_s", "slow_links", "scheduler", "predicted_before_s",
              "predicted_s", "planning_s")  # fmt: skip
-    return {"change": dict(zip(names, change, strict=True)), "plan": plan_of.to_dict(), "problem": problem.to_dict()}
+    made = {"plan": plan_of.to_dict(), "problem": problem.to_dict(), "base": None}
+    return {"change": dict(zip(names, change, strict=True)), **made}
 
 
 def test_losses_stay_when_plans_and_routes_change():

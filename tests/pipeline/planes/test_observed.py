@@ -47,6 +47,28 @@ def test_messages_follow_the_route():
     assert lanterne.spawn(2, job)[1] == [[1] * 4, [2] * 4, [3] * 4]
 
 
+def test_the_rate_of_messages_is_that_of_the_quickest_iteration():
+    """Messages of 64 bytes, 10 ms apart in one iteration, 40 in the next, and a single one."""
+
+    def job(comm):
+        rates = []
+        with planes(comm) as plane:
+            for gap_s, count in ((0.01, 5), (0.04, 3), (0.0, 1)):
+                plane.begin()
+                for _ in range(count):
+                    if comm.rank == 0:
+                        plane.send(plane.lend((8,), np.dtype(float), 1), 1)
+                        time.sleep(gap_s)
+                    else:
+                        plane.release(plane.receive((8,), np.dtype(float), 0).wait())
+                plane.finish()
+                rates.append(plane.produced_bytes_per_s)
+        return rates
+
+    rates, received = lanterne.spawn(2, job)
+    assert 64 / 0.02 < rates[0] <= 64 / 0.01 and rates == [rates[0]] * 3 and received == [0.0] * 3
+
+
 @pytest.mark.parametrize("name", ["inline", "paired", "delegate"])
 def test_planes_tell_when_they_looked_in_vain(name):
     """The bounds of an arrival are those of the looks: a rank that slept between two did not wait."""
