@@ -9,7 +9,7 @@ chronic   named in at least 3 jobs, a quarter of those that it took part in, ove
 burst     all its incidents, at least 3, within an hour
 some      more than one, neither so nor so;   once: one incident
 
-Of a file that probing jobs kept (`lanterne validate --every 10m --history probes.jsonl`) also a census: how many jobs
+Of a file that probing jobs kept (`lanterne validate --every 10min --history probes.jsonl`) also a census: how many jobs
 met contention for cores, slow computing, a slow network, several of these or nothing, in how many of their sweeps, how
 often, for how long on average, and how many times as slow that was.
 """
@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if args.host is not None:
         hosts = [one for one in hosts if one["host"] == args.host]
         entries = [one for one in entries if one["what"] == "incident" and one["host"] == args.host]
-    document = report.envelope(hosts=hosts, census=rows, entries=entries, unused=unused)
+    # The census is of all hosts.
+    counted = {} if args.host is not None else {"census": rows}
+    document = report.envelope(hosts=hosts, **counted, entries=entries, unused=unused)
     show = show_host if args.host is not None else show_hosts
     report.tell(args.json, document, show)
     return int(args.fail_on in [one["pattern"] for one in hosts])

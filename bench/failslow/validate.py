@@ -8,7 +8,7 @@
   lanterne validate -n 4 --slow-rank 2=1.5x --slow-link 0-1=20ms       a rehearsal
 
   lanterne validate -n 8 --admit hosts.jsonl           may this node join? 1: it may not
-  lanterne validate -n 8 --every 10m --history probes.jsonl            a probing job, until Ctrl-C
+  lanterne validate -n 8 --every 10min --history probes.jsonl          a probing job, until Ctrl-C
 
 --admit also compares with what a history (`lanterne history`) has: earlier sweeps of the same host, else other hosts',
 and whether the host was named in several jobs. What is 15 % worse, and by more than sweeps differ, speaks against it;
@@ -283,7 +283,9 @@ def keep_probe(where: str, found: Validation, names: Sequence[str], job: str, ev
     from lanterne.failslow.operate.history import open_history
 
     hosts = [names[rank] for rank in found.ranks]
-    open_history(where).add([probe_entry(job, time.time(), every_s, hosts, (*found.findings, *found.busy))])
+    # A sweep that lasts longer than the time between two begins the next at once.
+    entry = probe_entry(job, time.time(), max(every_s, found.took_s), hosts, (*found.findings, *found.busy))
+    open_history(where).add([entry])
 
 
 def host_names(comm: Communicator) -> tuple[str, ...]:

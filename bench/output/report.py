@@ -170,8 +170,7 @@ def _finite(value: object, at: str, places: list[dict[str, str]]) -> object:
     if isinstance(value, list | tuple):
         return [_finite(each, f"{at}[{index}]", places) for index, each in enumerate(value)]
     if isinstance(value, float) and not isfinite(value):
-        reason = "nan: nothing was measured there" if isnan(value) else f"{value:g}: there is no limit"
-        places.append({"at": at, "reason": reason})
+        places.append({"at": at, "reason": "not a number" if isnan(value) else f"{value:g}"})
         return None
     return value
 

@@ -16,7 +16,7 @@ _SIZE: dict[str, int] = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _SIZE[_letter] = _SIZE[f"{_letter}IB"] = 1024**_power
     _SIZE[f"{_letter}B"] = 1000**_power
-_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 _RATE = {f"{prefix}bit": factor / 8 for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))}
 _RATE |= {f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))}
 _RATE |= {f"{prefix}b/s": factor for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12))}

@@ -229,7 +229,7 @@ def make(
         from lanterne.pipeline.planners.loops import are_compiled
 
         if not are_compiled():
-            print("note: the search is compiled, once on this machine: some 20 s more", file=sys.stderr)
+            print("note: the search is compiled, once on this machine, which may take 20 s more", file=sys.stderr)
     if "progress" in known:
         options["progress"] = lambda found: report.progress(
             f"{name}: {found.elapsed_s:.1f} s, makespan {found.makespan:.6g}, at least {found.lower_bound:.6g}"

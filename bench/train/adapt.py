@@ -39,8 +39,11 @@ class Disturbed:
             from lanterne.pipeline.adapt.adapter import Adapter
 
             self.adapter = Adapter.of(trainer)
-        self._adapted = Adapted(self.adapter)
+        self._news = AdaptationNews(self.adapter)
         trainer.use(self._execute)
+
+    # No ClosedLoop runs it.
+    loop = None
 
     @property
     def iterations(self) -> int:
@@ -74,11 +77,11 @@ class Disturbed:
 
     def news(self) -> list[str]:
         """Lines about what came of it since the last call."""
-        return self._adapted.news()
+        return self._news.news()
 
     def adapted(self) -> dict[str, list[dict[str, Any]]]:
         """For JSON: the Changes and the Helds."""
-        return self._adapted.summary()
+        return self._news.summary()
 
     def close(self) -> None:
         """Release the trainer, and what adapting holds."""
@@ -95,8 +98,8 @@ class Disturbed:
         return run(checked, self.stages, comm, *args, **options)
 
 
-class Adapted:
-    """What came of adapting, for people and for JSON.
+class AdaptationNews:
+    """Changes by adapting, for people and for JSON.
 
     Args:
         source: an Adapter, or a ClosedLoop with its Adapters; None: nothing adapts.
@@ -107,7 +110,7 @@ class Adapted:
         self._told = 0, 0
 
     def news(self) -> list[str]:
-        """Lines about what came since the last call."""
+        """Return lines about the changes since the last call."""
         changes, held = self._known()
         (known, others), self._told = self._told, (len(changes), len(held))
         return [*map(told_held, held[others:]), *map(told, changes[known:])]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lanterne.pipeline.execute.stage import Stage
     from lanterne.pipeline.plan.action import Action
     from lanterne.pipeline.simulate.check_plan import CheckedPlan
-    from lanterne.pipeline.train.trainer import Iteration, Trainer
+    from lanterne.pipeline.train.trainer import Trainer
     from lanterne.transport.base import Transport
 
 Record: TypeAlias = dict[str, Any]
@@ -93,13 +93,13 @@ class RailCutter:
 
         return self._run(checked, stages, comm, *args, after=ended, **options)
 
-    def ended(self, done: "Iteration") -> None:
+    def ended(self, iteration: int) -> None:
         """An iteration has ended."""
         if self.transport is None:
             return
         rails = self.transport.rails
         for peer, rail, _why, _at_s in self.transport.moved[len(self._moves) :]:
-            self._moves.append((done.number, peer, rails.index(rail)))
+            self._moves.append((iteration, peer, rails.index(rail)))
 
     def moves(self, comm: "Communicator") -> list[Record]:
         """[{iteration, ranks, rail}] of all ranks; a collective call."""

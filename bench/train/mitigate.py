@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lanterne.bench.output.units import format_time
-from lanterne.bench.train.adapt import Adapted
+from lanterne.bench.train.adapt import AdaptationNews
 from lanterne.bench.train.job import Setup
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.baseline import NOBODY
@@ -52,19 +52,24 @@ class Mitigated:
     ) -> None:
         self._transport = transport = ShapedTransport(comm.transport, {}, separate=True)
         self._plane: ObservedPlane | None = None
+        # The last Trainer, and of those before it the most bytes held and those moved to the host.
+        self._made: Trainer | None = None
+        self._spilled = 0, 0
         self.replay: Replay = Replay(events, self._set_link, comm.rank, pace_s=pace_s)
         options = {**options, "plane": self._adapting if adapts else observed, "transport": transport}
         options.pop("layout", None)
 
         def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
-            return prepare(setup.trainer(comm, plans, layout=layout, **options))
+            self._keep_spilled()
+            self._made = prepare(setup.trainer(comm, plans, layout=layout, **options))
+            return self._made
 
         self.loop: ClosedLoop = ClosedLoop(
             comm, make, plans, setup.layout, settings=ControllerSettings(), transport=transport,
             wrap=self.replay.wrap, slowdown=lambda: self.replay.slowdown, acts=acts, adapts=adapts, before=before,
         )  # fmt: skip
         self._told = 0
-        self._adapted = Adapted(self.loop)
+        self._news = AdaptationNews(self.loop)
 
     def _adapting(self, pipeline: Communicator) -> ObservedPlane:
         """The data plane of a pipeline's ranks, which emulates its links by itself, as they are now."""
@@ -99,7 +104,7 @@ class Mitigated:
     def news(self) -> list[str]:
         """Lines about what was done since the last call."""
         acted, self._told = self.loop.acted[self._told :], len(self.loop.acted)
-        return [*map(told, acted), *self._adapted.news()]
+        return [*map(told, acted), *self._news.news()]
 
     def summary(self) -> dict[str, Any]:
         """On rank 0, for JSON: incidents, decisions, what they took."""
@@ -108,7 +113,16 @@ class Mitigated:
 
     def adapted(self) -> dict[str, list[dict[str, Any]]]:
         """For JSON: the Changes and the Helds."""
-        return self._adapted.summary()
+        return self._news.summary()
+
+    @property
+    def spilled_nbytes(self) -> tuple[int, int]:
+        """The most bytes of activations that this rank held, and those that it moved to the host."""
+        most, moved = self._made.spilled_nbytes if self._made is not None else (0, 0)
+        return max(self._spilled[0], most), self._spilled[1] + moved
+
+    def _keep_spilled(self) -> None:
+        self._spilled = self.spilled_nbytes
 
     def close(self) -> None:
         """Release the trainer and all else."""

@@ -89,16 +89,22 @@ class BlockRecorder:
         stage = next(iter(trainer.stages.values()))
         shape = stage.output_shape or stage.input_shape or (0,)
         nbytes = prod(shape) * stage.dtype.itemsize
-        links = link_costs(trainer.pipeline, nbytes)
+        # Messages from GPU to GPU take another way than these.
+        links = [] if trainer.plane.on_device else link_costs(trainer.pipeline, nbytes)
+        costs: dict[str, Any] = {}
+        if links:
+            costs = {
+                "link_latency": [1e3 * latency_s for latency_s, _ in links],
+                "link_bandwidth": [1 / (1e3 * s_per_byte) if s_per_byte else None for _, s_per_byte in links],
+                "message_nbytes": nbytes,
+            }
         problem = Problem(
             plan.placement.num_stages,
             plan.microbatches,
             profile["forward"],
             profile["backward_input"],
             profile["backward_weight"],
-            link_latency=[1e3 * latency_s for latency_s, _ in links],
-            link_bandwidth=[1 / (1e3 * s_per_byte) if s_per_byte else None for _, s_per_byte in links],
-            message_nbytes=nbytes,
+            **costs,
             memory={
                 "forward": forward.tolist(),
                 "backward_input": (-forward - weight).tolist(),

@@ -237,15 +237,21 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
         )
         publisher.follow(comm, mitigated.loop.controller, must=True)
         results = _iterate(
-            mitigated, args, about, publisher, comm=lambda: comm, news=mitigated.news, notes=[cutter.ended]
+            mitigated,
+            args,
+            about,
+            publisher,
+            comm=lambda: comm,
+            news=mitigated.news,
+            after=lambda: cutter.ended(mitigated.iterations - 1),
         )
         document = _described(setup, plans, starts, args, events) | mitigated.adapted()
-        document |= {"spill": _spilled(comm, mitigated.trainer, args), "moves": cutter.moves(comm)}
+        document |= {"spill": _spilled(comm, mitigated, args), "moves": cutter.moves(comm)}
         document["mitigation"] = mitigated.summary() if comm.rank == 0 else None
         mitigated.close()
         return {**document, "results": results} if comm.rank == 0 else None
     trainer = _plain_trainer(comm, args, setup, plans, options, events)
-    notes: list[Callable[[Iteration], object]] = [cutter.ended]
+    notes: list[Callable[[Iteration], object]] = [lambda done: cutter.ended(done.number)]
     recorder = blocks = None
     if args.record:
         from lanterne.bench.train.recorded_training import RunRecorder
@@ -381,6 +387,14 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     acted: list[Record] = []
     adapted: dict[str, list[Record]] = {"changes": [], "held": []}
 
+    def replaced(made: Mitigated | Disturbed) -> Mitigated | Disturbed:
+        """Return `made`, which runs from now on; keep what the one before has done."""
+        for old in now:
+            adapted.update({name: adapted[name] + found for name, found in old.adapted().items()})
+            acted.extend(old.loop.acted if old.loop else ())
+        now[:] = [made]
+        return made
+
     def make(comm: Communicator) -> Trainer | Training:
         copies, places, _ = fit_layout(comm.world_size, args.stages, args.tp, layers).shape
         setup = _fitted(args, copies, places, args.tp)
@@ -390,28 +404,25 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
         prepare = partial(endure.kill_in, comm=comm, args=args)
         if not (args.mitigate or args.adapt):
             return prepare(setup.trainer(comm, plans, layout=setup.layout, **options))
-        for old in now:
-            adapted.update({name: adapted[name] + found for name, found in old.adapted().items()})
         if not args.mitigate:
             from lanterne.pipeline.planes.plane_makers import adapting
 
             trainer = setup.trainer(comm, plans, layout=setup.layout, plane=adapting, **options)
             # Of the places that there are now.
             here = renumbered(events, {place: place for place in range(places)})
-            now[:] = [Disturbed(trainer, here, adapts=True)]
+            disturbed = Disturbed(trainer, here, adapts=True)
             prepare(trainer)
-            return now[0]
+            return replaced(disturbed)
         from lanterne.bench.train.mitigate import Mitigated
 
         here = renumbered(events, endure.numbers_of_places(comm))
-        loops = [each.loop for each in now if isinstance(each, Mitigated)]
-        before = endure.slow_before(comm, loops[0].factor if loops else 1.0)
-        acted.extend(act for loop in loops for act in loop.acted)
-        made = Mitigated(
-            comm, setup, plans, options, here, _pace_s(args), adapts=args.adapt, before=before, prepare=prepare
+        factors = [each.loop.factor for each in now if each.loop]
+        before = endure.slow_before(comm, factors[0] if factors else 1.0)
+        return replaced(
+            Mitigated(
+                comm, setup, plans, options, here, _pace_s(args), adapts=args.adapt, before=before, prepare=prepare
+            )
         )
-        now[:] = [made]
-        return made
 
     def checkpoint() -> TrainingState | None:
         return load(path, about) if path and os.path.isfile(path) else None
@@ -425,8 +436,8 @@ def _train_enduring(comm: Communicator, args: argparse.Namespace) -> Record | No
     shown = 0
 
     def follow(*, must: bool = False) -> None:
-        loops = [each.loop for each in now if not isinstance(each, Disturbed)]
-        publisher.follow(training.comm, loops[0].controller if loops else None, must=must)
+        controllers = [each.loop.controller for each in now if each.loop]
+        publisher.follow(training.comm, controllers[0] if controllers else None, must=must)
 
     def news() -> list[str]:
         nonlocal shown
@@ -490,16 +501,16 @@ def _memory(args: argparse.Namespace) -> dict[str, int]:
     return {"cap_nbytes": cap_nbytes, "spill_nbytes": spill_nbytes}
 
 
-def _spilled(comm: Communicator, trainer: Trainer | None, args: argparse.Namespace) -> dict[str, list[int]] | None:
+def _spilled(
+    comm: Communicator, training: Trainer | Mitigated, args: argparse.Namespace
+) -> dict[str, list[int]] | None:
     """The most bytes that each rank held, and those moved to the host; None without --cap. A collective call."""
     import numpy as np
 
     if args.cap is None:
         return None
     found = np.empty((comm.world_size, 2), np.int64)
-    spill = trainer.spill if trainer is not None else None
-    mine = [spill.peak_nbytes, spill.spilled_nbytes] if spill is not None else [0, 0]
-    comm.all_gather(np.array(mine), found.reshape(-1))
+    comm.all_gather(np.array(training.spilled_nbytes), found.reshape(-1))
     return {"peak_nbytes": found[:, 0].tolist(), "spilled_nbytes": found[:, 1].tolist()}
 
 

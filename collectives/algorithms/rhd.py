@@ -18,7 +18,7 @@ def rhd_all_reduce(world_size: int, *, only: int | None = None) -> CollectiveSch
     distances = _halves(size)
     build.phase("fold")
     if size < world_size:
-        _eliminate(build, world_size, REDUCE)
+        _eliminate(build, world_size, size // 2, REDUCE)
         # Which was the exchange over the largest distance, too.
         distances = distances[1:]
     build.phase("reduce_scatter")
@@ -29,7 +29,7 @@ def rhd_all_reduce(world_size: int, *, only: int | None = None) -> CollectiveSch
         _exchange(build, size, distance, COPY)
     build.phase("unfold")
     if size < world_size:
-        _eliminate(build, world_size, COPY)
+        _eliminate(build, world_size, size // 2, COPY)
     return build.build()
 
 
@@ -74,12 +74,14 @@ def _exchange(build: ScheduleBuilder, size: int, distance: int, op: int) -> None
     build.round((ranks, ranks ^ distance, half * distance + np.arange(distance), op))
 
 
-def _eliminate(build: ScheduleBuilder, world_size: int, op: int) -> None:
+def _eliminate(build: ScheduleBuilder, world_size: int, half: int, op: int) -> None:
     """Two rounds in which each of size / 2 groups of 2 to 4 ranks leaves a half of the sums at its first two ranks.
 
     Group i is ranks i, i + size / 2, i + size and i + 3 size / 2, as far as they exist. COPY is REDUCE backwards.
+
+    Args:
+        half: size / 2.
     """
-    half = 2 ** (world_size.bit_length() - 2)
     first = distinct(build.mine(world_size) % half)[:, None]
     low, high = np.arange(half), np.arange(half, 2 * half)
     threes = first[(first + 2 * half < world_size) & (first + 3 * half >= world_size)][:, None]

@@ -49,7 +49,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "greyhound": {
         "table 1, figures 1 to 6": "a census of a cluster, whose trace is not public; of one's own cluster: "
-        "`lanterne validate --every 10m --history FILE`, then `lanterne history FILE`",
+        "`lanterne validate --every 10min --history FILE`, then `lanterne history FILE`",
         "figures 7 to 12, table 2": "designs: failslow/record, failslow/validate, failslow/mitigate",
     },
 }

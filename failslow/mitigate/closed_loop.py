@@ -152,11 +152,10 @@ class ClosedLoop:
         return self._found[1] + (self._adapter.held if self._adapter is not None else [])
 
     def avoid(self, pairs: Collection[Link]) -> None:
-        """Between iterations: the usual path between these ranks of the job is dead; every rank is told so alike."""
+        """Between iterations: the usual path between these ranks of the job is dead. All ranks call it alike."""
         if self._adapter is not None:
-            assert self.trainer is not None
-            part = self.trainer.part
-            copies = [{parts[part]: place for place, parts in enumerate(copy)} for copy in self.now.ranks]
+            # Of all parts: every rank of a copy diverts the same places.
+            copies = [{rank: place for place, parts in enumerate(copy) for rank in parts} for copy in self.now.ranks]
             self._adapter.avoid([[(at[a], at[b]) for a, b in pairs if {a, b} <= at.keys()] for at in copies])
 
     def iteration(self) -> Iteration | None:
@@ -168,7 +167,7 @@ class ClosedLoop:
             done = self.trainer.iteration()
         elif self._acts:
             self._observation.end_outside(self._examiner.retest())
-        if self.controller is not None:
+        if self.controller is not None and self._acts:
             latest = {change.copy: change for change in self._adapter.changes} if self._adapter is not None else {}
             self._ran[self.iterations] = self.plans, any(change.delays_s for change in latest.values())
         self.iterations += 1
@@ -288,9 +287,12 @@ class ClosedLoop:
         """The plan of each copy where nothing is slow: the scheduler's, or the best of what an Adapter has measured."""
         if (problem := self._undisturbed) is None:
             return make_plans(self._problem, self.scheduler, microbatches)
-        made = from_first(
-            self.comm, lambda: [each.plan.to_dict() for each in make_plans(problem, "best", microbatches)], PLANNING_S
-        )
+        placement = self.plans[0].plan.placement
+
+        def make() -> list[dict[str, Any]]:
+            return [each.plan.to_dict() for each in make_plans(problem, "best", microbatches, placement=placement)]
+
+        made = from_first(self.comm, make, PLANNING_S)
         return tuple(
             check(Plan.from_dict(plan), replace(problem, microbatches=count))
             for plan, count in zip(made, microbatches, strict=True)
@@ -327,6 +329,8 @@ class ClosedLoop:
 
             self._adapter = Adapter.of(trainer, self._undisturbed, self._observation.run)
             self._observation.run = self._adapter.execute
+        if self.controller is not None:
+            self.controller.adapts = self._adapter is not None
         self._measure_profiles()
 
     def _follow(self, adapter: Adapter) -> None:

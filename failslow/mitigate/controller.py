@@ -51,6 +51,7 @@ class Controller:
         before: rank -> factor of those that were slow when the job had other ranks: they may be so from the start.
         planned_s: (places,) of work on a microbatch by the plan, where `before` names any.
         adapts: whether the schedule follows slow links between neighbours of a pipeline by itself: none is suspected.
+            May be set.
 
     Attributes: `now`, what runs; `decisions`, all so far; `health`, the Health; `saved_s`: what iterations took less
     than they would have at home, by the forecast of that.
@@ -71,7 +72,7 @@ class Controller:
         self.settings: ControllerSettings = settings or ControllerSettings()
         self.health: Health = Health(home, make_forecaster, self.settings.calibrate, before, planned_s)
         self._before = before
-        self._adapts = adapts
+        self.adapts: bool = adapts
         self.decisions: list[Decision] = []
         self._tracker = Tracker()
         # What primes a Tracker when the job is home again.
@@ -150,14 +151,14 @@ class Controller:
             return self._decided(Decision("validate", seen.iteration, suspects, evidence=words))
         if self.slow:
             return self._more(seen)
-        if planned_for or seen.adapted:
+        if planned_for or seen.for_slow_links:
             self._unexplained = 0
             return None
         return self._nobody(seen)
 
     def _planned_for(self, found: Evidence) -> set[Suspect]:
-        """What is slow and left to the schedule."""
-        hops = pipeline_links(self.now) if self._adapts else set()
+        """Return the slow links that are left to the schedule."""
+        hops = pipeline_links(self.now) if self.adapts else set()
         return {name for name in found.found if not name.is_rank and name.pair() in hops - self.slow.links.keys()}
 
     def validated(self, measured: Mapping[Suspect, float]) -> Decision | None:

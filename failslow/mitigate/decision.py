@@ -53,7 +53,7 @@ class Seen:
         links: (a, b), a < b -> seconds of a message, (least, most) as far as known.
         gradients_s: rank -> (began, ended) of its wait for gradients, seconds of one clock.
         tested: rank that is out of the job -> factor of what a test of it takes, over what it takes its peers.
-        adapted: whether the plan that ran is for slow links in the pipelines.
+        for_slow_links: whether the plan that ran was made for slow links in the pipelines.
     """
 
     iteration: int
@@ -62,7 +62,7 @@ class Seen:
     links: Mapping[Link, tuple[float, float]] = field(default_factory=dict)
     gradients_s: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     tested: Mapping[int, float] = field(default_factory=dict)
-    adapted: bool = False
+    for_slow_links: bool = False
 
 
 @dataclass(frozen=True)

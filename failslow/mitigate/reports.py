@@ -49,7 +49,7 @@ def see(
     rows: Sequence[NDArray[np.float64]],
     now: Arrangement,
     plans: Sequence[CheckedPlan],
-    adapted: bool,
+    for_slow_links: bool,
     lengths: Mapping[int, int],
     with_links: bool = True,
 ) -> Seen:
@@ -59,7 +59,7 @@ def see(
         iteration: its number.
         rows: by rank.
         now: what ran.
-        plans: one per copy. adapted: whether they are for slow links.
+        plans: one per copy. for_slow_links: whether they were made for some.
         lengths: rank -> entries of its profile, of the ranks that are in.
         with_links: whether messages are of interest; it is they that take time: some 0.4 ms per pair of neighbours.
     """
@@ -81,7 +81,7 @@ def see(
     gradients_s = {rank: (float(rows[rank][BEGAN]), float(rows[rank][ENDED])) for rank in lengths}
     tested = {rank: float(row[TESTED]) for rank, row in enumerate(rows) if not isnan(row[TESTED])}
     iteration_s = float(np.nanmax([row[SECONDS] for row in rows]))
-    return Seen(iteration, iteration_s, compute_s, links, gradients_s, tested, adapted)
+    return Seen(iteration, iteration_s, compute_s, links, gradients_s, tested, for_slow_links)
 
 
 def _links(

@@ -33,7 +33,7 @@ from lanterne.pipeline.execute.execute import After, Measured, execute
 from lanterne.pipeline.execute.stage import Samples, Stage
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.problem import TIMES, Problem
 from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
@@ -67,7 +67,6 @@ class Adapter:
         changes: the Changes so far, on every rank; held: the Helds, likewise.
         profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
         run: as above.
-        base: on every rank, the undisturbed Problem of a copy, once it is known.
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
@@ -93,9 +92,9 @@ class Adapter:
         self.iteration: int = 0
         self.changes: list[Change] = []
         self.held: list[Held] = []
-        self.base: Problem | None = problem
+        # By copy, the undisturbed Problem.
+        self._bases: dict[int, Problem] = {} if problem is None else dict.fromkeys(range(len(self.plans)), problem)
         self.run = run
-        self._uncalibrated = set(range(len(self.plans))) if problem is None else set()
         self.profiles: list[list[Profile]] = [[] for _ in self.plans]
         self.profiler: Profiler = Profiler(plane, durations_s, held_nbytes)
         self._slow: set[Pair] = set()
@@ -151,8 +150,18 @@ class Adapter:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the undisturbed Problem of every copy is known, and planned for."""
-        return not self._uncalibrated
+        """True once the undisturbed Problem of every copy is known, and planned for."""
+        return len(self._bases) == len(self.plans)
+
+    @property
+    def base(self) -> Problem | None:
+        """The undisturbed Problem of a copy, on every rank, by the quickest stages and links; None: not known yet."""
+        if not self.is_calibrated:
+            return None
+        known = list(self._bases.values())
+        first = min(known, key=lambda base: sum(base.latency(stage, stage + 1) for stage in range(base.stages - 1)))
+        times = {name: tuple(map(min, zip(*(getattr(base, name) for base in known), strict=True))) for name in TIMES}
+        return dataclasses.replace(first, **times)
 
     def execute(
         self,
@@ -196,8 +205,7 @@ class Adapter:
         for verdict in (verdict for verdict in verdicts if "change" in verdict):
             changes.append(Change(**verdict["change"]))
             if verdict["base"]:
-                self.base = Problem.from_dict(verdict["base"])
-                self._uncalibrated.discard(changes[-1].copy)
+                self._bases[changes[-1].copy] = Problem.from_dict(verdict["base"])
             if verdict["plan"]:
                 made = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
                 plans[changes[-1].copy] = made
@@ -213,7 +221,7 @@ class Adapter:
         return changes
 
     def avoid(self, pairs: Sequence[Iterable[Pair]]) -> None:
-        """Between iterations: the usual path between pairs of ranks is dead; every rank is told so alike.
+        """Between iterations: the usual path between pairs of ranks is dead. All ranks call it alike.
 
         Args:
             pairs: (copies,) of ranks of that copy's pipeline.

@@ -5,6 +5,7 @@ A maker is a function `f(comm, links, **options) -> DataPlane` that all ranks of
 """
 
 from collections.abc import Collection
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.data_plane import DataPlane
-from lanterne.pipeline.planes.delegate import DelegatePlane, measured_queues, near_pairs
+from lanterne.pipeline.planes.delegate import PROBE_NBYTES, DelegatePlane, measured_queues, near_pairs
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planes.paired import Paired
@@ -119,8 +120,11 @@ def adapting(comm: Communicator) -> ObservedPlane:
     def delegates(pair: tuple[int, int]) -> DataPlane:
         produced = np.array([plane.produced_bytes_per_s if comm.rank in pair else 0.0])
         comm.all_reduce(produced, produced, op="max")
-        # Neighbours in memory hand messages over themselves.
-        queues = 1 if pair in near_pairs(comm) else measured_queues(comm, produced[0], pairs=[pair])
+        queues = 1
+        # Neighbours in memory hand messages over themselves. A link that is too slow for any number of queues gets one.
+        if pair not in near_pairs(comm):
+            with suppress(InputError):
+                queues = measured_queues(comm, produced[0], PROBE_NBYTES // 4, pairs=[pair])
         return make_plane("delegate", comm, {}, pairs=[pair], queues=queues)
 
     plane = ObservedPlane(comm.rank, make_plane("inline", comm, {}), delegates)

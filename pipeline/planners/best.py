@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -77,7 +78,7 @@ def best(
         InputError: an option that cannot be; ScheduleError: `start` is not a plan of the problem on the placement.
 
     Cost: up to half a second for 8 ranks x 32 microbatches, 2.5 s for 64 x 256; with several stages on each rank or
-        ANY up to 0.9 and 6.5 s. Compiling, once per machine, takes some seconds more, and loading that in a process
+        ANY up to 0.9 and 6.5 s. Compiling, once per machine, takes some 20 s more, and loading that in a process
         half a second.
     Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
     """
@@ -116,7 +117,9 @@ def best(
         limits: dict[str, float] = {"duration_jitter": duration_jitter, "until_s": until_s}
         plan, made = improve(given, (made, plan), problem, target, effort, seed, quantile, jitter, tell, **limits)
     if time_limit_s is not None and quantile is None:
-        plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
+        plan, bound = _polished(
+            plan, problem, bound, time_limit_s - (time.monotonic() - began), {"wait": wait, "progress": progress}
+        )
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
 
 
@@ -144,14 +147,14 @@ def _best_of_any(problem: Problem, effort: float | None, time_limit_s: float | N
     plan = tried[min(names, key=lambda each: made[each])]
     if time_limit_s is None or is_robust:
         return plan
-    found, bound = _polished(plan, problem, plan.proved_bound, until_s - time.monotonic(), options["progress"])
+    found, bound = _polished(plan, problem, plan.proved_bound, until_s - time.monotonic(), options)
     return dataclasses.replace(found, placement=plan.placement, scheduler="best", proved_bound=bound)
 
 
 def load_search() -> None:
     """Compile what the search runs, once per machine, and load it in this process: else the first plan waits for that.
 
-    Cost: some 15 s the first time, then half a second per process.
+    Cost: some 20 s the first time, then half a second per process.
     """
     # As much memory as a wave is grown with, and a target that no plan reaches, so that nothing is left out.
     problem = Problem(2, 8, 1.0, 1.0, 1.0, link_latency=0.5, max_inflight_activations=2)
@@ -203,7 +206,7 @@ def _checked_start(start: Plan, problem: Problem, placement: Placement) -> Check
 
 
 def _polished(
-    plan: Plan, problem: Problem, bound: float, time_limit_s: float, progress: Progress
+    plan: Plan, problem: Problem, bound: float, time_limit_s: float, options: Mapping[str, Any]
 ) -> tuple[Plan, float]:
     """Return (plan, bound) after the solver went on from `plan` for the rest of the time."""
     if problem.microbatch_lengths is not None or time_limit_s < least_limit_s(problem, plan.placement):
@@ -211,7 +214,7 @@ def _polished(
     made, began = simulate(plan, problem).makespan, time.monotonic()
     if made <= bound * (1 + 1e-9):
         return plan, bound
-    start = plan if is_whole(plan) else best(problem, placement=plan.placement, whole=True)
+    start = plan if is_whole(plan) else best(problem, placement=plan.placement, whole=True, wait=options["wait"])
     left_s = time_limit_s - (time.monotonic() - began)
-    solution = polish(start, problem, time_limit_s=left_s, progress=progress)
+    solution = polish(start, problem, time_limit_s=left_s, progress=options["progress"])
     return (solution.plan if solution.makespan < made else plan), max(bound, solution.lower_bound)

@@ -181,6 +181,12 @@ class Trainer:
         """(copies,) ints: the microbatches of each copy."""
         return tuple(checked.plan.microbatches for checked in self.plans)
 
+    @property
+    def spilled_nbytes(self) -> tuple[int, int]:
+        """The most bytes of activations that this rank held so far, and those that it moved to the host."""
+        spill = self.spill or self._spilled
+        return (spill.peak_nbytes, spill.spilled_nbytes) if spill is not None else (0, 0)
+
     def use(self, execute: Executor | None = None, vote: Vote | None = None, agree: Agree | None = None) -> Executor:
         """Run iterations by `execute`, such as an Adapter's, and send the sum of the ranks' `vote` with the losses.
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -98,44 +97,47 @@ def test_a_sweep_is_kept_and_judged_by_those_before(tmp_path):
 
 
 def probing(comm, path):
-    """A probing job whose link is slow on purpose, until its second sweep."""
+    """A probing job whose link is slow on purpose."""
     from lanterne.bench.failslow import validate as command
 
     args = command_arguments("-n", "3", "--limit", "2s", "--bytes", "64K", "--history", path, "--every", "1ms")
     options = command.parse(args) | {"slow_links": command.slow_link("1-2=30ms")}
-    kept = command.keep_probe
-
-    def keep_two(where, found, names, job, every_s):
-        kept(where, found, names, job, every_s)
-        if Path(where).read_text().count("\n") == 2:
-            raise KeyboardInterrupt
-
-    command.keep_probe = keep_two
-    try:
-        command.run_rank(comm, options, args)
-    finally:
-        command.keep_probe = kept
+    command.run_rank(comm, options, args)
 
 
 def command_arguments(*words):
     return cli.LANTERNE.build_parser("validate").parse_args(words)
 
 
-def test_a_probing_job_keeps_each_sweep_for_the_census(tmp_path, capsys):
+def test_a_probing_job_keeps_each_sweep_for_the_census(tmp_path, capsys, monkeypatch):
+    from lanterne.bench.failslow import validate as command
     from lanterne.collectives.jobs import spawn
     from lanterne.failslow.operate.history import FileHistory
 
     path = tmp_path / "probes.jsonl"
-    with pytest.raises(BaseException):  # noqa: B017 (Ctrl-C on one rank ends the others by an error)
+    kept = command.keep_probe
+
+    def keep_two(where, *about):
+        kept(where, *about)
+        if path.read_text().count("\n") == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "keep_probe", keep_two)
+    with pytest.raises(KeyboardInterrupt):
         spawn(3, probing, str(path), timeout_s=60.0)
     entries, unused = FileHistory(path).read()
     assert unused == 0 and len({entry["job"] for entry in entries}) == 1 and len(entries) == 2
-    assert entries[0]["every_s"] == 1e-3 and all(entry["slow"]["network"] > 2 for entry in entries)
+    # A sweep takes longer than the millisecond between two.
+    assert entries[0]["every_s"] > 0.1 and all(entry["slow"]["network"] > 2 for entry in entries)
     capsys.readouterr()
     assert cli.main(["history", str(path), "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["census"]
     met = {row["cause"]: row["probes"] for row in rows}
     assert met["network"] + met["several"] >= 2 and [row["scale"] for row in rows] == ["1 host"] * 5
+    assert cli.main(["history", str(path)]) == 0
+    assert "network" in capsys.readouterr().out
+    assert cli.main(["history", str(path), "--host", "elsewhere", "--json", "-"]) == 0
+    assert "census" not in json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_probing_job_keeps_each_sweep_for_the_census(tmp_path, capsys):
         (["--admit", "x", "--slow-rank", "0=2x"], "got a rehearsal"),
         (["--history", "."], "--history: got ., a folder, expected a file"),
         (["--history", "x", "--slow-link", "0-1=2ms"], "--history: got a rehearsal"),
-        (["--every", "10m"], "--every: got no --history"),
+        (["--every", "10min"], "--every: got no --history"),
         (["--every", "0", "--history", "x"], "--every: got 0, expected more than 0"),
     ],
 )

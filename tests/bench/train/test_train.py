@@ -193,6 +193,7 @@ def test_two_message_sizes_tell_latency_from_bandwidth():
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.timeout(200)
 def test_one_job_works_around_a_slow_rank_a_slow_link_and_a_dead_rail_under_a_cap(text, tmp_path):
     """ADAPTRA, figure 13: the orchestrator, the scheduler and the delegates in one job, whose losses do not change."""

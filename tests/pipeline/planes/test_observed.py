@@ -47,6 +47,7 @@ def test_messages_follow_the_route():
     assert lanterne.spawn(2, job)[1] == [[1] * 4, [2] * 4, [3] * 4]
 
 
+@pytest.mark.timing
 def test_the_rate_of_messages_is_that_of_the_quickest_iteration():
     """Messages of 64 bytes, 10 ms apart in one iteration, 40 in the next, and a single one."""
 
