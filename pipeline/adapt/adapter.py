@@ -160,7 +160,9 @@ class Adapter:
             return None
         known = list(self._bases.values())
         first = min(known, key=lambda base: sum(base.latency(stage, stage + 1) for stage in range(base.stages - 1)))
-        times = {name: tuple(map(min, zip(*(getattr(base, name) for base in known), strict=True))) for name in TIMES}
+        times: dict[str, Any] = {
+            name: tuple(map(min, zip(*(getattr(base, name) for base in known), strict=True))) for name in TIMES
+        }
         return dataclasses.replace(first, **times)
 
     def execute(

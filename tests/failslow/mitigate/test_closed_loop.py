@@ -12,6 +12,7 @@ from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.pipeline.adapt import decide
 from lanterne.pipeline.adapt.injection import SlowStage
+from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.plane_makers import adapting
@@ -74,7 +75,8 @@ def test_what_is_done_changes_no_loss(steps, expected):
     assert len(expected) == ITERATIONS
 
 
-def test_the_plan_adapts_wherever_ranks_are_and_no_loss_changes(expected, monkeypatch):
+@pytest.mark.parametrize("scheduler", ["zb_h1", "zb_v"])
+def test_the_plan_adapts_wherever_ranks_are_and_no_loss_changes(scheduler, expected, monkeypatch):
     """Calibrated once, then moved, rebalanced and without two ranks: each time an Adapter knows what is undisturbed."""
     monkeypatch.setattr(decide, "CALIBRATED", 1)
     moves = {3: ([[[3], [1]], [[2], [0]]], [4, 4]), 4: (HOME, [2, 6]), 5: (HOME[:1], [8])}
@@ -86,7 +88,7 @@ def test_the_plan_adapts_wherever_ranks_are_and_no_loss_changes(expected, monkey
                 cap_nbytes=600,
             )  # fmt: skip
 
-        planned = plans(Problem(2, TOTAL // 2, 2, 2, 1), "zb_h1", (TOTAL // 2,) * 2)
+        planned = plans(Problem(2, TOTAL // 2, 2, 2, 1), scheduler, (TOTAL // 2,) * 2)
         loop, losses, seen = ClosedLoop(comm, make, planned, make_layout(4, 2, 2), adapts=True), [], []
         for number in range(ITERATIONS):
             if number in moves:
@@ -99,6 +101,7 @@ def test_the_plan_adapts_wherever_ranks_are_and_no_loss_changes(expected, monkey
             adapter, trainer = loop._adapter, loop.trainer
             seen.append(trainer and (adapter.base, trainer.plane.pairs, trainer.spill.peak_nbytes))
         loop.close()
+        assert {checked.plan.placement for checked in loop.plans} == {planned[0].plan.placement}
         return losses, seen, [change.copy for change in loop.changes if "calibrated" in change.findings]
 
     found = lanterne.spawn(4, job)
@@ -114,6 +117,32 @@ def test_the_plan_adapts_wherever_ranks_are_and_no_loss_changes(expected, monkey
     assert [each[1] for each in of_rank_0] == [((0, 1),)] * 3 + [()] + [((0, 1),)] * 2
     assert [each and each[1] for each in of_rank_3] == [()] * 5 + [None]
     assert 0 < of_rank_0[-1][2] <= 600
+
+
+def test_a_path_that_is_dead_for_one_part_is_avoided_by_all():
+    """Else the ranks of that part would wait for the others, which wait for them."""
+
+    def job(comm):
+        def make(comm, planned, layout):
+            def model(tensor):
+                return gpt(11, 4, 8, 2, 2, 2, tensor)
+
+            return Trainer(comm, model, tokens, planned, layout=layout, plane=adapting)
+
+        planned = plans(Problem(2, 4, 2, 2, 1), "zb_h1", (4,))
+        loop = ClosedLoop(comm, make, planned, make_layout(4, 2, 1, 2), adapts=True)
+        loop.avoid({(0, 2)})
+        loop.iteration()
+        pairs = loop.trainer.plane.pairs
+        loop.close()
+        return pairs
+
+    assert lanterne.spawn(4, job, timeout_s=20) == [((0, 1),)] * 4
+
+
+def tokens(number):
+    drawn = np.random.default_rng(number).integers(0, 11, (4, 2, 5))
+    return drawn[..., :-1], drawn[..., 1:]
 
 
 @pytest.mark.timing
