@@ -39,7 +39,13 @@ BLOCK, BLOCKS, QUICK_BLOCKS, EACH, PACE_S = 10, 12, 6, 4, 2e-3
 TEXT = dict(vocabulary=64, length=16, width=32, heads=4, blocks=4, rows=1)
 
 
-def records(quick: bool) -> list[Record]:
+def records(quick: bool, *, alternates: bool) -> list[Record]:
+    """One record per setting: seconds of iterations, as they were and by the call log, and of blocks with and without.
+
+    Args:
+        alternates: whether every other block of iterations runs without the recorder, to be compared. The log then has
+            gaps, which look like iterations where those have one call each.
+    """
     """A record per setting: seconds of iterations, as they were and by the call log, and of blocks with and without."""
     found = []
     for name, (parts, copies, places) in SETTINGS.items():
@@ -48,6 +54,7 @@ def records(quick: bool) -> list[Record]:
         report.progress(name)
         blocks = QUICK_BLOCKS if quick else BLOCKS
         work = {"parts": parts, "copies": copies, "places": places, "blocks": blocks}
+        work["alternates"] = alternates
         found.append({"setting": name} | on_ranks(train, work, parts * copies * places, "mpi", 60.0))
     return found
 
@@ -72,7 +79,7 @@ def train(comm: Communicator, work: dict[str, Any]) -> Record | None:
     reader = Reader(JobLog(folder, comm.world_size), lambda notice: None) if comm.rank == 0 else None
     for block in range(2 * work["blocks"]):
         # In pairs, whose order changes; the time of the first pair, which warms up, does not count.
-        is_watched = (block + block // 2) % 2 == 0
+        is_watched = not work["alternates"] or (block + block // 2) % 2 == 0
         comm.barrier()
         began_s = time.monotonic()
         if is_watched:
@@ -98,7 +105,7 @@ def train(comm: Communicator, work: dict[str, Any]) -> Record | None:
         "estimated_s": estimated_s,
         "calls": found["iterations"]["calls"],
         "error": abs(estimated_s / statistics.median(iteration_s) - 1) if estimated_s else None,
-        "overheads": [a / b - 1 for a, b in zip(block_s[True], block_s[False], strict=True)],
+        "overheads": [a / b - 1 for a, b in zip(block_s[True], block_s[False], strict=work["alternates"])],
         "reader_s": reader.used_s,
     }
 

@@ -5,10 +5,11 @@ its collectives, as `lanterne watch` records them.
 """
 
 from collections.abc import Sequence
-from math import nan
+from math import inf
 
-from evaluation.papers.experiment import Columns, Figure, PaperValue, Record
+from evaluation.papers.experiment import Columns, Figure, Record
 from evaluation.papers.watched_training import records
+from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.output.units import format_time
 
 PAPER = {"S": 1.2, "2T2D2P (M)": 0.7, "2T4D1P (M)": 0.1}
@@ -23,7 +24,7 @@ job: xTyDzP has x tensor-parallel ranks, y copies, z stages; paper: at most 1.2 
 
 def run(quick: bool) -> list[Record]:
     """A record per parallelism."""
-    return [record | {"paper": paper(record["setting"])} for record in records(quick)]
+    return [record | {"paper": paper(record["setting"])} for record in records(quick, alternates=False)]
 
 
 def paper(setting: str) -> float:
@@ -44,14 +45,14 @@ def row(record: Record) -> list[object]:
     ]
 
 
-def paper_values(records: Sequence[Record]) -> list[PaperValue]:
-    """The errors, %."""
+def bars(records: Sequence[Record]) -> list[Bar]:
+    """The errors are at most those that the paper prints."""
     return [
-        PaperValue(
+        at_most(
             f"{record['setting']}, error",
-            100 * record["error"] if record["error"] is not None else nan,
-            record["paper"],
-            "the paper prints one figure for all settings on a node, as the most" if record["error"] else "not found",
+            inf if record["error"] is None else record["error"],
+            record["paper"] / 100,
+            "{:.2%}",
         )
         for record in records
     ]

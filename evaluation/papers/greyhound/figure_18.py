@@ -22,7 +22,7 @@ overhead: of a block's time over the next's; reader: its core time over the iter
 
 def run(quick: bool) -> list[Record]:
     """A record per parallelism."""
-    return records(quick)
+    return records(quick, alternates=True)
 
 
 def row(record: Record) -> list[object]:

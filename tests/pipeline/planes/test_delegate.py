@@ -264,6 +264,6 @@ def test_the_number_of_queues_is_measured(monkeypatch):
     with pytest.raises(InputError, match="expected at most 64: the link is too slow"):
         lanterne.spawn(2, lambda comm: measured_queues(comm, 1e15))
     # What a queue carries, of one pair; rank 1 only takes part.
-    monkeypatch.setattr("lanterne.pipeline.planes.delegate.queues_needed", lambda produced, carried: (produced, carried))
+    monkeypatch.setattr("lanterne.pipeline.planes.delegate.queues_needed", lambda *rates: rates)
     found = lanterne.spawn(3, lambda comm: measured_queues(comm, 4e9, 1 << 16, ("tcp",), [(0, 2)]))
     assert found == [found[0]] * 3 and found[0][0] == 4e9 and 0 < found[0][1] < np.inf
