@@ -31,17 +31,12 @@ include_patterns = [
     *("README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("docs/**", "evaluation/README.md", "evaluation/results/*.md", "tests/host_cuda/README.md"),
 ]
-exclude_patterns = ["docs/conf.py"]
 # Links to headings, as GitHub makes them.
 myst_heading_anchors = 4
-# A table without a line of heads is shown as GitHub shows it.
-myst_enable_extensions = ["colon_fence"]
-suppress_warnings = ["myst.header"]  # A page may begin with a heading of the second level.
 
 html_theme = "furo"
 html_title = f"lanterne {version}"
 html_copy_source = False
-html_static_path: list[str] = []
 pygments_style = "friendly"
 pygments_dark_style = "native"
 
@@ -49,8 +44,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 default_role = "code"
-napoleon_google_docstring = True
-napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [
     *("Cost", "Paper"),
@@ -101,7 +94,7 @@ class Read(SphinxDirective):
 
 
 def public(package: str) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    """The full names in `__all__` of a package, and the definitions that its `__init__` imports."""
+    """Yield the full names in `__all__` of a package, and the definitions that its `__init__` imports."""
     tree = ast.parse(ROOT.joinpath(*package.split("."), "__init__.py").read_text())
     (listed,) = (ast.literal_eval(each.value) for each in tree.body if isinstance(each, ast.Assign))
     for each in tree.body:
@@ -114,7 +107,7 @@ def public(package: str) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]
 
 
 def rst_of(name: str, found: ast.FunctionDef | ast.ClassDef) -> str:
-    """A function, or a class with its public methods and properties, as reStructuredText."""
+    """Return a function, or a class with its public methods and properties, as reStructuredText."""
     is_class = isinstance(found, ast.ClassDef)
     made = found
     if is_class:
